@@ -1,0 +1,45 @@
+# make demo and make test set up everything by themselves (tools/setup.sh) on a Debian 12 machine as root.
+
+PYTHON := .venv/bin/python
+# As root the sandbox must work, so a test that would be skipped for want of it is a failure.
+REQUIRE_CLUSTER := $(shell [ "$$(id -u)" = 0 ] && echo 1)
+SOAK_S ?= 3600
+PYTEST := SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint test test-unit test-cluster demo bench soak clean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing: Slurm packages (as root), .venv, PyTorch, this package.
+	@tools/setup.sh
+
+lint: setup ## Ruff and mypy (strict).
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a real Slurm in the sandbox.
+
+test-unit: setup ## Tests that need neither root nor Slurm.
+	$(PYTEST) tests/unit
+
+test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).
+	$(PYTEST) tests/cluster
+
+demo: setup ## A training on a real Slurm of six nodes loses a rank, then a node, and ends bitwise the same.
+	$(PYTHON) demo/run.py
+
+bench: setup ## Measure the numbers of the README on this machine (BENCH_ARGS="restart --reps 5").
+	$(PYTHON) benchmarks/run_all.py $(BENCH_ARGS)
+
+soak: setup ## Repeat the recovery tests until SOAK_S seconds are over (one hour) or one fails; needs root.
+	@end=$$(($$(date +%s) + $(SOAK_S))); round=0; \
+	while [ "$$(date +%s)" -lt "$$end" ]; do \
+	    round=$$((round + 1)); echo "soak: round $$round"; \
+	    $(PYTEST) -q tests/cluster/test_recovery.py || exit 1; \
+	done; echo "soak: $$round rounds without a failure"
+
+clean: ## Remove what was built, except .venv.
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find slurm_robust tests demo benchmarks examples tools -name __pycache__ -type d -prune -exec rm -rf {} +

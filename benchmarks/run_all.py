@@ -1,0 +1,35 @@
+"""Run the benchmarks one after the other: ``.venv/bin/python benchmarks/run_all.py [name ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("restart", "power_cut", "overhead")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Each benchmark is a process of its own; the first failure's exit code is ours."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    # No choices=: argparse then refuses the empty list that stands for all.
+    parser.add_argument("names", nargs="*", metavar="name", help=f"one or more of: {', '.join(NAMES)}")
+    parser.add_argument("--reps", type=int, help="repetitions (default: as each benchmark has it)")
+    parser.add_argument("--slow", action="store_true", help="also what takes minutes by nature")
+    options = parser.parse_args(argv)
+    if unknown := [name for name in options.names if name not in NAMES]:
+        parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(NAMES)}")
+    code = 0
+    for name in options.names or NAMES:
+        words = [sys.executable, "-m", f"benchmarks.{name}"]
+        words += ["--reps", str(options.reps)] if options.reps else []
+        words += ["--slow"] if options.slow and name == "restart" else []
+        code = subprocess.run(words, cwd=ROOT, check=False).returncode or code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

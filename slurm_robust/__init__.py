@@ -1,0 +1,20 @@
+"""slurm_robust keeps long PyTorch jobs on a plain Slurm cluster productive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_robust.worker.api import Checkpointer
+
+__version__ = "0.1.0"
+__all__ = ["Checkpointer", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """Import torch only when a training script asks for it: prologs import this package too."""
+    if name == "Checkpointer":
+        from slurm_robust.worker.api import Checkpointer
+
+        return Checkpointer
+    raise AttributeError(f"module 'slurm_robust' has no attribute {name!r}")

@@ -1,0 +1,121 @@
+"""``python -m slurm_robust.agent --job-dir DIR``, started by one task of srun on each node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.agent import rankenv
+from slurm_robust.agent.launcher import ZygoteLauncher
+from slurm_robust.agent.loop import Agent, Setup
+from slurm_robust.agent.ports import PortHolder
+from slurm_robust.agent.runtime import SHARED_MEMORY, RuntimeFolder
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.wire.keys import load_client
+from slurm_robust.wire.spawning import Prepare
+
+CANNOT_BEGIN = 3
+
+
+class CannotBegin(SrobustError):
+    """This node cannot serve the job; told to the controller by a line on the step's output."""
+
+    exit_code = CANNOT_BEGIN
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+def main() -> int:
+    """Run the agent; exit code 0 after an order to end, 3 when it cannot begin."""
+    arguments = _arguments()
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    job = JobDirectory(Path(arguments.job_dir).absolute())
+    try:
+        agent = _make(node, job, arguments.address, arguments.ports)
+    except SrobustError as error:
+        told = {"srobust_agent_error": str(error), "node": node, "fix": error.fix}
+        print(msgspec.json.encode(told).decode(), flush=True)
+        return CANNOT_BEGIN
+    agent.run()
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m slurm_robust.agent", description=__doc__)
+    parser.add_argument("--job-dir", required=True, help="the job directory, on storage of all nodes")
+    parser.add_argument(
+        "--address", default="", help="how other nodes reach this one (default: as it reaches the controller)"
+    )
+    parser.add_argument(
+        "--ports", type=_port_range, default=(0,), metavar="LOW-HIGH", help="rendezvous ports to use"
+    )
+    return parser.parse_args()
+
+
+def _port_range(text: str) -> tuple[int, ...]:
+    low, _, high = text.partition("-")
+    try:
+        ports = tuple(range(int(low), int(high or low) + 1))
+    except ValueError:
+        ports = ()
+    # Two, because one is in use while the next is held.
+    if len(ports) < 2 or not 0 < ports[0] < 65536 or ports[-1] > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no range of at least two ports like 29500-29600")
+    return ports
+
+
+def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) -> Agent:
+    spec = _read_spec(job)
+    try:
+        keys = load_client(job.keys)
+    except SrobustError as error:
+        raise CannotBegin(str(error), error.fix or _SHARED) from error
+    try:
+        runtime = RuntimeFolder(spec.run_id)
+    except OSError as error:
+        raise CannotBegin(
+            f"no folder in {SHARED_MEMORY}: {error}", f"{SHARED_MEMORY} must be writable and not full"
+        ) from error
+    try:
+        holder = PortHolder(ports)
+    except OSError as error:
+        runtime.close()
+        raise CannotBegin(str(error), "configure more rendezvous ports, or none to use any") from error
+    rankenv.prepare_inherited(os.environ)
+    prepare = Prepare(
+        command_kind=spec.kind,
+        command=spec.command,
+        cwd=spec.cwd,
+        nproc_per_node=spec.nproc_per_node,
+        preload=spec.preload,
+    )
+    identity = f"{node}-{os.getpid()}-{os.urandom(4).hex()}"
+    setup = Setup(spec=spec, job=job, keys=keys, node=node, agent=identity, address=address)
+    return Agent(setup, ZygoteLauncher(prepare), runtime, holder)
+
+
+_SHARED = "put the job directory on storage that every node of the job mounts at the same path"
+
+
+def _read_spec(job: JobDirectory) -> JobSpec:
+    try:
+        return msgspec.json.decode(job.spec.read_bytes(), type=JobSpec)
+    except OSError as error:
+        raise CannotBegin(f"cannot read {job.spec}: {error.strerror}", _SHARED) from error
+    except msgspec.DecodeError as error:
+        raise CannotBegin(
+            f"{job.spec} is not the job's description: {error}",
+            "use the same slurm_robust on all nodes, and a new job directory for each job",
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""The agent's event loop: gathers stimuli for the state machine and carries out its instructions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import zmq
+
+from slurm_robust.agent import rankenv
+from slurm_robust.agent.allocation import check_allocation
+from slurm_robust.agent.beats import BeatBook
+from slurm_robust.agent.launcher import Gone, Launcher
+from slurm_robust.agent.link import ControllerLink
+from slurm_robust.agent.orphan import OrphanWatch
+from slurm_robust.agent.ports import PortHolder, local_address
+from slurm_robust.agent.progress import StepWatch
+from slurm_robust.agent.runtime import RuntimeFolder
+from slurm_robust.agent.slowfiles import SlowFiles, read_tail
+from slurm_robust.agent.state import AgentState
+from slurm_robust.agent.stimuli import (
+    AskCheckpoint,
+    End,
+    EpochSeen,
+    ForgetRecords,
+    InjectSignal,
+    Instruction,
+    Kill,
+    LauncherSaid,
+    OrderCame,
+    ReadTail,
+    RenewPort,
+    SendBeat,
+    SpawnWorkers,
+    StartLauncher,
+    Stimulus,
+    SweepGroups,
+    TailRead,
+    TermCame,
+    Terminate,
+    Ticked,
+)
+from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.record import Record
+from slurm_robust.wire.client import AgentSocket
+from slurm_robust.wire.epochs import EpochRecord, newest_epoch
+from slurm_robust.wire.keys import ClientKeys
+from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Pong
+from slurm_robust.wire.spawning import SpawnFailed
+
+# Slurm's KillWait, after which it kills the step, is 30 s by default.
+TERM_GRACE_S = 10.0
+# How often records are read: until the first step often, since the recovery ends with it.
+_FIRST_STEP_POLL_S = 0.02
+_STEP_POLL_S = 0.05
+
+
+class EpochLooked(Record):
+    """Result of a look at the job's epochs; ``failed`` when the job directory could not be read."""
+
+    newest: EpochRecord | None
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an agent is made of. ``address``: how other nodes reach this one, "" to find out."""
+
+    spec: JobSpec
+    job: JobDirectory
+    keys: ClientKeys
+    node: str
+    agent: str
+    address: str = ""
+
+
+class Agent:
+    """One node's agent. :meth:`run` returns when the job or the step is over."""
+
+    def __init__(
+        self, setup: Setup, launcher: Launcher, runtime: RuntimeFolder, ports: PortHolder
+    ) -> None:
+        spec = setup.spec
+        self._setup = setup
+        self._launcher = launcher
+        self._runtime = runtime
+        self._ports = ports
+        self._state = AgentState(kill_wait_s=spec.kill_wait_s)
+        self._book = BeatBook(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
+        self._book.address, self._book.port = setup.address, ports.port
+        self._link = ControllerLink()
+        self._socket = AgentSocket(setup.keys, setup.agent)
+        self._files: SlowFiles[EpochLooked | TailRead] = SlowFiles()
+        self._steps = StepWatch()
+        self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
+        self._beat_wanted = True
+        self._beat_due = 0.0
+        self._polled = 0.0
+        self._terms = 0
+        self._ended = False
+
+    def run(self) -> None:
+        """Serve until ordered to end or told so by Slurm (TERM). Main thread only."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_term)
+        # A job's early warning (--signal) is for the controller. A handler and not SIG_IGN, since
+        # workers would inherit that.
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        try:
+            for note in check_allocation():
+                self._book.note(note)
+            self._carry_out(StartLauncher())
+            while not self._ended:
+                self._turn(wake_read)
+        finally:
+            self._close()
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        self._terms += 1
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._launcher.close()
+        self._steps.forget()
+        self._ports.close()
+        self._files.close()
+        self._runtime.close()
+
+    # -- one turn ----------------------------------------------------------------------------------
+
+    def _turn(self, wake: int) -> None:
+        self._wait(wake)
+        if self._terms:
+            self._terms = 0
+            self._take(TermCame(grace_s=TERM_GRACE_S))
+        # The workers' ends before the controller's orders, which may be the answer to them.
+        for message in self._launcher.read():
+            self._take(LauncherSaid(message=message))
+        while (order := self._socket.recv()) is not None:
+            self._on_message(order)
+        for result in self._files.results():
+            self._on_result(result)
+        now = time.monotonic()
+        if self._state.deadline is not None and now >= self._state.deadline:
+            self._take(Ticked())
+        self._watch_steps(now)
+        self._follow_controller(now)
+        self._beat(now)
+
+    def _wait(self, wake: int) -> None:
+        poller = zmq.Poller()
+        for socket, flags in self._socket.pollers(writing=self._beat_wanted):
+            poller.register(socket, flags)
+        for descriptor in (wake, self._files.fileno(), self._launcher.fileno()):
+            if descriptor >= 0:
+                poller.register(descriptor, zmq.POLLIN)
+        poller.poll(max(0, int(1000 * self._patience(time.monotonic())) + 1))
+        try:
+            os.read(wake, 4096)
+        except BlockingIOError:
+            pass
+
+    def _patience(self, now: float) -> float:
+        """Seconds until something is due without any news."""
+        due = [self._beat_due - now, 1.0]
+        if self._state.deadline is not None:
+            due.append(self._state.deadline - now)
+        if self._steps.expects_news:
+            due.append(self._polled + self._poll_interval() - now)
+        return max(0.0, min(due))
+
+    def _poll_interval(self) -> float:
+        return _FIRST_STEP_POLL_S if self._steps.waiting_for_steps else _STEP_POLL_S
+
+    def _watch_steps(self, now: float) -> None:
+        if self._steps.expects_news and now - self._polled >= self._poll_interval():
+            self._polled = now
+            self._beat_wanted |= self._steps.has_news(now)
+
+    # -- the controller ----------------------------------------------------------------------------
+
+    def _on_message(self, message: FromController) -> None:
+        match message:
+            case Pong() | DrillReply():
+                return  # answers to questions that agents do not ask
+            case Ack(epoch=epoch, seq=seq):
+                if epoch >= self._state.epoch:
+                    self._book.on_ack(seq)
+                self._take(EpochSeen(epoch=epoch))
+            case _:
+                self._take(OrderCame(order=message))
+        self._link.on_answer(message.epoch, time.monotonic())
+
+    def _follow_controller(self, now: float) -> None:
+        self._orphan.tick(self._link.silence(now))
+        if self._link.wants_lookup(now):
+            self._files.submit(partial(_look_up, self._setup.job.epochs))
+        if not self._setup.address and not self._book.address and self._socket.endpoint:
+            self._learn_address(self._socket.endpoint)
+
+    def _learn_address(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        try:
+            self._book.address = local_address(host.strip("[]"), int(port))
+        except OSError as error:
+            self._book.note(f"no own address found on the way to {endpoint}: {error}; give --address")
+        self._beat_wanted = True
+
+    def _on_result(self, result: EpochLooked | TailRead) -> None:
+        if isinstance(result, TailRead):
+            self._take(result)
+        elif result.failed:
+            self._link.on_lookup_failed()
+        elif self._link.on_lookup(result.newest, time.monotonic()):
+            controller = self._link.controller
+            assert controller is not None
+            self._take(EpochSeen(epoch=controller.epoch))
+            self._socket.connect(controller.endpoints)
+            self._beat_wanted = True
+
+    def _beat(self, now: float) -> None:
+        for text in self._state.new_notes:
+            self._book.note(text)
+        self._state.new_notes.clear()
+        if not self._beat_wanted and now < self._beat_due:
+            return
+        self._beat_due = now + self._setup.spec.heartbeat_s
+        if not self._socket.connected:
+            self._beat_wanted = True  # at once when there is a connection
+            return
+        beat = self._book.make(self._state, self._steps.read(now), now)
+        self._beat_wanted = not self._socket.send(beat)
+
+    # -- the state machine -------------------------------------------------------------------------
+
+    def _take(self, stimulus: Stimulus) -> None:
+        for instruction in self._state.handle(stimulus, time.monotonic()):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendBeat():
+                self._beat_wanted = True
+            case StartLauncher():
+                self._start_launcher()
+            case SpawnWorkers(launch=launch):
+                self._spawn(launch)
+            case Terminate(pid=pid):
+                self._launcher.terminate(pid)
+            case Kill(pid=pid):
+                self._launcher.kill(pid)
+            case InjectSignal(pid=pid, number=number):
+                self._launcher.inject(pid, number)
+            case SweepGroups():
+                self._launcher.sweep()
+            case ReadTail(generation=generation, rank=rank):
+                self._files.submit(partial(_tail, self._setup.job, generation, rank))
+            case AskCheckpoint(step=step):
+                self._steps.request_checkpoint(step)
+            case RenewPort():
+                self._renew_port()
+            case ForgetRecords():
+                self._steps.forget()
+            case End():
+                self._ended = True
+
+    def _start_launcher(self) -> None:
+        try:
+            self._launcher.start()
+        except OSError as error:
+            self._take(LauncherSaid(message=Gone(reason=f"the zygote cannot be started: {error}")))
+
+    def _spawn(self, launch: Launch) -> None:
+        try:
+            folder = self._runtime.generation(launch.generation)
+            self._steps.create(folder, launch.generation, launch.ranks, launch.announce_step)
+        except OSError as error:
+            reason = f"no step records in {self._runtime.path}: {error}; is the node's memory full?"
+            for rank in launch.ranks:
+                failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason)
+                self._take(LauncherSaid(message=failed))
+            return
+        self._launcher.spawn(rankenv.build_spawn(self._setup.spec, self._setup.job, launch, folder))
+
+    def _renew_port(self) -> None:
+        try:
+            self._ports.renew()
+        except OSError as error:
+            self._book.note(f"{error}; the next launch may find its port taken")
+        self._book.port = self._ports.port
+
+
+def _look_up(epochs: Path) -> EpochLooked:
+    try:
+        return EpochLooked(newest=newest_epoch(epochs))
+    except OSError:
+        return EpochLooked(newest=None, failed=True)
+
+
+def _tail(job: JobDirectory, generation: int, rank: int) -> TailRead:
+    paths = tuple(job.worker_log(generation, rank, stream) for stream in ("err", "out"))
+    return TailRead(generation=generation, rank=rank, lines=read_tail(paths))

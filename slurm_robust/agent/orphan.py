@@ -1,0 +1,102 @@
+"""When the batch host dies, nobody supervises the job any more: hand it back to Slurm.
+
+Slurm keeps a job that was submitted with ``--no-kill`` RUNNING on its other nodes after the loss of
+its batch host, without a batch script, until its time limit (measured on 22.05). Training may even go
+on, but the next fault would be the last. So when no controller has answered for long and Slurm itself
+says that the batch host is DOWN, an agent requeues the job without that host, and the next run
+continues from the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.errors import NotInAllocation, SlurmError
+from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.records import Allocation, Job, Node
+from slurm_robust.slurm.requeue import requeue_without
+from slurm_robust.slurm.select import make_client
+from slurm_robust.slurm.watcher import arrange_watcher
+
+# Longer than any start of a new controller; Slurm needs minutes for its own conclusion anyway.
+ORPHAN_S = 60.0
+LOOK_EVERY_S = 30.0
+# Enough for one of them to live, few enough for slurmctld.
+RESCUERS = 3
+
+
+def is_rescuer(node: str, allocation: Allocation) -> bool:
+    """Whether ``node`` is one of the few that look after the job when its batch host is gone."""
+    others = [n for n in allocation.nodes if n != allocation.batch_host]
+    return node in others[:RESCUERS]
+
+
+def is_orphan(job: Job, batch_host: Node | None, restart_count: int) -> bool:
+    """Whether this very run of the job goes on in Slurm's books without its batch host."""
+    same_run = job.is_running and job.restart_count == restart_count
+    return same_run and batch_host is not None and batch_host.is_down
+
+
+class OrphanWatch:
+    """Looks at Slurm in a thread of its own, only while the controller is silent for long."""
+
+    def __init__(
+        self, node: str, log: Path, make: Callable[[], SlurmClient] = lambda: make_client("cli")
+    ) -> None:
+        self._log = log
+        self._make = make
+        self._allocation = _allocation(node)
+        self._thread: threading.Thread | None = None
+        self._next = ORPHAN_S + random.uniform(0, LOOK_EVERY_S)
+
+    def tick(self, silence_s: float) -> None:
+        """Tell how long no controller has answered; starts a look when it is time. Returns at once."""
+        if silence_s < ORPHAN_S:
+            self._next = ORPHAN_S + random.uniform(0, LOOK_EVERY_S)
+            return
+        busy = self._thread is not None and self._thread.is_alive()
+        if self._allocation is None or silence_s < self._next or busy:
+            return
+        self._next = silence_s + LOOK_EVERY_S
+        self._thread = threading.Thread(target=self._look, name="srobust-orphan", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        assert self._allocation is not None
+        try:
+            rescue(self._make(), self._allocation, self._log)
+        except (SlurmError, CommandTimeout, OSError):
+            pass  # Slurm or the storage does not answer now; the next look comes
+
+
+def rescue(client: SlurmClient, allocation: Allocation, log: Path) -> bool:
+    """Requeue the job if it is an orphan; whether that was done. Raises ``SlurmError``, ``OSError``."""
+    job = client.job(allocation.job_id)
+    host = job.batch_host or allocation.batch_host
+    (node,) = client.nodes([host])
+    if not is_orphan(job, node, allocation.restart_count):
+        return False
+    outcome = requeue_without(client, allocation.job_id, (host,), ending_run=allocation.restart_count)
+    if outcome.ok:
+        arrange_watcher(
+            client,
+            allocation.job_id,
+            ending_run=allocation.restart_count,
+            exclude=(host,),
+            log=log,
+        )
+    return outcome.ok
+
+
+def _allocation(node: str) -> Allocation | None:
+    try:
+        allocation = allocation_from_environment(os.environ)
+    except NotInAllocation:
+        return None  # started by hand or by a test: there is no job to rescue
+    return allocation if is_rescuer(node, allocation) else None

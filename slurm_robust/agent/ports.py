@@ -1,0 +1,75 @@
+"""Addresses and ports of this node, as other nodes use them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+
+
+class PortHolder:
+    """Keeps a TCP port bound but not listening, so that rank 0 can listen on it and nobody else gets it.
+
+    Linux lets a second socket bind when both have SO_REUSEADDR and none listens; torch's TCPStore sets
+    it. Asking for a free port and releasing it again would leave a window in which any connection of
+    the node may take it.
+    """
+
+    def __init__(self, ports: Iterable[int] = (0,)) -> None:
+        """``ports`` to choose from, say for a firewall; (0,) for any free one. Raises ``OSError``."""
+        self._ports = tuple(ports)
+        self._next = 0
+        self._used: socket.socket | None = None
+        self._held = self._take()
+
+    @property
+    def port(self) -> int:
+        """The port held for the next launch."""
+        return int(self._held.getsockname()[1])
+
+    def renew(self) -> None:
+        """The held port is being used now; hold another. Raises ``OSError``."""
+        if self._used is not None:
+            self._used.close()
+        self._used = self._held
+        self._held = self._take()
+
+    def close(self) -> None:
+        """Release all."""
+        for holder in (self._used, self._held):
+            if holder is not None:
+                holder.close()
+
+    def _take(self) -> socket.socket:
+        error: OSError | None = None
+        # At first only ports that nobody uses in any way; then also those whose last connections
+        # the kernel still remembers (TIME_WAIT), which a short list of ports soon leads to.
+        for reuse in (False, True):
+            for _ in self._ports:
+                port = self._ports[self._next % len(self._ports)]
+                self._next += 1
+                try:
+                    return self._hold(port, reuse)
+                except OSError as problem:
+                    error = problem
+        raise OSError(f"no rendezvous port is free among {self._ports}: {error}")
+
+    def _hold(self, port: int, reuse: bool) -> socket.socket:
+        if port and self._used is not None and self._used.getsockname()[1] == port:
+            raise OSError(f"port {port} is used by the last launch")
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+            holder.bind(("", port))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        except OSError:
+            holder.close()
+            raise
+        return holder
+
+
+def local_address(peer: str, port: int) -> str:
+    """The address under which this node reaches ``peer``. Raises ``OSError`` without a route."""
+    family, kind, protocol, _, target = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)  # UDP: only asks the routing table, sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,82 @@
+"""Reads the step records of this node's workers, and notices what the controller waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_robust.agent.rankenv import record_path
+from slurm_robust.wire.messages import Progress
+from slurm_robust.wire.record import RecordError, StepRecord
+
+
+class StepWatch:
+    """The step records of one generation at a time."""
+
+    def __init__(self) -> None:
+        self._records: list[StepRecord] = []
+        self._told: list[tuple[bool, bool, bool]] = []
+        self._requested = -1
+        self._announce = 0
+
+    def create(self, folder: Path, generation: int, ranks: tuple[int, ...], announce: int = 0) -> None:
+        """Make the records of a new generation; ``announce`` is a step that is news when it is done.
+
+        Raises ``OSError``, say when memory is full.
+        """
+        self.forget()
+        self._announce = announce
+        for rank in ranks:
+            path = record_path(folder, rank)
+            self._records.append(StepRecord.create(path, generation=generation, rank=rank))
+
+    def forget(self) -> None:
+        """There is no generation."""
+        for record in self._records:
+            record.close()
+        self._records, self._told, self._requested = [], [], -1
+
+    def request_checkpoint(self, step: int) -> None:
+        """Ask all workers for a checkpoint at ``step``."""
+        if step != self._requested:  # what was told of an earlier request says nothing about this one
+            self._told = [(first, announced, False) for first, announced, _ in self._told]
+        self._requested = step
+        for record in self._records:
+            record.request_checkpoint(step)
+
+    def read(self, now: float) -> tuple[Progress, ...]:
+        """What all ranks have done; a damaged record's rank is left out."""
+        found = []
+        for record in self._records:
+            try:
+                found.append(record.progress(now))
+            except RecordError:
+                continue
+        return tuple(found)
+
+    def has_news(self, now: float) -> bool:
+        """Whether a rank has, since the last call, done what the controller waits for.
+
+        That is its first step, the step to be announced, or the requested checkpoint.
+        """
+        told = [
+            (p.step >= 0, self._announced(p), 0 <= self._requested <= p.checkpoint) for p in self.read(now)
+        ]
+        before, self._told = self._told, told
+        return told != (before or [(False, False, False)] * len(told))
+
+    def _announced(self, progress: Progress) -> bool:
+        # A count of optimizer steps says nothing about the numbers of the script's steps.
+        return progress.step >= (self._announce if progress.reported else 0)
+
+    @property
+    def expects_news(self) -> bool:
+        """Whether something is waited for; else it is enough to read the records for each Beat."""
+        if not self._records:
+            return False
+        checkpoint = self._requested >= 0 and not all(done for _, _, done in self._told)
+        return not self._told or self.waiting_for_steps or checkpoint
+
+    @property
+    def waiting_for_steps(self) -> bool:
+        """Whether a rank has not done the step that is waited for: worth looking often."""
+        return bool(self._records) and not all(first and announced for first, announced, _ in self._told)

@@ -1,0 +1,83 @@
+"""The environment of one worker: what torchrun would give it, and what this library's half reads."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.wire.messages import Launch
+from slurm_robust.wire.spawning import Spawn, WorkerSpec
+from slurm_robust.worker.environment import WorkerEnvironment
+
+# torchrun tells its limit; ours depends on the fault and is the controller's business.
+_NO_LIMIT = str(2**31 - 1)
+
+
+def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path) -> Spawn:
+    """The order to start the workers of ``launch``; ``folder`` is the generation's runtime folder."""
+    return Spawn(
+        generation=launch.generation,
+        command_kind=spec.kind,
+        command=spec.command,
+        cwd=spec.cwd,
+        workers=tuple(_worker(spec, job, launch, local, folder) for local in range(len(launch.ranks))),
+    )
+
+
+def prepare_inherited(environ: MutableMapping[str, str]) -> None:
+    """Change the agent's environment into what all workers should inherit."""
+    # Left over from a torchrun around us; with it rank 0 would wait for a store that nobody serves.
+    environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    # As torchrun: a NCCL error ends the process, which is how it is noticed.
+    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    """The step record of ``rank`` in a generation's runtime folder."""
+    return folder / f"rank-{rank:05d}.rec"
+
+
+def _worker(spec: JobSpec, job: JobDirectory, launch: Launch, local: int, folder: Path) -> WorkerSpec:
+    rank = launch.ranks[local]
+    record = str(record_path(folder, rank))
+    own = WorkerEnvironment(
+        job_dir=str(job.path),
+        run_id=spec.run_id,
+        generation=launch.generation,
+        record=record,
+        checkpoint_dir=spec.checkpoint_dir or str(job.checkpoints),
+        restore=launch.restore,
+    )
+    return WorkerSpec(
+        rank=rank,
+        env={
+            **_torchrun(spec, launch, local),
+            "TORCHELASTIC_ERROR_FILE": str(folder / f"rank-{rank:05d}.torchelastic.json"),
+            **own.to_env(),
+        },
+        out=str(job.worker_log(launch.generation, rank, "out")),
+        err=str(job.worker_log(launch.generation, rank, "err")),
+        error=str(folder / f"rank-{rank:05d}.error.json"),
+        record=record,
+    )
+
+
+def _torchrun(spec: JobSpec, launch: Launch, local: int) -> dict[str, str]:
+    rank = str(launch.ranks[local])
+    return {
+        "RANK": rank,
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(len(launch.ranks)),
+        "GROUP_RANK": str(launch.slot),
+        "GROUP_WORLD_SIZE": str(launch.slots),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": str(launch.world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": launch.master_addr,
+        "MASTER_PORT": str(launch.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(launch.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": _NO_LIMIT,
+        "TORCHELASTIC_RUN_ID": spec.run_id,
+    }

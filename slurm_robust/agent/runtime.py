@@ -1,0 +1,57 @@
+"""The agent's node-local folder in memory: step records and what crashed workers leave."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class RuntimeFolder:
+    """A folder of this agent alone (0700), named ``srobust-<uid>-<run id>-…``; gone with the agent.
+
+    Memory, not a disk: the records are written at every step, and must work on a node whose disk is
+    full or whose network file system hangs.
+    """
+
+    def __init__(self, run_id: str, base: Path = SHARED_MEMORY) -> None:
+        """Make the folder, and remove those that dead agents of the same run left. Raises ``OSError``."""
+        prefix = f"srobust-{os.getuid()}-{run_id}-"
+        _remove_dead(base, prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        # Held as long as this process lives, whatever its process id means in other namespaces.
+        self._lock = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def generation(self, generation: int) -> Path:
+        """The folder of one generation, made if it is not there; older ones are removed."""
+        folder = self.path / f"gen-{generation:03d}"
+        for other in self.path.glob("gen-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def close(self) -> None:
+        """Remove everything."""
+        os.close(self._lock)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _remove_dead(base: Path, prefix: str) -> None:
+    for folder in base.glob(f"{prefix}*"):
+        try:
+            lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # being made, or not of our making
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass  # its agent lives
+        finally:
+            os.close(lock)

@@ -1,0 +1,342 @@
+"""The agent's state machine: stimuli in, instructions out. No clock, no process, no file.
+
+The workers of at most one generation exist at a time. Orders are idempotent, because the controller
+repeats them until a Beat shows that they were carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from slurm_robust.agent.launcher import Gone
+from slurm_robust.agent.stimuli import (
+    AskCheckpoint,
+    End,
+    EpochSeen,
+    ForgetRecords,
+    InjectSignal,
+    Instruction,
+    Kill,
+    LauncherSaid,
+    Order,
+    OrderCame,
+    ReadTail,
+    RenewPort,
+    SendBeat,
+    SpawnWorkers,
+    StartLauncher,
+    Stimulus,
+    SweepGroups,
+    TailRead,
+    TermCame,
+    Terminate,
+    Ticked,
+)
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.wire.messages import Inject, Launch, Phase, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
+
+LAUNCHER_STARTS = 3
+# A launcher that lived this long did not fail at its start: its end is counted anew.
+LAUNCHER_PROVEN_S = 600.0
+_EVERYTHING = 2**62
+
+
+@dataclass
+class Worker:
+    """One rank of the generation. Without ``pid`` its start was ordered but not confirmed."""
+
+    rank: int
+    pid: int | None = None
+    ended: float = 0.0  # monotonic seconds, when there is an exit
+    exit: WorkerExit | None = None
+
+
+class AgentState:
+    """All that an agent knows of its workers; changed by :meth:`handle` only.
+
+    Times are monotonic seconds given by the caller.
+    """
+
+    def __init__(self, *, kill_wait_s: float) -> None:
+        self.epoch = 0
+        self.phase = Phase.IDLE
+        self.generation = 0
+        self.ready = False
+        self.fatal = ""
+        self.workers: dict[int, Worker] = {}
+        self.timings: dict[str, float] = {}
+        self.new_notes: list[str] = []  # the caller takes them out
+        self._kill_wait_s = kill_wait_s
+        self._stopped_through = 0
+        self._pending: Launch | None = None
+        self._ordered = 0.0  # when the launch in progress was ordered
+        self._stop_began: float | None = None
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._ending = False
+        self._launcher_failures = 0
+        self._ready_since = 0.0
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float | None:
+        """When a Ticked is due at the latest; None when only stimuli matter."""
+        times = [t for t in (self._kill_at, self._give_up_at) if t is not None]
+        return min(times, default=None)
+
+    def exits(self, now: float) -> tuple[WorkerExit, ...]:
+        """How workers of the generation ended, with their age at ``now``."""
+        return tuple(
+            structs.replace(w.exit, age_s=max(0.0, now - w.ended))
+            for w in self.workers.values()
+            if w.exit is not None
+        )
+
+    # -- the one way to change ---------------------------------------------------------------------
+
+    def handle(self, stimulus: Stimulus, now: float) -> list[Instruction]:
+        """Take in ``stimulus`` at time ``now``; what must be done about it, in this order."""
+        match stimulus:
+            case OrderCame(order=order):
+                return self._on_order(order, now)
+            case EpochSeen(epoch=epoch):
+                self.epoch = max(self.epoch, epoch)
+                return []
+            case LauncherSaid(message=Ready() as ready):
+                return self._on_ready(ready, now)
+            case LauncherSaid(message=Fatal(reason=reason)):
+                self.fatal, self.ready = reason, False
+                return [SendBeat()]
+            case LauncherSaid(message=Spawned() as spawned):
+                return self._on_spawned(spawned, now)
+            case LauncherSaid(message=SpawnFailed() as failed):
+                return self._on_spawn_failed(failed, now)
+            case LauncherSaid(message=Exited() as exited):
+                return self._on_exited(exited, now)
+            case LauncherSaid(message=Gone(reason=reason)):
+                return self._on_gone(reason, now)
+            case TailRead():
+                return self._on_tail(stimulus)
+            case TermCame(grace_s=grace_s):
+                return self._shut_down(grace_s, now)
+            case Ticked():
+                return self._on_tick(now)
+        raise AssertionError(f"no such stimulus: {stimulus}")
+
+    # -- orders ------------------------------------------------------------------------------------
+
+    def _on_order(self, order: Order, now: float) -> list[Instruction]:
+        if order.epoch < self.epoch:
+            return []
+        self.epoch = order.epoch
+        match order:
+            case Launch():
+                return self._on_launch(order, now)
+            case Stop(generation=generation, grace_s=grace_s):
+                return self._stop(generation, grace_s, now)
+            case Shutdown(grace_s=grace_s):
+                return self._shut_down(grace_s, now)
+            case RequestCheckpoint(generation=generation, step=step):
+                ours = generation == self.generation and self.phase is Phase.RUNNING
+                return [AskCheckpoint(step=step)] if ours else []
+            case Inject(rank=rank, signal=number):
+                worker = self.workers.get(rank)
+                if worker is None or worker.pid is None or worker.exit is not None:
+                    return []
+                return [InjectSignal(pid=worker.pid, number=number)]
+
+    def _on_launch(self, launch: Launch, now: float) -> list[Instruction]:
+        known = self._pending.generation if self._pending else self.generation
+        if self._ending or self.fatal or launch.generation <= max(known, self._stopped_through):
+            return []
+        self._pending, self._ordered = launch, now
+        if not self._living():
+            return self._begin(now)
+        # Their generation is over for the controller, so there is nothing to be gentle for.
+        self.new_notes.append(
+            f"generation {launch.generation} was ordered while workers of generation "
+            f"{self.generation} lived: they were killed"
+        )
+        return self._stop_workers(0.0, now)
+
+    def _begin(self, now: float) -> list[Instruction]:
+        """Start the pending launch, for which no worker stands in the way."""
+        launch = self._pending
+        assert launch is not None
+        done: list[Instruction] = [SweepGroups()] if self.workers else []
+        self.workers = {}
+        self.generation, self.phase = launch.generation, Phase.STARTING
+        done.append(ForgetRecords())
+        if self.ready:
+            self._pending = None
+            self.workers = {rank: Worker(rank) for rank in launch.ranks}
+            done.append(SpawnWorkers(launch=launch))
+            if launch.slot == 0:
+                done.append(RenewPort())
+        return [*done, SendBeat()]
+
+    def _stop(self, generation: int, grace_s: float, now: float) -> list[Instruction]:
+        self._stopped_through = max(self._stopped_through, generation)
+        if self._pending is not None and self._pending.generation <= generation:
+            self._pending = None
+            if not self._living():
+                self.phase = Phase.IDLE
+                return [SendBeat()]
+        if self._living():
+            return self._stop_workers(grace_s, now) if self.generation <= generation else []
+        if self.generation < generation < _EVERYTHING:
+            # Nothing of that generation ever was here, which is as good as stopped.
+            self.generation, self.phase = generation, Phase.IDLE
+            done: list[Instruction] = [SweepGroups()] if self.workers else []
+            self.workers = {}
+            return [*done, ForgetRecords(), SendBeat()]
+        if self.generation <= generation and self.workers:
+            return [SweepGroups(), SendBeat()]
+        return [SendBeat()]
+
+    def _stop_workers(self, grace_s: float, now: float) -> list[Instruction]:
+        if self._stop_began is not None:
+            if self._kill_at is not None:
+                self._kill_at = min(self._kill_at, now + grace_s)
+            return []
+        self.phase = Phase.STOPPING
+        self._stop_began, self._kill_at = now, now + grace_s
+        pids = [w.pid for w in self._living() if w.pid is not None]
+        done: list[Instruction] = [Terminate(pid=pid) for pid in pids]
+        if grace_s <= 0:
+            done = self._kill_all(now)
+        return [*done, SendBeat()]
+
+    def _shut_down(self, grace_s: float, now: float) -> list[Instruction]:
+        self._ending = True
+        self._pending = None
+        self._stopped_through = _EVERYTHING
+        if self._living():
+            return self._stop_workers(grace_s, now)
+        return [SendBeat(), End()]
+
+    # -- the launcher's news -----------------------------------------------------------------------
+
+    def _on_ready(self, ready: Ready, now: float) -> list[Instruction]:
+        self.ready, self._ready_since = True, now
+        self.timings["import"] = ready.import_s
+        self.new_notes.extend(ready.notes)
+        if self._pending is not None and not self._living():
+            return self._begin(now)
+        return [SendBeat()]
+
+    def _on_spawned(self, spawned: Spawned, now: float) -> list[Instruction]:
+        worker = self.workers.get(spawned.rank)
+        if worker is None or spawned.generation != self.generation:
+            return [Kill(pid=spawned.pid)]  # of no generation that is wanted
+        worker.pid = spawned.pid
+        if self.phase is Phase.STOPPING:
+            late = self._kill_at is None
+            return [Kill(pid=spawned.pid) if late else Terminate(pid=spawned.pid)]
+        return self._if_all_started(now)
+
+    def _on_spawn_failed(self, failed: SpawnFailed, now: float) -> list[Instruction]:
+        worker = self.workers.get(failed.rank)
+        if worker is None or failed.generation != self.generation:
+            return []
+        self._bury_unstarted(worker, failed.reason, now)
+        return [*self._if_all_started(now), *self._if_all_ended(now), SendBeat()]
+
+    def _on_exited(self, exited: Exited, now: float) -> list[Instruction]:
+        worker = self.workers.get(exited.rank)
+        if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
+            return []
+        worker.ended = exited.ended
+        worker.exit = WorkerExit(
+            rank=exited.rank, code=exited.code, signal=exited.signal, error=exited.error
+        )
+        done: list[Instruction] = [SendBeat()]
+        if worker.exit.failed and self.phase is not Phase.STOPPING:
+            done.append(ReadTail(generation=self.generation, rank=exited.rank))
+        return [*self._if_all_ended(now), *done]
+
+    def _on_gone(self, reason: str, now: float) -> list[Instruction]:
+        self.ready = False
+        done: list[Instruction] = []
+        for worker in self._living():
+            if worker.pid is None:
+                self._bury_unstarted(worker, reason, now)
+                continue
+            # The kernel kills the worker with its parent; what it started itself needs us.
+            done.append(Kill(pid=worker.pid))
+            worker.ended, worker.exit = now, WorkerExit(rank=worker.rank, signal=9)
+        done.extend(self._if_all_ended(now))
+        if self._ending or self.fatal:
+            return [*done, SendBeat()]
+        if self._ready_since and now - self._ready_since > LAUNCHER_PROVEN_S:
+            self._launcher_failures = 0
+        self._launcher_failures += 1
+        if self._launcher_failures >= LAUNCHER_STARTS:
+            self.fatal = f"{reason}, {self._launcher_failures} times; no more workers are started here"
+            return [*done, SendBeat()]
+        self.new_notes.append(f"{reason}; it is started again")
+        return [*done, StartLauncher(), SendBeat()]
+
+    def _on_tail(self, tail: TailRead) -> list[Instruction]:
+        worker = self.workers.get(tail.rank)
+        if worker is None or worker.exit is None or tail.generation != self.generation or not tail.lines:
+            return []
+        worker.exit = structs.replace(worker.exit, tail=tail.lines)
+        return [SendBeat()]
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def _on_tick(self, now: float) -> list[Instruction]:
+        if self._kill_at is not None and now >= self._kill_at:
+            return self._kill_all(now)
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up_at = None
+            stuck = ", ".join(f"rank {w.rank} (pid {w.pid})" for w in self._living())
+            self.new_notes.append(
+                f"unkillable: {stuck} of generation {self.generation} still there "
+                f"{self._kill_wait_s:.0f} s after SIGKILL; a device or file system hangs"
+            )
+            return [SendBeat(), End()] if self._ending else [SendBeat()]
+        return []
+
+    def _kill_all(self, now: float) -> list[Instruction]:
+        self._kill_at, self._give_up_at = None, now + self._kill_wait_s
+        return [Kill(pid=w.pid) for w in self._living() if w.pid is not None]
+
+    # -- transitions that several stimuli lead to --------------------------------------------------
+
+    def _living(self) -> list[Worker]:
+        return [w for w in self.workers.values() if w.exit is None]
+
+    def _bury_unstarted(self, worker: Worker, reason: str, now: float) -> None:
+        error = WorkerError(type="LaunchError", message=reason)
+        worker.ended, worker.exit = now, WorkerExit(rank=worker.rank, code=1, error=error)
+
+    def _if_all_started(self, now: float) -> list[Instruction]:
+        if self.phase is not Phase.STARTING or any(
+            w.pid is None and w.exit is None for w in self.workers.values()
+        ):
+            return []
+        self.phase = Phase.RUNNING
+        self.timings["launch"] = now - self._ordered
+        return [SendBeat()]
+
+    def _if_all_ended(self, now: float) -> list[Instruction]:
+        if not self.workers or self._living():
+            return []
+        done: list[Instruction] = []
+        if self._stop_began is not None:
+            last = max(w.ended for w in self.workers.values())
+            self.timings["stop"] = max(0.0, last - self._stop_began)
+            done.append(SweepGroups())
+        self._stop_began = self._kill_at = self._give_up_at = None
+        self.phase = Phase.ENDED
+        if self._pending is not None:
+            return self._begin(now)  # sweeps as well
+        if self._ending:
+            return [*done, SendBeat(), End()]
+        return done

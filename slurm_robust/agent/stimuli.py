@@ -1,0 +1,132 @@
+"""What happens to an agent, and what it then does: the two alphabets of its state machine."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from slurm_robust.agent.launcher import LauncherMessage
+from slurm_robust.model.record import Record
+from slurm_robust.wire.messages import Inject, Launch, RequestCheckpoint, Shutdown, Stop
+
+Order: TypeAlias = Launch | Stop | RequestCheckpoint | Inject | Shutdown
+
+# -- stimuli --------------------------------------------------------------------------------------
+
+
+class OrderCame(Record):
+    """The controller wants something."""
+
+    order: Order
+
+
+class EpochSeen(Record):
+    """A controller with ``epoch`` exists; orders of lower ones are void from now on."""
+
+    epoch: int
+
+
+class LauncherSaid(Record):
+    """News of the workers or of the launcher itself."""
+
+    message: LauncherMessage
+
+
+class TailRead(Record):
+    """The last lines of a failed worker's output."""
+
+    generation: int
+    rank: int
+    lines: tuple[str, ...]
+
+
+class TermCame(Record):
+    """Slurm ends the step: workers get ``grace_s`` seconds."""
+
+    grace_s: float
+
+
+class Ticked(Record):
+    """Time has passed."""
+
+
+Stimulus: TypeAlias = OrderCame | EpochSeen | LauncherSaid | TailRead | TermCame | Ticked
+
+# -- instructions ---------------------------------------------------------------------------------
+
+
+class StartLauncher(Record):
+    """Start the launcher, which is not there."""
+
+
+class SpawnWorkers(Record):
+    """Make step records and start the workers of ``launch``."""
+
+    launch: Launch
+
+
+class Terminate(Record):
+    """TERM to a worker's group."""
+
+    pid: int
+
+
+class Kill(Record):
+    """KILL to a worker's group."""
+
+    pid: int
+
+
+class InjectSignal(Record):
+    """A drill: ``number`` to the worker alone."""
+
+    pid: int
+    number: int
+
+
+class SweepGroups(Record):
+    """Kill what ended workers left in their groups."""
+
+
+class ReadTail(Record):
+    """Read the last lines of a worker's output; TailRead follows, unless the storage hangs."""
+
+    generation: int
+    rank: int
+
+
+class AskCheckpoint(Record):
+    """Put the request for a checkpoint at ``step`` into the step records."""
+
+    step: int
+
+
+class RenewPort(Record):
+    """Hold another rendezvous port for the next launch; this one is being used now."""
+
+
+class ForgetRecords(Record):
+    """The step records describe nothing any more."""
+
+
+class SendBeat(Record):
+    """Tell the controller now."""
+
+
+class End(Record):
+    """End the agent."""
+
+
+Instruction: TypeAlias = (
+    StartLauncher
+    | SpawnWorkers
+    | Terminate
+    | Kill
+    | InjectSignal
+    | SweepGroups
+    | ReadTail
+    | AskCheckpoint
+    | RenewPort
+    | ForgetRecords
+    | SendBeat
+    | End
+)

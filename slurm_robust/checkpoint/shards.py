@@ -1,0 +1,111 @@
+"""Sharded tensors (DTensor, as FSDP2 makes them): each rank stores the shard that it holds.
+
+A shard is stored as an ordinary tensor beside the shape and the placements of the whole, and becomes a
+DTensor again on the mesh that the restored program built. The sharding must be the same as before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.plain import map_tensors
+
+_SHARD = "slurm_robust local shard"
+
+
+def localised(target: object, state: Any) -> Any:
+    """``state`` of ``target`` with every DTensor of a module or optimizer as its local shard.
+
+    Raises :class:`UnsupportedState` for an optimizer whose state is sharded otherwise than its
+    parameter, because then the parameter does not tell how to put it together.
+    """
+    kind = _dtensor()
+    if kind is None or not isinstance(target, nn.Module | Optimizer):
+        return state
+
+    def localise(tensor: torch.Tensor) -> Any:
+        if not isinstance(tensor, kind):
+            return tensor
+        return {_SHARD: tensor.detach().to_local(), **_layout(tensor)}
+
+    if isinstance(target, Optimizer):
+        _check_like_parameters(target, state, kind)
+    return map_tensors(localise, state)
+
+
+def globalised(target: object, tree: Any) -> Any:
+    """The inverse of :func:`localised`, for the modules and optimizers of the restored program.
+
+    Raises :class:`EntryMismatch` if they are sharded in another way.
+    """
+    if isinstance(target, nn.Module) and any(map(_is_shard, tree.values())):
+        now = target.state_dict()
+        for name, value in tree.items():
+            if _is_shard(value):
+                tree[name] = _revived(value, now.get(name), name)
+    elif isinstance(target, Optimizer):
+        parameters = dict(numbered(target, tree))
+        for number, state in tree.get("state", {}).items():
+            for name, value in state.items():
+                if _is_shard(value):
+                    state[name] = _revived(value, parameters.get(number), f"{name} of parameter {number}")
+    return tree
+
+
+def numbered(optimizer: Optimizer, state: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each parameter with the number that it has in ``state``, the optimizer's ``state_dict``."""
+    for group, packed in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
+        yield from zip(packed["params"], group["params"], strict=False)
+
+
+def _dtensor() -> type[Any] | None:
+    module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has imported it
+    return None if module is None else module.DTensor
+
+
+def _layout(tensor: Any) -> dict[str, Any]:
+    return {
+        "shape": list(tensor.shape),
+        "placements": [str(placement) for placement in tensor.placements],
+        "mesh": list(tensor.device_mesh.shape),
+    }
+
+
+def _is_shard(value: Any) -> bool:
+    return isinstance(value, dict) and _SHARD in value
+
+
+def _check_like_parameters(optimizer: Optimizer, state: Any, kind: type[Any]) -> None:
+    for number, parameter in numbered(optimizer, state):
+        for name, value in state["state"].get(number, {}).items():
+            if isinstance(value, kind) and (
+                not isinstance(parameter, kind) or _layout(value) != _layout(parameter)
+            ):
+                raise UnsupportedState(
+                    f"{type(optimizer).__name__} keeps {name!r} of parameter {number} as a DTensor that is "
+                    "sharded otherwise than the parameter: use an optimizer whose state is sharded like its "
+                    "parameters (AdamW, SGD), or store it by an entry of your own"
+                )
+
+
+def _revived(value: dict[str, Any], like: Any, what: str) -> Any:
+    kind = _dtensor()
+    stored = {name: item for name, item in value.items() if name != _SHARD}
+    if kind is None or not isinstance(like, kind) or _layout(like) != stored:
+        now = _layout(like) if kind is not None and isinstance(like, kind) else "not sharded"
+        raise EntryMismatch(f"{what} was sharded as {stored} and is now {now}: shard it as before")
+    return kind.from_local(
+        value[_SHARD].clone().to(like.device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

@@ -1,0 +1,161 @@
+"""A training's state as a tree of plain data: taken from the live objects, and put back into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from slurm_robust.checkpoint import shards
+from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.plain import map_tensors, merge, plain
+from slurm_robust.checkpoint.rng import capture_rng, restore_rng
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that gives its state and takes it back: modules, optimizers, schedulers, own classes."""
+
+    def state_dict(self) -> Any:
+        """The whole state as plain data; what it returns may share memory with the object."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take back what ``state_dict`` returned in another process."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's state between two steps, by entry.
+
+    ``shared`` is equal on all ranks, ``own`` is this rank's; an entry is the union of its two trees.
+    Tensors share memory with the live ones: who keeps a snapshot beyond the current step copies them.
+    """
+
+    own: dict[str, Any]
+    shared: dict[str, Any]
+    rng: dict[str, Any]
+
+
+def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True) -> Snapshot:
+    """The state of all entries and of the random number generators.
+
+    Shared are the parameters of modules under ``DistributedDataParallel`` and the optimizers' state for
+    them, unless ``deduplicate`` is False. Raises :class:`UnsupportedState`.
+    """
+    replicated = _replicated(entries) if deduplicate else set()
+    own: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    for name, entry in entries.items():
+        target = unwrapped(entry)
+        _refuse_old_fsdp(name, target)
+        state = shards.localised(target, target.state_dict())
+        tree = plain(state, f"entry {name!r}: state_dict()")
+        own[name], common = _split(target, tree, replicated)
+        if common:
+            shared[name] = common
+    return Snapshot(own=own, shared=shared, rng=capture_rng())
+
+
+def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
+    """Put a snapshot, of which tensors may lie in a mapped file, back into the live objects.
+
+    Afterwards nothing refers to the file. Raises :class:`EntryMismatch`; the training cannot go on
+    then, because entries before that one have the old state already.
+    """
+    for name, entry in entries.items():
+        target = unwrapped(entry)
+        tree = merge(snapshot.shared.get(name), snapshot.own[name])
+        try:
+            _load(target, shards.globalised(target, tree))
+        except Exception as error:  # whatever an entry's own code raises, the user must know which entry
+            raise EntryMismatch(
+                f"entry {name!r} does not take the state in the checkpoint ({type(error).__name__}: "
+                f"{error}): run the code that wrote it, or start afresh in another checkpoint folder"
+            ) from error
+    restore_rng(snapshot.rng)
+
+
+def unwrapped(entry: Stateful) -> Stateful:
+    """The entry inside wrappers that only change how it runs, so that they may come and go."""
+    inner: Stateful | None = None
+    if isinstance(entry, DistributedDataParallel | DataParallel):
+        inner = entry.module
+    elif isinstance(entry, nn.Module):
+        inner = getattr(entry, "_orig_mod", None)  # torch.compile
+    return entry if inner is None else unwrapped(inner)
+
+
+def _replicated(entries: Mapping[str, Stateful]) -> set[int]:
+    """Ids of the parameters that DistributedDataParallel keeps equal on all ranks."""
+    found = set()
+    for entry in entries.values():
+        for module in _modules(entry):
+            if isinstance(module, DistributedDataParallel):
+                ignored = module.parameters_to_ignore
+                for name, parameter in module.module.named_parameters():
+                    if name not in ignored:
+                        found.add(id(parameter))
+    return found
+
+
+def _modules(entry: Stateful) -> Iterator[nn.Module]:
+    if isinstance(entry, nn.Module):
+        yield from entry.modules()
+
+
+def _split(target: Stateful, tree: Any, replicated: set[int]) -> tuple[Any, Any]:
+    """``tree`` as what is this rank's own and what is shared; merged they give ``tree`` again."""
+    if isinstance(target, nn.Module):
+        names = {n for n, p in target.named_parameters(remove_duplicate=False) if id(p) in replicated}
+        shared = {name: tree[name] for name in names if name in tree}
+        for name in shared:
+            del tree[name]
+        return tree, shared
+    if isinstance(target, Optimizer) and isinstance(tree, dict) and "param_groups" in tree:
+        numbers = {i for i, p in shards.numbered(target, tree) if id(p) in replicated}
+        state = tree["state"]
+        common = {i: state.pop(i) for i in numbers if i in state}
+        return tree, {"state": common} if common else {}
+    return tree, {}
+
+
+def _load(target: Stateful, tree: Any) -> None:
+    if isinstance(target, nn.Module):
+        for name in [name for name in tree if name.endswith("_extra_state")]:
+            tree[name] = map_tensors(torch.clone, tree[name])
+        target.load_state_dict(tree)  # copies into parameters and buffers
+    elif isinstance(target, Optimizer):
+        mapped: set[int | None] = set()
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            mapped.add(_address(tensor))
+            return tensor
+
+        map_tensors(note, tree)
+        mapped.discard(None)
+        target.load_state_dict(tree)  # keeps CPU tensors as they are
+        for state in target.state.values():
+            for key, value in state.items():
+                state[key] = map_tensors(lambda t: t.clone() if _address(t) in mapped else t, value)
+    else:
+        target.load_state_dict(map_tensors(torch.clone, tree))
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    """Where an ordinary CPU tensor lies; None for others, which never lie in a mapped file."""
+    ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return tensor.untyped_storage().data_ptr() if ordinary else None
+
+
+def _refuse_old_fsdp(name: str, target: Stateful) -> None:
+    for module in _modules(target):
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise UnsupportedState(
+                f"entry {name!r} uses FullyShardedDataParallel, whose state_dict() gathers the whole model: "
+                "use torch.distributed.fsdp.fully_shard"
+            )

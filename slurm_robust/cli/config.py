@@ -1,0 +1,52 @@
+"""``srobust config``: check a configuration file, show what a run would use and where each value is from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import add_config_options, settings_of
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+
+
+def register(commands: Commands) -> None:
+    """Add the command and its two sub-commands."""
+    text = "check a configuration file, or show the configuration in force"
+    parser = commands.add_parser("config", help=text, description=text.capitalize() + ".")
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    text = "check configuration files: unknown keys, types, values that contradict each other"
+    check = parts.add_parser("check", help=text, description=text.capitalize() + ".")
+    check.add_argument("files", metavar="FILE", nargs="+", type=Path)
+    check.set_defaults(handler=handle_check)
+
+    text = "print every key with its value and where the value is from"
+    show = parts.add_parser("show", help=text, description=text.capitalize() + ".")
+    add_config_options(show)
+    show.set_defaults(handler=handle_show)
+
+
+def handle_check(args: argparse.Namespace) -> int:
+    """Each file by itself, over the defaults. The first wrong one ends it with an error."""
+    from slurm_robust.config.reader import read_file
+    from slurm_robust.config.settings import build
+
+    for path in args.files:
+        settings = read_file(path)
+        build(settings)
+        print(f"{path}: good, {len(settings)} keys")
+    return 0
+
+
+def handle_show(args: argparse.Namespace) -> int:
+    """YAML that can be used as a file, with the origin of each value as a comment."""
+    from slurm_robust.config.reader import collect
+    from slurm_robust.config.settings import build, show
+
+    settings = collect(args.config, os.environ, settings_of(args))
+    print(show(build(settings), settings))
+    return 0

@@ -1,0 +1,30 @@
+"""``srobust drill``: try a fault on the own running job."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+
+# Repeated from report.drill.FAULTS, whose import would cost every start of srobust the network libraries.
+FAULTS = ("kill-rank", "stop-rank")
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    text = "break a worker of your own running job, to see that the job recovers"
+    parser = commands.add_parser("drill", help=text, description=text.capitalize() + ".")
+    parser.add_argument("job", metavar="JOB", help="Slurm's job id, or the job's folder")
+    parser.add_argument("fault", choices=FAULTS, help="SIGKILL, or SIGSTOP so that the worker hangs")
+    parser.add_argument("--rank", metavar="R", type=int, default=0, help="its global rank (default: 0)")
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Hand over to the report's drill."""
+    from slurm_robust.report import drill
+
+    return drill.main(args.job, args.fault, args.rank, job_dir=args.job_dir)

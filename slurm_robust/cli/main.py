@@ -1,0 +1,76 @@
+"""``srobust``: finds the command, and turns every error into one message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+from slurm_robust.cli import config, drill, run, sandbox, status, version
+from slurm_robust.cli.parsing import Parser, UsageError
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+
+COMMANDS = (run, status, drill, sandbox, config, version)
+
+
+def make_parser() -> Parser:
+    """The parser of the whole command line."""
+    parser = Parser(
+        prog="srobust",
+        description="Keeps long PyTorch jobs on plain Slurm productive: detect, isolate, replace, resume.",
+        epilog="'srobust COMMAND --help' tells more. SROBUST_DEBUG=1 shows where an error comes from.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.register(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parse(words)
+        code: int = args.handler(args)
+        sys.stdout.flush()
+        return code
+    except SrobustError as error:
+        return _tell(error)
+    except KeyboardInterrupt:
+        print("srobust: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone ("srobust status 7 | head"). Nothing more can be said to it,
+        # and the interpreter must not try when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # as a shell reports it; never 0, since a lost answer is no success
+    except Exception as error:  # noqa: BLE001 - last line of defence: a bug must still end with its own code
+        traceback.print_exc()
+        print(f"srobust: internal error: {error!r}; please report it with the lines above", file=sys.stderr)
+        return ExitCode.INTERNAL
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    command: tuple[str, ...] = ()
+    verbatim = False
+    if words[:1] == ["run"]:
+        own, command, verbatim = run.split_command(words[1:])
+        words = ["run", *own]
+    given = argparse.Namespace(command=command, verbatim=verbatim)
+    args, unknown = make_parser().parse_known_args(words, given)
+    if unknown:
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", f"see srobust {words[0]} --help")
+    return args
+
+
+def _tell(error: SrobustError) -> int:
+    if os.environ.get("SROBUST_DEBUG") == "1":
+        traceback.print_exc()
+    print(f"srobust: error: {error}", file=sys.stderr)
+    if error.fix and error.fix not in str(error):
+        print(f"  fix: {error.fix}", file=sys.stderr)
+    return error.exit_code

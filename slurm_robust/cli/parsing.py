@@ -1,0 +1,67 @@
+"""What the commands share: a parser that fails in our way, and the options of the configuration."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+
+if TYPE_CHECKING:
+    from slurm_robust.config.settings import Setting
+
+    # What add_subparsers() returns has only a private name, and is generic only for type checkers.
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+class UsageError(SrobustError):
+    """Words on the command line that make no sense."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but wrong usage is an error like any other of ours (argparse exits with 2).
+
+    Options are never abbreviated: an option that is added later must not change what a script says.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through as they came
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(message, f"see {self.prog} --help")
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """``--config`` and ``--set``, the same for every command that has a configuration."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with the job's configuration")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="any key of the configuration, e.g. timings.node_dead_s=10; may be repeated",
+    )
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Setting]:
+    """The settings that ``--set`` options say. Raises UsageError, InvalidSettings."""
+    from slurm_robust.config.reader import from_text
+
+    said: dict[str, Setting] = {}
+    for text in args.settings:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: no value", f"write --set {key}=VALUE")
+        said[key] = from_text(key, value, f"option --set {text}")
+    return said

@@ -1,0 +1,106 @@
+"""``srobust run``: options, then the user's command, which is never interpreted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import UsageError, add_config_options, settings_of
+from slurm_robust.model.job import CommandKind
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+    from slurm_robust.config.settings import Setting
+
+# Options that are one key of the configuration each: key, type, placeholder, help.
+OWN_OPTIONS: dict[str, tuple[str, type, str, str]] = {
+    "--nodes": ("nodes", int, "N", "nodes that train (default: all of the allocation but the spares)"),
+    "--spares": ("spares", int, "S", "nodes of the allocation that stand by (default: 0)"),
+    "--nproc-per-node": ("nproc_per_node", int, "P", "workers per node (default: its GPUs, 1 without)"),
+    "--job-dir": (
+        "job_dir",
+        str,
+        "DIR",
+        "shared folder for the folders of jobs (default: srobust-jobs where the job was submitted)",
+    ),
+}
+OTHER_VALUE_OPTIONS = ("--name", "--config", "--set")
+
+USAGE = """srobust run [options] script.py [args ...]
+       srobust run [options] -m package.module [args ...]
+       srobust run [options] -- any-command [args ...]"""
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "run",
+        help="run a training inside a Slurm job, protected",
+        description="Run a training on the nodes of this Slurm job and keep it going. "
+        "Options end at the script: all that follows belongs to it.",
+        usage=USAGE,
+    )
+    for option, (key, kind, metavar, text) in OWN_OPTIONS.items():
+        parser.add_argument(option, dest=key, type=kind, metavar=metavar, help=text)
+    parser.add_argument(
+        "--name", default="", help="tells several runs in one job apart; part of the job's folder"
+    )
+    parser.add_argument(
+        "--observe", action="store_true", help="only watch and say what would be done (mode: observe)"
+    )
+    parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")
+    add_config_options(parser)
+    parser.set_defaults(handler=handle)
+
+
+def split_command(words: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
+    """Part our options from the user's command: (options, command, whether ``--`` stood before it).
+
+    Done before argparse sees anything, because argparse gives ``--`` and options after a positional
+    argument different meanings in different Python versions.
+    """
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        if words[index] == "--":
+            return words[:index], tuple(words[index + 1 :]), True
+        index += 2 if words[index] in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
+    return words[:index], tuple(words[index:]), False
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Read the configuration and hand over to the controller."""
+    from slurm_robust.config.reader import load
+    from slurm_robust.controller.main import run
+
+    kind = _kind(args)
+    _check_name(args.name)
+    config = load(args.config, os.environ, settings_of(args) | _own_settings(args))
+    return run(config, args.command, kind, args.name)
+
+
+def _kind(args: argparse.Namespace) -> CommandKind:
+    if not args.command:
+        raise UsageError("nothing to run", f"usage: {USAGE}")
+    if args.module and args.verbatim:
+        raise UsageError("-m and -- exclude each other", "after -m comes a module; after -- any command")
+    if args.verbatim:
+        return CommandKind.EXEC
+    return CommandKind.MODULE if args.module else CommandKind.SCRIPT
+
+
+def _check_name(name: str) -> None:
+    if name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in name):
+        raise UsageError(f"--name {name!r} is no folder name", "use letters, digits, '-' and '_'")
+
+
+def _own_settings(args: argparse.Namespace) -> dict[str, Setting]:
+    from slurm_robust.config.settings import Setting
+
+    given = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
+    said = {
+        key: Setting(value, f"option {option}") for option, (key, value) in given.items() if value is not None
+    }
+    if args.observe:
+        said["mode"] = Setting("observe", "option --observe")
+    return said

@@ -1,0 +1,277 @@
+"""``srobust sandbox``: boot, use, break and end a Slurm cluster on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import UsageError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.sandbox.config import SandboxConfig
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+    from slurm_robust.sandbox import Sandbox
+
+Handler = Callable[[argparse.Namespace], int]
+
+# Words of the command line, each a method of Faults with - for _. Told apart by what they aim at.
+NODE_FAULTS = {
+    "power-cut": "kill a node at once: nothing leaves it any more",
+    "boot": "power a dead node on",
+    "cut-network": "unplug a node's cable; its processes go on",
+    "heal-network": "plug the cable in again",
+    "kill-slurmd": "kill a node's slurmd; its jobs go on",
+    "start-slurmd": "start a killed slurmd",
+    "fill-disk": "fill a node's own /tmp or /dev/shm",
+    "free-disk": "undo fill-disk",
+}
+HEAD_FAULTS = {
+    "restart-slurmctld": "stop slurmctld and start it again",
+    "kill-slurmctld": "kill slurmctld",
+    "start-slurmctld": "start a killed slurmctld",
+}
+RANK_FAULTS = {
+    "kill-rank": "kill the worker of a rank",
+    "stop-rank": "stop the worker of a rank, so that it hangs",
+    "continue-rank": "undo stop-rank",
+}
+
+
+def register(commands: Commands) -> None:
+    """Add the command and its own commands."""
+    parser = commands.add_parser(
+        "sandbox",
+        help="a real Slurm cluster on this machine, to try and to break",
+        description="A real multi-node Slurm cluster in namespaces of one machine. Needs root.",
+    )
+    own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _register_up(own)
+    _register_down(own)
+    _register_looking(own)
+    _register_using(own)
+    _register_fault(own)
+
+
+def _add(commands: Commands, name: str, handler: Handler, text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("--name", default="default", help="name of the sandbox (default: %(default)s)")
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def _attach(args: argparse.Namespace) -> Sandbox:
+    from slurm_robust.sandbox import Sandbox
+
+    return Sandbox.attach(args.name)
+
+
+# -- up and down -----------------------------------------------------------------------------------
+
+
+def _register_up(commands: Commands) -> None:
+    default = SandboxConfig()
+    up = _add(commands, "up", _up, "boot a cluster; returns when all its nodes are idle")
+    numbers = (
+        ("--nodes", default.nodes, "compute nodes n1..nN"),
+        ("--cpus", default.cpus, "CPUs that each node claims"),
+        ("--memory", default.memory_mb, "memory that each node claims, MiB"),
+        ("--gpus-per-node", default.gpus_per_node, "fake GPUs per node"),
+        ("--shm", default.shm_mb, "size of each node's /dev/shm, MiB"),
+        ("--tmp", default.tmp_mb, "size of each node's /tmp, MiB"),
+        ("--slurmd-timeout", default.slurmd_timeout_s, "SlurmdTimeout, seconds"),
+    )
+    for option, value, text in numbers:
+        up.add_argument(option, type=int, default=value, metavar="N", help=f"{text} (default: {value})")
+    up.add_argument("--cred-expire", type=int, metavar="N", help="cred_expire, seconds (default: Slurm's)")
+    up.add_argument("--leaf-size", type=int, metavar="N", help="topology/tree with N nodes per leaf switch")
+    users = ",".join(default.users)
+    up.add_argument("--users", default=users, metavar="A,B", help=f"ordinary users (default: {users})")
+    up.add_argument("--no-accounting", action="store_true", help="without slurmdbd and MariaDB")
+    for option, metavar, text in (
+        ("--slurm-conf-line", "KEY=VALUE", "a further line of slurm.conf; may be repeated"),
+        ("--bind", "PATH", "a path of this machine that users inside must reach; may be repeated"),
+    ):
+        up.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+
+
+def _up(args: argparse.Namespace) -> int:
+    from slurm_robust.sandbox import Sandbox
+
+    config = SandboxConfig(
+        nodes=args.nodes,
+        cpus=args.cpus,
+        memory_mb=args.memory,
+        gpus_per_node=args.gpus_per_node,
+        accounting=not args.no_accounting,
+        users=tuple(args.users.split(",")),
+        shm_mb=args.shm,
+        tmp_mb=args.tmp,
+        slurmd_timeout_s=args.slurmd_timeout,
+        cred_expire_s=args.cred_expire,
+        leaf_size=args.leaf_size,
+        slurm_conf_lines=tuple(args.slurm_conf_line),
+        binds=tuple(os.path.abspath(path) for path in args.bind),
+    )
+    # `timeout 5 srobust sandbox up` and a closed terminal must clean up just as Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    shown, progress = _progress()
+    with shown:
+        Sandbox.up(config, name=args.name, progress=progress)
+    print(f"sandbox {args.name!r} is up: {config.nodes} nodes idle")
+    name = "" if args.name == "default" else f" --name {args.name}"
+    print(f"try: srobust sandbox exec{name} -- srun -N{config.nodes} hostname")
+    return ExitCode.SUCCESS
+
+
+def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
+    """A spinner that names the phase on a terminal, one line per phase elsewhere."""
+    if not sys.stderr.isatty():
+        return nullcontext(), lambda phase: print(f"starting {phase}", file=sys.stderr, flush=True)
+    from rich.console import Console
+
+    status = Console(stderr=True).status("starting")
+    return status, lambda phase: status.update(f"starting {phase}")
+
+
+def _register_down(commands: Commands) -> None:
+    down = _add(commands, "down", _down, "end a cluster and remove all of it; fine when none is up")
+    down.add_argument("--all", action="store_true", help="every sandbox of this machine")
+    down.add_argument("--cache", action="store_true", help="also remove the cached empty database")
+
+
+def _down(args: argparse.Namespace) -> int:
+    from slurm_robust.sandbox.database import remove_cache
+    from slurm_robust.sandbox.requirements import check_root
+    from slurm_robust.sandbox.sandbox import sandbox_names
+    from slurm_robust.sandbox.teardown import take_down
+
+    check_root()
+    for name in sandbox_names() if args.all else (args.name,):
+        take_down(name)
+        print(f"sandbox {name!r} is down")
+    if args.cache:
+        remove_cache()
+    return ExitCode.SUCCESS
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def _register_looking(commands: Commands) -> None:
+    status = _add(commands, "status", _status, "show nodes and daemons; exit code 1 when one is missing")
+    status.add_argument("--json", action="store_true", help="as one JSON object")
+    text = "show the sandboxes of this machine"
+    listing = commands.add_parser("list", help=text, description=text.capitalize() + ".")
+    listing.set_defaults(handler=_list)
+    logs = _add(commands, "logs", _logs, "print a daemon's log")
+    logs.add_argument("daemon", metavar="DAEMON", help="slurmctld, slurmdbd, mariadbd, init, slurmd-n3 ...")
+    logs.add_argument("-n", "--lines", metavar="N", type=int, default=0, help="only the last N lines")
+
+
+def _status(args: argparse.Namespace) -> int:
+    from slurm_robust.sandbox.status import read_status, status_table
+
+    status = read_status(_attach(args))
+    print(status.to_json() if args.json else status_table(status))
+    return ExitCode.SUCCESS if status.healthy else 1
+
+
+def _list(args: argparse.Namespace) -> int:
+    from slurm_robust.sandbox.sandbox import sandbox_names
+    from slurm_robust.sandbox.status import list_line
+
+    del args  # It takes none.
+
+    for name in sandbox_names():
+        print(list_line(name))
+    return ExitCode.SUCCESS
+
+
+def _logs(args: argparse.Namespace) -> int:
+    print(_attach(args).read_log(args.daemon, args.lines))
+    return ExitCode.SUCCESS
+
+
+# -- using -----------------------------------------------------------------------------------------
+
+
+def _register_using(commands: Commands) -> None:
+    run = _add(commands, "exec", _exec, "run a command inside; without one, a shell")
+    run.add_argument("--node", default="head", help="head or n1..nN (default: %(default)s)")
+    run.add_argument("--user", help="root or one of --users (default: the first of them)")
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command")
+    text = "submit a batch script from the head node and print the job's id"
+    submit = _add(commands, "submit", _submit, text)
+    submit.add_argument("--user", help="one of --users (default: the first of them)")
+    submit.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="[-- --OPTION=VALUE ...] SCRIPT [ARG ...]",
+        help="after --, sbatch's options in one word each; then the script and its words, as they are",
+    )
+    _add(commands, "heal", _heal, "undo all faults, cancel all jobs, and wait until every node is idle")
+
+
+def _exec(args: argparse.Namespace) -> int:
+    words = _without_dashes(args.words) or ["bash", "-l"]
+    command = [*_attach(args).enter_command(args.node, args.user), *words]
+    sys.stdout.flush()
+    # In place of this process: signals, the terminal and the exit code are the command's own.
+    os.execvp(command[0], command)
+
+
+def _submit(args: argparse.Namespace) -> int:
+    words = _without_dashes(args.words)
+    first = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
+    if first is None:
+        raise UsageError("no batch script", "srobust sandbox submit train.sbatch")
+    sandbox = _attach(args)
+    print(sandbox.submit(words[first], *words[first + 1 :], options=words[:first], user=args.user))
+    return ExitCode.SUCCESS
+
+
+def _heal(args: argparse.Namespace) -> int:
+    from slurm_robust.sandbox.heal import heal
+
+    heal(_attach(args))
+    return ExitCode.SUCCESS
+
+
+def _without_dashes(words: Sequence[str]) -> list[str]:
+    return list(words[1:] if words[:1] == ["--"] else words)
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def _register_fault(commands: Commands) -> None:
+    text = "break something on purpose, or mend it; prints what was done and when as JSON"
+    parser = commands.add_parser("fault", help=text, description=text.capitalize() + ".")
+    faults = parser.add_subparsers(title="faults", dest="fault", metavar="FAULT", required=True)
+    for name, text in NODE_FAULTS.items():
+        fault = _add(faults, name, _fault, text)
+        fault.add_argument("node", metavar="NODE", help="n1..nN")
+        if name == "fill-disk":
+            fault.add_argument("--path", default="/tmp", help="/tmp or /dev/shm (default: %(default)s)")
+            fault.add_argument("--mb", type=int, metavar="N", help="MiB to write (default: all that is left)")
+    for name, text in HEAD_FAULTS.items():
+        _add(faults, name, _fault, text)
+    for name, text in RANK_FAULTS.items():
+        fault = _add(faults, name, _fault, text)
+        fault.add_argument("--job", dest="job_id", metavar="JOB", type=int, required=True, help="job id")
+        fault.add_argument("--rank", metavar="R", type=int, required=True, help="global rank of the worker")
+
+
+def _fault(args: argparse.Namespace) -> int:
+    given = vars(args)
+    aims = {key: given[key] for key in ("node", "path", "mb", "job_id", "rank") if key in given}
+    inject = getattr(_attach(args).fault, args.fault.replace("-", "_"))
+    print(inject(**aims).to_json())
+    return ExitCode.SUCCESS

@@ -1,0 +1,1 @@
+"""Configuration: dataclasses, a YAML reader, one documented precedence."""

@@ -1,0 +1,262 @@
+"""The configuration of a job: frozen records, validated when they are built.
+
+The YAML file has the same shape, one mapping per nested record. Times are in seconds. A value that
+cannot work is refused with :class:`~slurm_robust.config.errors.InvalidValue`, which names the fix.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from slurm_robust.config.errors import InvalidValue
+
+HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of automatic restarts. When one is reached, the job ends with exit code 93."""
+
+    per_signature: int = 2
+    """Restarts for one fault signature without a new completed step in between."""
+
+    per_hour: int = 10
+    """Restarts within any 3600 s, whatever their reason."""
+
+    total: int = 100
+    """Restarts in the life of the job, over all its requeues."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative bounds; 0 means never."""
+        for name in ("per_signature", "per_hour", "total"):
+            _at_least(self, name, 0)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long things may take, in seconds."""
+
+    heartbeat_s: float = 1.0
+    """Time between two heartbeats of an agent; changes are reported at once in any case."""
+
+    node_dead_s: float = 5.0
+    """Silence of an agent after which its node counts as dead."""
+
+    agent_start_s: float = 60.0
+    """From the start of the agents' step until an agent has to have reported for the first time."""
+
+    launch_s: float = 120.0
+    """From the order to launch until all ranks run."""
+
+    stop_grace_s: float = 5.0
+    """From TERM to KILL when workers are stopped."""
+
+    kill_wait_s: float = 5.0
+    """From KILL until a worker that is still there is reported as unkillable."""
+
+    checkpoint_s: float = 60.0
+    """How long a requeue waits for the checkpoint that it asked for."""
+
+    shutdown_s: float = 10.0
+    """How long the controller waits for its agents at the end of the job."""
+
+    def __post_init__(self) -> None:
+        """Refuse times that are not positive, and pairs that contradict each other."""
+        for item in fields(self):
+            _positive(self, item.name)
+        if self.node_dead_s < 2 * self.heartbeat_s:
+            raise InvalidValue(
+                ("node_dead_s", "heartbeat_s"),
+                f"node_dead_s ({self.node_dead_s:g}) is less than two heartbeats (of {self.heartbeat_s:g}): "
+                "one late heartbeat would cost a healthy node",
+                f"set node_dead_s to {2 * self.heartbeat_s:g} or more, or heartbeat_s to "
+                f"{self.node_dead_s / 2:g} or less",
+            )
+        stop_s = self.stop_grace_s + self.kill_wait_s
+        if self.shutdown_s < stop_s:
+            raise InvalidValue(
+                ("shutdown_s", "stop_grace_s", "kill_wait_s"),
+                f"shutdown_s ({self.shutdown_s:g}) is less than stop_grace_s + kill_wait_s ({stop_s:g}): "
+                "the controller would leave before its agents could stop their workers",
+                f"set shutdown_s to {stop_s:g} or more",
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where checkpoints are and how many are kept."""
+
+    directory: str | None = None
+    """Folder on storage that all nodes share; null: ``checkpoints`` in the job's folder."""
+
+    keep: int = 2
+    """Newest complete checkpoints that are kept. With 1 there is none to go back to when it is bad."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty folder name and keeping nothing."""
+        _not_empty(self, "directory", "name a folder, or leave the key out")
+        _at_least(self, "keep", 1)
+
+
+@dataclass(frozen=True)
+class SlurmConfig:
+    """How Slurm is spoken to and what it may be asked for."""
+
+    backend: Literal["auto", "cli", "pyslurm"] = "auto"
+    """``cli``: Slurm's commands; ``pyslurm``: the Python binding; ``auto``: the better one that works."""
+
+    timeout_s: float = 30.0
+    """Limit of a single question to Slurm, in seconds."""
+
+    requeue: bool = True
+    """Whether the job may be requeued when it cannot go on in its allocation."""
+
+    start_now: bool = True
+    """Whether a requeued job asks to start at once instead of after Slurm's usual delay of minutes."""
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that is not positive."""
+        _positive(self, "timeout_s")
+
+
+@dataclass(frozen=True)
+class WireConfig:
+    """The connections between controller and agents."""
+
+    port: int = 0
+    """TCP port of the controller on the batch host; 0: any free one."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no port."""
+        if not 0 <= self.port <= HIGHEST_PORT:
+            raise InvalidValue(
+                ("port",),
+                f"port is {self.port}, which is no TCP port",
+                f"use 0 (any free one) to {HIGHEST_PORT}",
+            )
+
+
+@dataclass(frozen=True)
+class RendezvousConfig:
+    """Where the ranks meet (``MASTER_PORT``)."""
+
+    port_range: str | None = None
+    """Ports to choose from, ``low-high``; null: any free one of the kernel's choice."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no range of ports."""
+        if self.port_range is not None:
+            parse_port_range(self.port_range)
+
+    @property
+    def ports(self) -> range | None:
+        """The ports as a range, None for any free one."""
+        return None if self.port_range is None else parse_port_range(self.port_range)
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """Everything about a protected job that can be chosen. ``docs/configuration.md`` explains each key."""
+
+    nodes: int | None = None
+    """Nodes that train; null: all nodes of the allocation but the spares."""
+
+    spares: int = 0
+    """Nodes of the allocation that stand by."""
+
+    nproc_per_node: int | None = None
+    """Worker processes per node; null: the GPUs of the node, 1 without GPUs."""
+
+    job_dir: str | None = None
+    """Folder on shared storage that holds the folders of jobs, each named by its job id; null:
+    ``srobust-jobs`` in the folder where the job was submitted."""
+
+    preload: tuple[str, ...] = ()
+    """Python modules that every agent imports before the first worker is forked, besides torch."""
+
+    mode: Literal["act", "observe"] = "act"
+    """``observe``: run the whole policy, print what it would do, and do nothing."""
+
+    limits: Limits = field(default_factory=Limits)
+    """Bounds of automatic restarts."""
+
+    timings: Timings = field(default_factory=Timings)
+    """How long things may take."""
+
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Where checkpoints are and how many are kept."""
+
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """How Slurm is spoken to and what it may be asked for."""
+
+    wire: WireConfig = field(default_factory=WireConfig)
+    """The connections between controller and agents."""
+
+    rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
+    """Where the ranks meet."""
+
+    final_exit_codes: tuple[int, ...] = (2,)
+    """Exit codes of the training after which a restart cannot help; 2 is argparse's wrong usage."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range and records that contradict each other."""
+        _at_least(self, "nodes", 1)
+        _at_least(self, "spares", 0)
+        _at_least(self, "nproc_per_node", 1)
+        _not_empty(self, "job_dir", "name a folder on shared storage, or leave the key out")
+        for module in self.preload:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise InvalidValue(
+                    ("preload",),
+                    f"preload has {module!r}, which is no module name",
+                    'write module names as in an import statement, e.g. ["transformers", "my_package.data"]',
+                )
+        for code in self.final_exit_codes:
+            if not 1 <= code <= 255:
+                raise InvalidValue(
+                    ("final_exit_codes",),
+                    f"final_exit_codes has {code}",
+                    "use codes from 1 to 255; 0 is success and final in any case",
+                )
+        ports = self.rendezvous.ports
+        if ports is not None and self.wire.port in ports:
+            raise InvalidValue(
+                ("wire.port", "rendezvous.port_range"),
+                f"wire.port ({self.wire.port}) lies in rendezvous.port_range ({self.rendezvous.port_range}): "
+                "the controller could not open it while ranks meet there",
+                "take the port out of the range, or set wire.port to 0 (any free one)",
+            )
+
+
+def parse_port_range(text: str) -> range:
+    """``"29500-29600"`` as a range with both ends in it. Raises :class:`InvalidValue`."""
+    low, dash, high = text.partition("-")
+    if not (dash and low.strip().isdecimal() and high.strip().isdecimal()):
+        raise InvalidValue(("port_range",), f"port_range is {text!r}", 'write two ports, e.g. "29500-29600"')
+    ports = range(int(low), int(high) + 1)
+    if not ports or ports[0] < 1 or ports[-1] > HIGHEST_PORT:
+        raise InvalidValue(
+            ("port_range",),
+            f"port_range is {text!r}",
+            f'write the lower port first, both from 1 to {HIGHEST_PORT}, e.g. "29500-29600"',
+        )
+    return ports
+
+
+def _at_least(record: object, name: str, lowest: int) -> None:
+    value = getattr(record, name)
+    if value is not None and value < lowest:
+        raise InvalidValue((name,), f"{name} is {value}", f"use {lowest} or more")
+
+
+def _positive(record: object, name: str) -> None:
+    value = getattr(record, name)
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidValue((name,), f"{name} is {value:g}", "use a number of seconds above 0")
+
+
+def _not_empty(record: object, name: str, fix: str) -> None:
+    if getattr(record, name) == "":
+        raise InvalidValue((name,), f"{name} is empty", fix)

@@ -1,0 +1,179 @@
+"""One controller: ``python -m slurm_robust.controller --job-dir DIR``, started by ``srobust run``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust import __version__
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.journal import Journal, fold
+from slurm_robust.controller.loop import Loop, read_clocks
+from slurm_robust.controller.output import say
+from slurm_robust.controller.preflight import Plan, load_plan
+from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.stages.table import build
+from slurm_robust.controller.start import begin
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.select import make_client
+from slurm_robust.wire.epochs import EpochRecord, take_epoch
+from slurm_robust.wire.keys import load_server
+from slurm_robust.wire.server import ControllerSocket
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one controller to its end."""
+    parser = argparse.ArgumentParser(
+        prog="slurm_robust.controller", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--job-dir", type=Path, required=True)
+    directory = JobDirectory(parser.parse_args(argv).job_dir)
+    try:
+        return control(directory, load_plan(directory))
+    except SrobustError as error:
+        say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        return int(error.exit_code)
+    except Exception:  # noqa: BLE001  # whatever it is, training must go on under the next controller
+        # The keeper starts the next controller on this code; the traceback is all that we leave behind.
+        say(f"the controller met an error of its own\n{traceback.format_exc()}")
+        return int(ExitCode.INTERNAL)
+
+
+def control(directory: JobDirectory, plan: Plan) -> int:
+    """Take the job's next epoch, replay the journal, and go on from there."""
+    slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
+    journal = Journal(directory.journal)
+    with closing(ControllerSocket(load_server(directory.keys), plan.config.wire.port)) as server:
+        epoch = _take(directory, plan, server.port)
+        store = CheckpointStore(_checkpoints(directory, plan))
+        _write_spec(directory, plan, store)
+        if not journal.events:
+            journal.append(_run_started(plan))
+        if journal.torn is not None:
+            journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
+        journal.append(
+            ev.ControllerStarted(
+                t=time.time(), epoch=epoch.epoch, host=epoch.host, pid=epoch.pid, port=epoch.port
+            )
+        )
+        first = begin(journal, plan, store)
+        core = Core(plan.config, fold(journal.events), build, first, read_clocks())
+        loop = Loop(
+            core,
+            config=plan.config,
+            directory=directory,
+            journal=journal,
+            socket=server,
+            steps=AgentSteps(
+                slurm, _allocation(slurm, plan), _agent_command(directory, plan), directory.agents
+            ),
+            requeuer=Requeuer(
+                slurm,
+                plan.job_id,
+                plan.restart_count,
+                directory.path / "requeue.jsonl",
+                start_now=plan.config.slurm.start_now,
+            ),
+            store=store,
+        )
+        say(f"controller {epoch.epoch} of job {plan.job_id}: {plan.slots} nodes, {plan.spares} spares")
+        code = loop.run()
+    journal.close()
+    return code
+
+
+def _take(directory: JobDirectory, plan: Plan, port: int) -> EpochRecord:
+    host = socket.gethostname()
+    addresses = _own_addresses(host)
+    return take_epoch(
+        directory.epochs, host=host, addresses=addresses, port=port, pid=os.getpid(), run_id=plan.run_id
+    )
+
+
+def _own_addresses(host: str) -> tuple[str, ...]:
+    """Where agents may find us: the name Slurm has for this node, then what the host's name resolves to."""
+    names = [os.environ.get("SLURMD_NODENAME", ""), host]
+    found: dict[str, None] = {}
+    for name in filter(None, names):
+        try:
+            infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        found.update(dict.fromkeys(str(info[4][0]) for info in infos))
+    found.update(dict.fromkeys(filter(None, names)))
+    remote = [a for a in found if not a.startswith("127.") and a != "::1"]
+    return tuple(remote or found)
+
+
+def _checkpoints(directory: JobDirectory, plan: Plan) -> Path:
+    given = plan.config.checkpoint.directory
+    return Path(plan.cwd, given) if given else directory.checkpoints
+
+
+def _write_spec(directory: JobDirectory, plan: Plan, store: CheckpointStore) -> None:
+    spec = JobSpec(
+        run_id=plan.run_id,
+        job_id=plan.job_id,
+        kind=plan.kind,
+        command=plan.command,
+        cwd=plan.cwd,
+        nproc_per_node=plan.nproc_per_node,
+        preload=plan.config.preload,
+        heartbeat_s=plan.config.timings.heartbeat_s,
+        kill_wait_s=plan.config.timings.kill_wait_s,
+        checkpoint_dir=str(store.path),
+    )
+    beside = directory.path / ".job.json.new"
+    beside.write_bytes(msgspec.json.encode(spec))
+    beside.replace(directory.spec)
+
+
+def _run_started(plan: Plan) -> ev.RunStarted:
+    return ev.RunStarted(
+        t=time.time(),
+        run_id=plan.run_id,
+        job_id=plan.job_id,
+        kind=plan.kind.value,
+        command=plan.command,
+        cwd=plan.cwd,
+        slots=plan.slots,
+        spares=plan.spares,
+        nproc_per_node=plan.nproc_per_node,
+        version=__version__,
+    )
+
+
+def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
+    """Slurm's own word on CPUs and GPUs per node; the environment's when it does not answer."""
+    try:
+        return slurm.allocation(plan.job_id)
+    except SlurmError as error:
+        say(f"Slurm does not tell the allocation ({error}); using the environment of the batch script")
+        return allocation_from_environment(os.environ)
+
+
+def _agent_command(directory: JobDirectory, plan: Plan) -> tuple[str, ...]:
+    ports = plan.config.rendezvous.port_range
+    command = (sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(directory.path))
+    return (*command, "--ports", ports) if ports else command
+
+
+if __name__ == "__main__":
+    sys.exit(main())

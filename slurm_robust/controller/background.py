@@ -1,0 +1,53 @@
+"""Work that may block (Slurm, shared storage), away from the loop that must answer every Beat."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+
+class Background:
+    """Runs functions in threads and hands what they return to the loop, in the loop's own thread.
+
+    Threads are daemons: one that hangs in a dead file system does not keep the controller from ending.
+    """
+
+    def __init__(self) -> None:
+        self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Readable when something is to be taken by :meth:`drain`."""
+        return self._wake
+
+    def run(self, work: Callable[[], Callable[[], None]], name: str) -> None:
+        """Do ``work`` in a thread; the function it returns is called by :meth:`drain`."""
+
+        def body() -> None:
+            self.post(work())
+
+        threading.Thread(target=body, name=name, daemon=True).start()
+
+    def post(self, then: Callable[[], None]) -> None:
+        """Have ``then`` called by :meth:`drain`. From any thread."""
+        self._results.put(then)
+        try:
+            os.write(self._waker, b"x")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups already
+
+    def drain(self) -> None:
+        """Call what has been posted. From the loop's thread only."""
+        try:
+            while os.read(self._wake, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                then = self._results.get_nowait()
+            except queue.Empty:
+                return
+            then()

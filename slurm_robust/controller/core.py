@@ -1,0 +1,270 @@
+"""The controller without its hands: Beats, signals and ticks in, effects out.
+
+Nothing here reads a clock, a socket or a file, so a test or a simulation can drive years of a job
+in a second. The core holds the job's state (the fold of its journal), the fleet, and the stage in
+which the job is; each stage is a class of its own in :mod:`slurm_robust.controller.stages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller.effects import Effect, Now, Prune, SaveEvidence, Say, Send, Write
+from slurm_robust.controller.fleet import Fleet, Heard
+from slurm_robust.controller.transitions import Transition
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Symptom
+from slurm_robust.model.state import JobState, apply
+from slurm_robust.policy import Rules
+from slurm_robust.wire import messages as msg
+
+PROGRESS_EVERY_S = 10.0
+PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
+
+
+class Stage(Protocol):
+    """One phase of a job's life.
+
+    ``enter`` is called once; ``step`` after every input and tick, and returns what comes next or
+    None to stay. A stage acts only through the core's ``record``, ``send`` and ``emit``.
+    """
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Do what begins this stage."""
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Look at the state and the fleet; name the next stage, or None."""
+
+
+Table = Callable[[Transition], Stage]
+
+
+class IncidentClock:
+    """Times of the open incident by the monotonic clock; lost with the controller, which is noted."""
+
+    def __init__(self, number: int, detected: float) -> None:
+        self.number = number
+        self.detected = detected
+        self.decided: float | None = None
+
+
+class Core:
+    """All that the controller knows and decides."""
+
+    def __init__(self, config: JobConfig, state: JobState, table: Table, first: Transition, now: Now) -> None:
+        self.config = config
+        self.rules = Rules.of(config)
+        self.state = state
+        self.fleet = Fleet()
+        self.started = now.mono
+        self._table = table
+        self.stage = table(first)
+        self.clock: IncidentClock | None = None
+        self.ending: str | None = None  # why the end of this run approaches, once it does
+        self.leaving: str | None = None  # why we were told to go at once
+        self.refused: dict[str, str] = {}  # nodes on which no agent could be started, with the reason
+        self.checkpoint: tuple[int, str, int] | None = None  # answer to FindCheckpoint
+        self.requeue_error: str | None = None
+        self.requeued = False  # Slurm has taken the requeue, and the rest of it is in good hands
+        self.agents_gone = False  # the step of the agents has ended
+        self._effects: list[Effect] = []
+        self._notes: set[tuple[str, str]] = set()
+        self._progress_at = now.mono
+        self._pruned: tuple[int, int, float] = (0, -1, now.mono)  # generation, step, when
+        self.stage.enter(self, now)
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def on_beat(self, beat: msg.Beat, now: Now) -> None:
+        """An agent spoke. Nothing is concluded before :meth:`on_tick`.
+
+        After a stall of our own many Beats wait; judging anybody's silence before all of them are
+        read would declare healthy nodes dead.
+        """
+        heard = self.fleet.hear(beat, now.mono)
+        if heard is not Heard.SAME:
+            self.record(ev.AgentJoined(t=now.wall, node=beat.node, agent=beat.agent, address=beat.address))
+            if beat.node in self.state.evicted:
+                self.record(ev.NodeReturned(t=now.wall, node=beat.node))
+        for text in beat.notes:
+            self.note(text, beat.node, now)
+        self.emit(Send(node=beat.node, message=msg.Ack(epoch=self.state.epoch, seq=beat.seq)))
+        self._stop_strays(beat)
+
+    def on_stall(self, seconds: float) -> None:
+        """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
+        self.fleet.forgive(seconds)
+
+    def on_tick(self, now: Now) -> list[Effect]:
+        """Time has passed, or something else may have changed: go on as far as possible."""
+        while (following := self.stage.step(self, now)) is not None:
+            self.stage = self._table(following)
+            self.stage.enter(self, now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def on_end_approaching(self, reason: str, now: Now) -> list[Effect]:
+        """The time limit or a preemption is near (USR1)."""
+        if self.ending is None:
+            self.ending = reason
+            self.emit(Say(text=f"{reason}: taking a checkpoint, then the job is requeued"))
+        return self.on_tick(now)
+
+    def on_leave(self, reason: str, now: Now) -> list[Effect]:
+        """Slurm ends the job now (TERM), or the owner does."""
+        if self.leaving is None:
+            self.leaving = reason
+            self.note(reason, "", now)
+        return self.on_tick(now)
+
+    def on_checkpoint(self, generation: int, token: str, step: int, now: Now) -> list[Effect]:
+        """Answer to FindCheckpoint: the newest complete one, ``""`` and -1 for none."""
+        self.checkpoint = (generation, token, step)
+        return self.on_tick(now)
+
+    def on_refusal(self, node: str, text: str, now: Now) -> list[Effect]:
+        """The agent of ``node`` could not begin (its own words from the step's output)."""
+        self.refused.setdefault(node, text)
+        return self.on_tick(now)
+
+    def on_agents_gone(self, now: Now) -> list[Effect]:
+        """The step of the agents has ended."""
+        self.agents_gone = True
+        return self.on_tick(now)
+
+    def on_requeue(self, error: str | None, now: Now) -> list[Effect]:
+        """Slurm took the requeue, or refused it with ``error``."""
+        self.requeue_error = error
+        self.requeued = error is None
+        return self.on_tick(now)
+
+    def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:
+        """Something longer that Slurm does for us got further."""
+        self.record(ev.StageDone(t=now.wall, what=what, ok=ok, detail=detail))
+        return self.on_tick(now)
+
+    def on_drill(self, drill: msg.Drill, now: Now) -> tuple[msg.DrillReply, list[Effect]]:
+        """The owner tries a fault on the own job."""
+        signals = {"kill-rank": 9, "stop-rank": 19}
+        world = self.state.placement.world_size
+        if drill.fault not in signals:
+            text = f"unknown fault '{drill.fault}'; possible: {', '.join(signals)}"
+            return msg.DrillReply(ok=False, text=text), []
+        if not self.state.running or not 0 <= drill.rank < world:
+            text = f"rank {drill.rank} does not run now; ranks are 0 to {world - 1}"
+            return msg.DrillReply(ok=False, text=text), []
+        node = self.state.placement.node_of(drill.rank)
+        order = msg.Inject(epoch=self.state.epoch, rank=drill.rank, signal=signals[drill.fault])
+        self.emit(Send(node=node, message=order))
+        text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.state.generation})"
+        self.record(ev.Noted(t=now.wall, text=text, node=node))
+        return msg.DrillReply(ok=True, text=text), self.on_tick(now)
+
+    # -- what stages use ---------------------------------------------------------------------------
+
+    def record(self, event: ev.AnyEvent) -> None:
+        """Change the state by ``event`` and have it written; the only way in which it changes."""
+        self.state = apply(event, self.state)
+        self.emit(Write(event=event))
+
+    def emit(self, effect: Effect) -> None:
+        """Ask the loop for ``effect``, after those asked for before."""
+        self._effects.append(effect)
+
+    def send(self, node: str, message: msg.FromController) -> None:
+        """Send to one agent."""
+        self.emit(Send(node=node, message=message))
+
+    def note(self, text: str, node: str, now: Now) -> None:
+        """Write a fact once, however often it is told."""
+        if (node, text) not in self._notes:
+            self._notes.add((node, text))
+            self.record(ev.Noted(t=now.wall, text=text, node=node))
+
+    def open_incident(self, symptom: Symptom, detail: str, detect_s: float, now: Now) -> None:
+        """Training stopped being productive; a symptom of an open incident is added to it."""
+        if self.state.incident is not None:
+            number = self.state.incident.number
+            self.record(ev.SymptomAdded(t=now.wall, incident=number, symptom=symptom, detail=detail))
+        else:
+            number = self.state.incidents + 1
+            self.clock = IncidentClock(number, now.mono)
+            self.record(
+                ev.IncidentOpened(
+                    t=now.wall,
+                    incident=number,
+                    generation=self.state.generation,
+                    symptom=symptom,
+                    detail=detail,
+                    detect_s=max(0.0, detect_s),
+                    best_step=self.state.best_step,
+                )
+            )
+        self.emit(Say(text=f"incident {number}: {detail} (seen after {max(0.0, detect_s):.2f} s)"))
+
+    def close_incident(self, step: int, age_s: float, now: Now) -> None:
+        """The first new step was completed ``age_s`` seconds ago."""
+        assert self.state.incident is not None
+        number = self.state.incident.number
+        clock, self.clock = self.clock, None
+        known = clock is not None and clock.number == number and clock.decided is not None
+        recover_s = max(0.0, now.mono - age_s - clock.decided) if known and clock and clock.decided else 0.0
+        if not known:
+            self.note(
+                f"incident {number}: another controller saw its beginning, recover_s is unknown", "", now
+            )
+        self.record(
+            ev.IncidentClosed(
+                t=now.wall - age_s,
+                incident=number,
+                generation=self.state.generation,
+                step=step,
+                recover_s=recover_s,
+            )
+        )
+        self.emit(SaveEvidence(number=number))
+        self.emit(Say(text=f"incident {number}: over, step {step} is done (recovery took {recover_s:.2f} s)"))
+
+    def watch_progress(self, now: Now, *, force: bool = False) -> None:
+        """Write the newest step completed by all ranks every few seconds, and at ``force``."""
+        state = self.state
+        records = self.fleet.progress(state.slots, state.generation)
+        if len(records) < state.placement.world_size or min(p.step for p in records) < 0:
+            return
+        self._prune(min(p.checkpoint for p in records), now)
+        if not force and now.mono - self._progress_at < PROGRESS_EVERY_S:
+            return
+        self._progress_at = now.mono
+        last = min(records, key=lambda p: (p.step, -p.age_s))
+        self.record(
+            ev.ProgressMade(
+                t=now.wall - last.age_s,
+                generation=state.generation,
+                step=last.step,
+                reported=all(p.reported for p in records),
+                loss=last.loss,
+                grad_norm=last.grad_norm,
+            )
+        )
+
+    def _prune(self, newest: int, now: Now) -> None:
+        """Have old checkpoints removed when all ranks have published a newer one."""
+        generation, step, at = self._pruned
+        news = newest >= 0 and (self.state.generation, newest) != (generation, step)
+        if news and now.mono - at >= PRUNE_EVERY_S:
+            self._pruned = (self.state.generation, newest, now.mono)
+            self.emit(Prune(protect=tuple(self.state.sealed.values())))
+
+    def _stop_strays(self, beat: msg.Beat) -> None:
+        """Workers of another generation than today's on a node that came back must end."""
+        busy = beat.phase in (msg.Phase.STARTING, msg.Phase.RUNNING)
+        stray = beat.generation < self.state.generation or beat.node not in self.state.slots
+        if busy and stray and beat.generation:
+            order = msg.Stop(
+                epoch=self.state.epoch,
+                generation=max(beat.generation, self.state.generation - 1),
+                grace_s=self.config.timings.stop_grace_s,
+            )
+            self.send(beat.node, order)

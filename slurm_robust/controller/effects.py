@@ -1,0 +1,79 @@
+"""What the core asks the loop to do, and what the loop tells the core. Records only."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.record import Record
+from slurm_robust.wire.messages import FromController
+
+
+class Now(Record):
+    """One reading of both clocks, in seconds: ``mono`` for durations, ``wall`` for people."""
+
+    mono: float
+    wall: float
+
+
+# -- core to loop ----------------------------------------------------------------------------------
+
+
+class Write(Record):
+    """Append ``event`` to the journal (durably, before any later effect is carried out)."""
+
+    event: AnyEvent
+
+
+class Send(Record):
+    """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached."""
+
+    node: str
+    message: FromController
+
+
+class StartAgents(Record):
+    """Start agents on ``nodes`` by a step of the job."""
+
+    nodes: tuple[str, ...]
+
+
+class FindCheckpoint(Record):
+    """Look for the newest complete checkpoint of ``generation``; answered by ``on_checkpoint``."""
+
+    generation: int
+
+
+class Prune(Record):
+    """Remove old checkpoints; ``protect`` are tokens that a restore may still need."""
+
+    protect: tuple[str, ...]
+
+
+class BeginRequeue(Record):
+    """Requeue the job in Slurm without ``exclude``; answered by ``on_requeue``."""
+
+    exclude: tuple[str, ...]
+
+
+class SaveEvidence(Record):
+    """Write the folder of evidence of incident ``number``."""
+
+    number: int
+
+
+class Say(Record):
+    """A line for the job's own output."""
+
+    text: str
+
+
+class Exit(Record):
+    """End the controller with ``code``."""
+
+    code: int
+
+
+Effect: TypeAlias = (
+    Write | Send | StartAgents | FindCheckpoint | Prune | BeginRequeue | SaveEvidence | Say | Exit
+)

@@ -1,0 +1,91 @@
+"""What the controller knows of its agents: the newest Beat of each node and when it came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from msgspec import structs
+
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.wire.messages import Beat, Phase, Progress
+
+
+class Heard(Enum):
+    """What a Beat means for our picture of the node."""
+
+    JOINED = "joined"  # the first of this node
+    RESTARTED = "restarted"  # the node had another agent before: its workers are gone
+    SAME = "same"
+
+
+@dataclass
+class AgentView:
+    """The newest Beat of one node. ``heard`` is monotonic time; ``replaced`` counts agent changes."""
+
+    beat: Beat
+    heard: float
+    replaced: int = 0
+
+
+@dataclass
+class Fleet:
+    """All agents that ever spoke to this controller, by node."""
+
+    views: dict[str, AgentView] = field(default_factory=dict)
+
+    def hear(self, beat: Beat, now: float) -> Heard:
+        """Take in a Beat that came at ``now``."""
+        known = self.views.get(beat.node)
+        if known is None:
+            self.views[beat.node] = AgentView(beat, now)
+            return Heard.JOINED
+        if known.beat.agent != beat.agent:
+            self.views[beat.node] = AgentView(beat, now, known.replaced + 1)
+            return Heard.RESTARTED
+        if beat.seq >= known.beat.seq:
+            known.beat = beat
+        known.heard = now
+        return Heard.SAME
+
+    def forgive(self, seconds: float) -> None:
+        """Do not count the last ``seconds`` as silence of anybody."""
+        for view in self.views.values():
+            view.heard += seconds
+
+    def beat(self, node: str) -> Beat | None:
+        """Newest Beat of ``node``."""
+        view = self.views.get(node)
+        return view.beat if view else None
+
+    def silence(self, node: str, now: float, since: float) -> float:
+        """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
+        view = self.views.get(node)
+        return now - (view.heard if view else since)
+
+    def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
+        """Whether every node describes workers of ``generation`` in one of ``phases``."""
+        beats = [self.beat(n) for n in nodes]
+        return all(b is not None and b.generation == generation and b.phase in phases for b in beats)
+
+    def exits(self, nodes: Iterable[str], generation: int, now: float) -> list[NodeExit]:
+        """Ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""
+        found = []
+        for node in nodes:
+            view = self.views.get(node)
+            if view is None or view.beat.generation != generation:
+                continue
+            for exit in view.beat.exits:
+                aged = structs.replace(exit, age_s=exit.age_s + now - view.heard)
+                found.append(NodeExit(node=node, exit=aged))
+        return found
+
+    def progress(self, nodes: Iterable[str], generation: int) -> list[Progress]:
+        """Step records of all ranks of ``generation`` that are known."""
+        found: list[Progress] = []
+        for node in nodes:
+            beat = self.beat(node)
+            if beat is not None and beat.generation == generation:
+                found.extend(beat.progress)
+        return found

@@ -1,0 +1,100 @@
+"""The journal: one JSON object a line, appended durably, read back after any crash.
+
+A crash can tear only the last line. It is set aside in ``journal.torn-<offset>`` and the journal goes
+on after the last whole line. Damage anywhere else is not repaired by guessing: it is an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import reduce
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.events import AnyEvent, decode_event, encode_event
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.state import JobState, apply
+
+
+class JournalDamaged(SrobustError):
+    """A line that is not the last one cannot be read."""
+
+    exit_code = ExitCode.JOURNAL
+
+
+def parse(data: bytes, name: str = "journal") -> tuple[list[AnyEvent], int]:
+    """Events of a journal and the offset up to which it is whole.
+
+    What follows that offset is a torn last line. Raises :class:`JournalDamaged` for any other line
+    that cannot be read, with its number.
+    """
+    events: list[AnyEvent] = []
+    offset = 0
+    lines = data.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise msgspec.DecodeError("no end of line")
+            events.append(decode_event(line))
+        except msgspec.DecodeError as error:
+            if number == len(lines):
+                break
+            damaged = JournalDamaged(f"{name}, line {number}: {error}")
+            damaged.fix = (
+                f"line {number} was changed or the storage lost data; nothing was touched. Move the job "
+                "directory aside to start the job anew, or restore the journal from a copy"
+            )
+            raise damaged from error
+        offset += len(line)
+    return events, offset
+
+
+def fold(events: Iterable[AnyEvent]) -> JobState:
+    """The state after ``events``."""
+    return reduce(lambda state, event: apply(event, state), events, JobState())
+
+
+def read(path: Path) -> list[AnyEvent]:
+    """All whole events of a journal somebody else may be writing; ``[]`` if there is none.
+
+    Raises :class:`JournalDamaged`, ``OSError``.
+    """
+    try:
+        return parse(path.read_bytes(), str(path))[0]
+    except FileNotFoundError:
+        return []
+
+
+class Journal:
+    """The journal of this controller, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create it. ``events`` holds what was there, ``torn`` where a torn line went.
+
+        Raises :class:`JournalDamaged`, ``OSError``.
+        """
+        self.path = path
+        self.torn: Path | None = None
+        data = path.read_bytes() if path.exists() else b""
+        self.events, whole = parse(data, str(path))
+        if whole < len(data):
+            self.torn = path.with_name(f"journal.torn-{whole}")
+            self.torn.write_bytes(data[whole:])
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if self.torn is not None:
+            os.ftruncate(self._fd, whole)
+
+    def append(self, event: AnyEvent) -> None:
+        """Write ``event`` so that it survives a crash of this machine. Raises ``OSError``."""
+        self.events.append(event)
+        data = encode_event(event) + b"\n"
+        while data:
+            data = data[os.write(self._fd, data) :]
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Nothing is pending: every append was durable."""
+        os.close(self._fd)

@@ -1,0 +1,280 @@
+"""The controller's hands: sockets, signals, files and Slurm around the pure core."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+import zmq
+
+from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller import effects as fx
+from slurm_robust.controller import evidence
+from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.background import Background
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.output import say
+from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.wire import messages as msg
+from slurm_robust.wire.epochs import newest_epoch
+from slurm_robust.wire.server import ControllerSocket
+
+TICK_MS = 100
+STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
+SLOW_TICK_S = 1.0  # for what touches shared storage or processes
+
+
+def read_clocks() -> fx.Now:
+    """Both clocks, now."""
+    return fx.Now(mono=time.monotonic(), wall=time.time())
+
+
+class Loop:
+    """Feeds the core with what happens and does what it asks for, until it asks to end."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        config: JobConfig,
+        directory: JobDirectory,
+        journal: Journal,
+        socket: ControllerSocket,
+        steps: AgentSteps,
+        requeuer: Requeuer,
+        store: CheckpointStore,
+    ) -> None:
+        self._core = core
+        self._config = config
+        self._directory = directory
+        self._journal = journal
+        self._socket = socket
+        self._steps = steps
+        self._requeuer = requeuer
+        self._store = store
+        self._background = Background()
+        self._identities: dict[str, bytes] = {}
+        self._code: int | None = None
+        self._slow_at = 0.0
+        self._slow_busy = False
+        self._gone_told = False
+        self._pruning = False
+        self._acts: dict[type, Callable[..., None]] = {
+            fx.Write: self._write,
+            fx.Send: self._send,
+            fx.StartAgents: self._start_agents,
+            fx.FindCheckpoint: self._find_checkpoint,
+            fx.Prune: self._prune,
+            fx.BeginRequeue: self._begin_requeue,
+            fx.SaveEvidence: self._save_evidence,
+            fx.Say: lambda effect: say(effect.text),
+            fx.Exit: self._exit,
+        }
+
+    def run(self) -> int:
+        """Run until the core ends; returns the exit code of the job."""
+        with _Signals() as signals:
+            poller = zmq.Poller()
+            for source in (self._socket.socket, signals.fileno(), self._background.fileno()):
+                poller.register(source, zmq.POLLIN)
+            self._do(self._core.on_tick(read_clocks()))
+            turned = time.monotonic()
+            while self._code is None:
+                poller.poll(TICK_MS)
+                stalled, turned = time.monotonic() - turned, time.monotonic()
+                if stalled > STALL_S:
+                    self._core.on_stall(stalled)
+                for number in signals.taken():
+                    self._on_signal(number)
+                self._background.drain()
+                while self._code is None and (received := self._socket.recv()) is not None:
+                    self._on_message(*received)
+                self._slow_tick()
+                self._do(self._core.on_tick(read_clocks()))
+        return self._code
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def _on_message(self, identity: bytes, message: msg.ToController) -> None:
+        now = read_clocks()
+        match message:
+            case msg.Beat():
+                self._identities[message.node] = identity
+                self._core.on_beat(message, now)
+            case msg.Ping():
+                pong = msg.Pong(epoch=self._core.state.epoch, host=os.uname().nodename, pid=os.getpid())
+                self._socket.send(identity, pong)
+            case msg.Drill():
+                reply, effects = self._core.on_drill(message, now)
+                self._socket.send(identity, reply)
+                self._do(effects)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self._do(self._core.on_end_approaching("the end of this run is near (USR1)", read_clocks()))
+        else:
+            name = signal.Signals(number).name
+            self._do(self._core.on_leave(f"told to end by {name}", read_clocks()))
+
+    def _slow_tick(self) -> None:
+        """Once a second, in the background: refusals of agents, the step's end, a higher epoch."""
+        if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
+            return
+        self._slow_at, self._slow_busy = time.monotonic(), True
+        self._background.run(self._look_around, "look around")
+
+    def _look_around(self) -> Callable[[], None]:
+        refusals = list(self._steps.refusals())
+        gone = self._steps.ended()
+        try:
+            newest = newest_epoch(self._directory.epochs)
+        except OSError:
+            newest = None  # storage does not answer now; asked again in a second
+
+        def tell() -> None:
+            self._slow_busy = False
+            for refusal in refusals:
+                text = f"{refusal.srobust_agent_error} {refusal.fix}".strip()
+                self._do(self._core.on_refusal(refusal.node, text, read_clocks()))
+            if gone and not self._gone_told:
+                self._gone_told = True
+                self._do(self._core.on_agents_gone(read_clocks()))
+            if newest is not None and newest.epoch > self._core.state.epoch and self._code is None:
+                say(f"controller {newest.epoch} on {newest.host} has taken over; this one ends")
+                self._code = int(ExitCode.OTHER_CONTROLLER)
+
+        return tell
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    def _do(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            self._acts[type(effect)](effect)
+
+    def _write(self, effect: fx.Write) -> None:
+        self._journal.append(effect.event)
+
+    def _send(self, effect: fx.Send) -> None:
+        identity = self._identities.get(effect.node)
+        if identity is not None:
+            self._socket.send(identity, effect.message)
+
+    def _exit(self, effect: fx.Exit) -> None:
+        self._code = effect.code
+
+    def _start_agents(self, effect: fx.StartAgents) -> None:
+        self._gone_told = False
+        epoch = self._core.state.epoch
+
+        def work() -> Callable[[], None]:
+            try:
+                self._steps.start(effect.nodes, epoch)
+            except (SlurmError, OSError) as error:
+                text = f"agents could not be started: {error}"
+                return lambda: self._do(self._core.on_stage_done("start agents", False, text, read_clocks()))
+            return lambda: None
+
+        self._background.run(work, "start agents")
+
+    def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
+        world = self._core.state.placement.world_size
+
+        def work() -> Callable[[], None]:
+            try:
+                refs = [r for r in self._store.complete(world) if r.generation == effect.generation]
+            except OSError as error:
+                text = f"checkpoints of generation {effect.generation} cannot be listed: {error}"
+                self._background.post(
+                    lambda: self._do(self._core.on_stage_done("find checkpoint", False, text, read_clocks()))
+                )
+                refs = []
+            token, step = (refs[0].token(), refs[0].step) if refs else ("", -1)
+            return lambda: self._do(self._core.on_checkpoint(effect.generation, token, step, read_clocks()))
+
+        self._background.run(work, "find checkpoint")
+
+    def _prune(self, effect: fx.Prune) -> None:
+        if self._pruning:
+            return  # storage is slow; the next one removes what this one would have
+        self._pruning = True
+        generation = self._core.state.generation
+
+        def done(error: str) -> None:
+            self._pruning = False
+            if error:
+                self._core.note(error, "", read_clocks())
+
+        def work() -> Callable[[], None]:
+            try:
+                protect = [CheckpointRef.from_token(token) for token in effect.protect]
+                self._store.prune(self._config.checkpoint.keep, protect, generation)
+            except (OSError, ValueError) as error:
+                return partial(done, f"old checkpoints could not be removed: {error}")
+            return partial(done, "")
+
+        self._background.run(work, "prune")
+
+    def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
+        def stage(what: str, ok: bool, detail: str) -> None:
+            self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, read_clocks())))
+
+        def work() -> Callable[[], None]:
+            try:
+                self._requeuer.begin(effect.exclude, stage)
+            except (SlurmError, OSError) as error:
+                text = str(error)
+                return lambda: self._do(self._core.on_requeue(text, read_clocks()))
+            return lambda: self._do(self._core.on_requeue(None, read_clocks()))
+
+        self._background.run(work, "requeue")
+
+    def _save_evidence(self, effect: fx.SaveEvidence) -> None:
+        events = list(self._journal.events)
+
+        def work() -> Callable[[], None]:
+            try:
+                evidence.save(self._directory, effect.number, events)
+            except OSError as error:
+                text = f"evidence of incident {effect.number} could not be saved: {error}"
+                return lambda: self._do(self._core.on_stage_done("evidence", False, text, read_clocks()))
+            return lambda: None
+
+        self._background.run(work, "evidence")
+
+
+class _Signals:
+    """Signals as readable bytes, so that they come into the loop like everything else."""
+
+    WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+    def __enter__(self) -> _Signals:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._old = {number: signal.signal(number, lambda *_: None) for number in self.WATCHED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._old_fd)
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def fileno(self) -> int:
+        """Readable when a signal came."""
+        return self._read
+
+    def taken(self) -> list[int]:
+        """Numbers of the signals that came since the last call."""
+        try:
+            return [n for n in os.read(self._read, 256) if n in self.WATCHED]
+        except BlockingIOError:
+            return []

@@ -1,0 +1,36 @@
+"""``srobust run``: check everything, then keep a controller alive until the training has ended."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller import journal, keeper, preflight
+from slurm_robust.controller.output import say
+from slurm_robust.model.job import CommandKind
+
+
+def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: str = "") -> int:
+    """Run ``command`` protected, inside a batch script; returns the exit code of the job.
+
+    Raises :class:`~slurm_robust.controller.preflight.PreflightError`,
+    :class:`~slurm_robust.controller.journal.JournalDamaged`, ``SlurmError``.
+    """
+    allocation = preflight.find_allocation(os.environ)
+    preflight.check_command(kind, command, Path.cwd())
+    preflight.sizes(config, allocation)
+    directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
+    events = journal.read(directory.journal)
+    state = journal.fold(events)
+    over = preflight.check_history(state, events, command)
+    if over is not None and state.ended is not None:
+        say(f"this run is over since {directory.journal} says so: {state.ended.reason}")
+        return over
+    preflight.open_directory(directory)
+    preflight.check_alone(directory)
+    run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
+    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id)
+    preflight.save_plan(directory, plan)
+    return keeper.keep(directory.path)

@@ -1,0 +1,16 @@
+"""What the controller says in the job's own output, each line with the time and our name."""
+
+from __future__ import annotations
+
+import time
+
+
+def say(text: str) -> None:
+    """Print ``text``; lines after the first are kept as they are."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
+    try:
+        print(f"srobust: {stamp} {text}", flush=True)
+    except OSError:
+        # A full or lost file system under the job's output must not end the job's supervision; what
+        # was to be said stands in the journal.
+        pass

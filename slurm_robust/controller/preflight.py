@@ -1,0 +1,194 @@
+"""Everything that can be wrong before the first worker starts, found in seconds and said clearly."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
+from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.errors import NotInAllocation
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.wire.client import ask
+from slurm_robust.wire.epochs import newest_epoch
+from slurm_robust.wire.keys import create_keys, load_client
+from slurm_robust.wire.messages import Ping, Pong
+
+PING_TIMEOUT_S = 2.0
+
+
+class PreflightError(SrobustError):
+    """The job cannot be started as asked."""
+
+    def __init__(self, text: str, *, fix: str, code: ExitCode) -> None:
+        super().__init__(text)
+        self.fix = fix
+        self.exit_code = code
+
+
+class Plan(Record):
+    """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
+
+    ``nodes``: the allocation in Slurm's order. ``config`` is the whole configuration.
+    """
+
+    run_id: str
+    job_id: int
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    slots: int
+    spares: int
+    nproc_per_node: int
+    restart_count: int
+    nodes: tuple[str, ...]
+    config: JobConfig
+
+
+def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
+    """The script must be there; a module or program is looked up by the nodes. Raises PreflightError."""
+    if kind is not CommandKind.SCRIPT:
+        return
+    script = cwd / command[0]
+    if not script.is_file():
+        raise PreflightError(
+            f"script not found: {script}",
+            fix=f"give the path of a Python file, relative to {cwd}; any other command goes after '--'",
+            code=ExitCode.NO_INPUT,
+        )
+    if not os.access(script, os.R_OK):
+        raise PreflightError(
+            f"script not readable: {script}", fix=f"chmod u+r {script}", code=ExitCode.NO_INPUT
+        )
+
+
+def sizes(config: JobConfig, allocation: Allocation) -> tuple[int, int, int]:
+    """Slots, spares and processes per node for this allocation. Raises PreflightError."""
+    have = len(allocation.nodes)
+    slots = config.nodes if config.nodes is not None else have - config.spares
+    if slots < 1 or slots + config.spares > have:
+        asked = f"--nodes {config.nodes} " if config.nodes is not None else ""
+        raise PreflightError(
+            f"{asked}--spares {config.spares} needs {max(1, slots) + config.spares} nodes, "
+            f"the allocation has {have} ({','.join(allocation.nodes)})",
+            fix=f"submit with 'sbatch --nodes={max(1, slots) + config.spares}', or ask for fewer",
+            code=ExitCode.ALLOCATION,
+        )
+    gpus = min(allocation.gpus_per_node.values(), default=0)
+    return slots, config.spares, config.nproc_per_node or gpus or 1
+
+
+def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:
+    """Where the job's folder is: ``<root>/<job id>``, or ``<root>/<job id>.<name>``."""
+    base = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
+    root = base / (config.job_dir or "srobust-jobs")
+    return JobDirectory(root / (f"{job_id}.{name}" if name else str(job_id)))
+
+
+def open_directory(directory: JobDirectory) -> None:
+    """Make the job directory with its folders, readable by its owner only. Raises PreflightError."""
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (directory.epochs, directory.agents, directory.incidents):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        probe = directory.path / f".probe-{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+        info = directory.path.stat()
+        if info.st_uid != os.getuid():
+            raise PermissionError(f"it belongs to uid {info.st_uid}")
+        directory.path.chmod(0o700)
+        create_keys(directory.keys)
+    except OSError as error:
+        raise PreflightError(
+            f"job directory {directory.path} cannot be written: {error}",
+            fix="give a folder on storage that all nodes share and you may write: --job-dir DIR, or job_dir "
+            "in the configuration",
+            code=ExitCode.JOB_DIR,
+        ) from error
+
+
+def check_alone(directory: JobDirectory) -> None:
+    """No other controller may live on this job. Raises PreflightError if one answers."""
+    newest = newest_epoch(directory.epochs)
+    if newest is None:
+        return
+    answer = ask(newest.endpoints, load_client(directory.keys), Ping(), timeout_s=PING_TIMEOUT_S)
+    if isinstance(answer, Pong):
+        raise PreflightError(
+            f"another controller holds this job: epoch {answer.epoch} on {answer.host}, pid {answer.pid}",
+            fix="wait for it, or give this run a name of its own: srobust run --name NAME …",
+            code=ExitCode.OTHER_CONTROLLER,
+        )
+
+
+def check_history(state: JobState, events: list[AnyEvent], command: tuple[str, ...]) -> int | None:
+    """Exit code of a run that is over already, None for one that is to start or to go on.
+
+    Raises PreflightError when the job directory belongs to another command.
+    """
+    if not events:
+        return None
+    before = getattr(events[0], "command", ())
+    if tuple(before) != command:
+        raise PreflightError(
+            f"this job directory holds the run of another command: {' '.join(before)}",
+            fix="give this run a name of its own: srobust run --name NAME …",
+            code=ExitCode.USAGE,
+        )
+    return state.ended.code if state.ended is not None else None
+
+
+def save_plan(directory: JobDirectory, plan: Plan) -> None:
+    """Write the plan for the controller, atomically. Raises ``OSError``."""
+    beside = directory.path / ".plan.json.new"
+    beside.write_bytes(msgspec.json.encode(plan))
+    beside.replace(directory.path / "plan.json")
+
+
+def load_plan(directory: JobDirectory) -> Plan:
+    """The plan that :func:`save_plan` wrote. Raises ``OSError``, ``msgspec.DecodeError``."""
+    return msgspec.json.decode((directory.path / "plan.json").read_bytes(), type=Plan)
+
+
+def make_plan(
+    config: JobConfig,
+    kind: CommandKind,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    allocation: Allocation,
+    run_id: str,
+) -> Plan:
+    """Put the checked pieces together. Raises PreflightError."""
+    slots, spares, nproc = sizes(config, allocation)
+    return Plan(
+        run_id=run_id,
+        job_id=allocation.job_id,
+        kind=kind,
+        command=command,
+        cwd=os.getcwd(),
+        slots=slots,
+        spares=spares,
+        nproc_per_node=nproc,
+        restart_count=allocation.restart_count,
+        nodes=allocation.nodes[: slots + spares],
+        config=config,
+    )
+
+
+def find_allocation(environ: Mapping[str, str]) -> Allocation:
+    """The allocation of this batch script. Raises PreflightError outside of Slurm."""
+    try:
+        return allocation_from_environment(environ)
+    except NotInAllocation as error:
+        raise PreflightError(str(error), fix=error.fix, code=ExitCode.ALLOCATION) from error

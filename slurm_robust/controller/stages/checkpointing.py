@@ -1,0 +1,82 @@
+"""The end of the run is near: one more checkpoint, at a step that all ranks agree on."""
+
+from __future__ import annotations
+
+import math
+
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import Now
+from slurm_robust.controller.stages.watch import all_done, find_trouble
+from slurm_robust.controller.transitions import ToCheckpointing, ToRunning, ToStopping, Transition
+from slurm_robust.model import events as ev
+from slurm_robust.wire.messages import Progress, RequestCheckpoint
+
+# Progress in a Beat is up to a heartbeat old and the order travels: no rank may be past the step.
+LEAD_S = 2.0
+
+
+def agreed_step(records: list[Progress], seconds_per_step: float) -> int:
+    """A step that no rank has reached when the order arrives, as near as that allows."""
+    lead = math.ceil(LEAD_S / seconds_per_step) if seconds_per_step > 0 else 0
+    return max(p.step for p in records) + max(2, lead)
+
+
+class Checkpointing:
+    """Asks for the checkpoint and waits for all parts of it, bounded by ``timings.checkpoint_s``."""
+
+    def __init__(self, begin: ToCheckpointing) -> None:
+        self._agents = begin.agents
+        self._since = 0.0
+        self._step = -1
+        self._seen: tuple[int, float] = (-1, 0.0)  # newest step and when, to learn the speed
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Remember where training is; the order follows when its speed is known."""
+        self._since = now.mono
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Ask, wait, then stop; a failure meanwhile is handled as ever, and the end comes after it."""
+        reason = core.leaving or core.ending or ""
+        if core.leaving:
+            return ToStopping(reason=reason)
+        if all_done(core, now):
+            return ToRunning(agents=self._agents)  # training was faster than its end; it finishes there
+        trouble = find_trouble(core, self._agents, self._since, now)
+        if trouble is not None:
+            core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
+            return ToStopping(reason=trouble.detail)
+        records = core.fleet.progress(core.state.slots, core.state.generation)
+        reported = [p for p in records if p.reported]
+        if len(reported) < core.state.placement.world_size:
+            core.note(f"{reason}: the script takes no checkpoint that could be asked for", "", now)
+            return ToStopping(reason=reason)
+        if now.mono - self._since > core.config.timings.checkpoint_s:
+            core.note(f"{reason}: the checkpoint of step {self._step} was not complete in time", "", now)
+            return ToStopping(reason=reason)
+        if self._step < 0 or max(p.step for p in reported) > self._step + 1:
+            self._ask(core, reported, now)
+        elif all(p.checkpoint >= self._step for p in reported):
+            return ToStopping(reason=reason)
+        return None
+
+    def _ask(self, core: Core, records: list[Progress], now: Now) -> None:
+        """Order the checkpoint once two sightings tell the speed (again if the step was missed)."""
+        newest = max(p.step for p in records)
+        step, at = self._seen
+        if step < 0:
+            self._seen = (newest, now.mono)
+            return
+        if newest == step and now.mono - at < LEAD_S:
+            return
+        speed = (now.mono - at) / max(1, newest - step)
+        self._step = agreed_step(records, speed)
+        self._seen = (newest, now.mono)
+        state = core.state
+        core.record(
+            ev.CheckpointRequested(
+                t=now.wall, generation=state.generation, step=self._step, reason=core.ending or ""
+            )
+        )
+        for node in state.slots:
+            order = RequestCheckpoint(epoch=state.epoch, generation=state.generation, step=self._step)
+            core.send(node, order)

@@ -1,0 +1,70 @@
+"""Asking the policy about a failure, and doing what it says."""
+
+from __future__ import annotations
+
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import Now, SaveEvidence, Say, StartAgents
+from slurm_robust.controller.transitions import (
+    ToDeciding,
+    ToEnding,
+    ToGathering,
+    ToRequeueing,
+    Transition,
+)
+from slurm_robust.model import events as ev
+from slurm_robust.model import incident as inc
+from slurm_robust.policy import decide
+
+
+class Deciding:
+    """Left as soon as it is entered: a decision takes no time."""
+
+    def __init__(self, begin: ToDeciding) -> None:
+        self._failed = begin.failed
+        self._next: Transition | None = None
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Decide, write it down, and turn the actions into a transition."""
+        decision = decide(core.state, self._failed, now.wall, core.rules)
+        number = core.state.incident.number if core.state.incident else core.state.incidents
+        detected = core.clock.detected if core.clock else now.mono
+        core.record(
+            ev.Decided(
+                t=now.wall,
+                incident=number,
+                actions=decision.actions,
+                reason=decision.reason,
+                verdict=decision.verdict,
+                localise_s=now.mono - detected,
+            )
+        )
+        core.emit(Say(text=f"incident {number}: {decision.reason}"))
+        if core.clock is not None and core.clock.decided is None:
+            core.clock.decided = now.mono
+        for action in decision.actions:
+            self._next = self._carry_out(core, action, number, now) or self._next
+        core.emit(SaveEvidence(number=number))
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Where the actions lead."""
+        return self._next
+
+    def _carry_out(self, core: Core, action: inc.Action, incident: int, now: Now) -> Transition | None:
+        match action:
+            case inc.Evict(node=node, reason=reason):
+                core.record(ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident))
+            case inc.StartAgents(nodes=nodes):
+                core.agents_gone = False
+                core.fleet.views.clear()
+                core.emit(StartAgents(nodes=nodes))
+            case inc.Restart():
+                return ToGathering()
+            case inc.Requeue(exclude=exclude, reason=reason):
+                return ToRequeueing(exclude=exclude, reason=reason, failure=True)
+            case inc.GiveUp(code=code, reason=reason):
+                return ToEnding(code=code, reason=reason)
+            case inc.Finish(code=code):
+                return ToEnding(code=code, reason="training ended")
+            case inc.Replace():
+                pass  # the Decided event itself moved the standby into the slot
+        return None

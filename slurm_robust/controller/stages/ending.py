@@ -1,0 +1,157 @@
+"""The last stages: requeue, end, and the two that only watch."""
+
+from __future__ import annotations
+
+from slurm_robust.analysis.exits import root_exit
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import BeginRequeue, Exit, Now, Say
+from slurm_robust.controller.stages.watch import RECONNECT_S, all_done
+from slurm_robust.controller.transitions import (
+    ToEnding,
+    ToObserving,
+    ToReconnecting,
+    ToRequeueing,
+    ToRunning,
+    ToStopping,
+    Transition,
+)
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import GenerationFailed
+from slurm_robust.policy import decide
+from slurm_robust.wire.messages import Phase, Shutdown
+
+# Slurm sends TERM to the batch script at once when it takes a requeue.
+TERM_COMES_S = 10.0
+
+
+class Requeueing:
+    """The job is given back to Slurm; this process ends when Slurm ends the batch script."""
+
+    def __init__(self, begin: ToRequeueing) -> None:
+        self._begin = begin
+        self._since = 0.0
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Write it down first: the next run of the job reads it there."""
+        begin = self._begin
+        self._since = now.mono
+        core.record(
+            ev.RequeueStarted(t=now.wall, exclude=begin.exclude, reason=begin.reason, failure=begin.failure)
+        )
+        words = f" without {','.join(begin.exclude)}" if begin.exclude else ""
+        core.emit(Say(text=f"requeue of job {core.state.job_id}{words}: {begin.reason}"))
+        core.emit(BeginRequeue(exclude=begin.exclude))
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Wait until Slurm has it and its TERM came; one that Slurm refuses ends the job."""
+        if core.requeue_error is not None:
+            reason = f"{self._begin.reason}, and the job cannot be requeued: {core.requeue_error}"
+            return ToEnding(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
+        if core.requeued and (core.leaving or now.mono - self._since > TERM_COMES_S):
+            return ToEnding(code=ExitCode.REQUEUED, reason=f"requeued: {self._begin.reason}", final=False)
+        return None
+
+
+class Ending:
+    """Ends the agents, bounded, and then the controller."""
+
+    def __init__(self, begin: ToEnding) -> None:
+        self._begin = begin
+        self._since = 0.0
+        self._done = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Say so in the journal and order the agents to end."""
+        self._since = now.mono
+        begin = self._begin
+        if begin.final:
+            core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason))
+        core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
+        order = Shutdown(epoch=core.state.epoch, grace_s=core.config.timings.stop_grace_s)
+        for node in core.fleet.views:
+            core.send(node, order)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Exit when the agents are gone or have had their time."""
+        waited = now.mono - self._since
+        quiet = 2 * core.config.timings.heartbeat_s + 0.5
+        silent = all(now.mono - view.heard > quiet for view in core.fleet.views.values())
+        if not self._done and (core.agents_gone or silent or waited > core.config.timings.shutdown_s):
+            self._done = True
+            core.emit(Exit(code=int(self._begin.code)))
+        return None
+
+
+class Observing:
+    """Observe mode: the policy is asked and its answer printed, but training is left to its fate."""
+
+    def __init__(self, begin: ToObserving) -> None:
+        self._asked = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Nothing is touched."""
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """When every node's workers have ended or the node is silent: say, and end with their code."""
+        if core.leaving:
+            return ToStopping(reason=core.leaving)
+        state, limit = core.state, core.config.timings.node_dead_s
+        lost = tuple(n for n in state.slots if core.fleet.silence(n, now.mono, core.started) > limit)
+        exits = tuple(core.fleet.exits(state.slots, state.generation, now.mono))
+        root = root_exit(exits)
+        if not self._asked:
+            self._asked = True
+            alive = tuple(n for n in state.slots if n not in lost)
+            failed = GenerationFailed(
+                generation=state.generation, root=root, exits=exits, lost=lost, alive=alive
+            )
+            decision = decide(state, failed, now.wall, core.rules)
+            core.record(
+                ev.Decided(
+                    t=now.wall,
+                    incident=state.incidents,
+                    actions=decision.actions,
+                    reason=decision.reason,
+                    verdict=decision.verdict,
+                    carried_out=False,
+                )
+            )
+            core.emit(Say(text=f"observe mode, would do: {decision.reason}"))
+        ended = all(
+            n in lost or ((b := core.fleet.beat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
+            for n in state.slots
+        )
+        if not ended:
+            return None
+        code = 1
+        if root is not None:
+            code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
+        return ToEnding(code=code, reason="observe mode: training ended by itself")
+
+
+class Reconnecting:
+    """A new controller finds the agents of a generation that runs; training never noticed."""
+
+    def __init__(self, begin: ToReconnecting) -> None:
+        self._since = 0.0
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Wait for the agents to find us."""
+        self._since = now.mono
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Running when every slot answers for the generation; after a while also when not.
+
+        Running then sees the silent nodes as lost and the rest goes its usual way.
+        """
+        state = core.state
+        beats = {n: core.fleet.beat(n) for n in state.slots}
+        here = {n: b.agent for n, b in beats.items() if b is not None and b.generation == state.generation}
+        if len(here) == len(state.slots) or all_done(core, now):
+            core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
+            return ToRunning(agents=here)
+        if now.mono - self._since > RECONNECT_S:
+            # An agent without our generation is another one than the launch saw.
+            return ToRunning(agents={n: here.get(n, "gone") for n in state.slots})
+        return None

@@ -1,0 +1,203 @@
+"""From the launch orders until something ends the generation."""
+
+from __future__ import annotations
+
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import Now, Say
+from slurm_robust.controller.stages.watch import Trouble, all_done, current_agents, find_trouble
+from slurm_robust.controller.transitions import (
+    ToCheckpointing,
+    ToEnding,
+    ToLaunching,
+    ToObserving,
+    ToRunning,
+    ToStopping,
+    Transition,
+)
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import AllRanksDone, Finish, SpareLost, Symptom
+from slurm_robust.policy import decide
+from slurm_robust.wire.messages import Launch, Phase
+
+RESEND_S = 2.0
+
+
+def newest_sealed(sealed: dict[int, str]) -> tuple[str, int]:
+    """The newest checkpoint that counts, as token and step; ``""`` and -1 for none.
+
+    Tokens end in the step's number (``gen-0003/step-00000120``); among equal steps the newest
+    generation wins.
+    """
+    found = [(int(token.rpartition("-")[2]), generation, token) for generation, token in sealed.items()]
+    if not found:
+        return "", -1
+    step, _, token = max(found)
+    return token, step
+
+
+class Launching:
+    """Orders are out; waits until every rank of the new generation is alive."""
+
+    def __init__(self, begin: ToLaunching) -> None:
+        self._agents: dict[str, str] = {}
+        self._since = self._sent = 0.0
+        self._orders: dict[str, Launch] = {}
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Choose the rendezvous and the checkpoint, and send the orders."""
+        state = core.state
+        generation = state.generation + 1
+        restore, restore_step = newest_sealed(state.sealed)
+        first = core.fleet.beat(state.slots[0])
+        assert first is not None  # Gathering saw it
+        core.record(
+            ev.GenerationLaunched(
+                t=now.wall,
+                generation=generation,
+                slots=state.slots,
+                master=f"{first.address}:{first.rendezvous_port}",
+                restore=restore,
+                restore_step=restore_step,
+            )
+        )
+        placement = core.state.placement
+        for slot, node in enumerate(placement.slots):
+            self._orders[node] = Launch(
+                epoch=state.epoch,
+                generation=generation,
+                ranks=placement.ranks_of(node),
+                world_size=placement.world_size,
+                slot=slot,
+                slots=len(placement.slots),
+                master_addr=first.address,
+                master_port=first.rendezvous_port,
+                restore=restore,
+                restart_count=generation - 1,
+                announce_step=state.incident.step + 1 if state.incident else 0,
+            )
+        self._agents = current_agents(core)
+        self._since = now.mono
+        self._send(core, now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Running when all are alive; trouble as in Running; too late is trouble as well."""
+        if core.leaving or core.ending:
+            return ToStopping(reason=core.leaving or core.ending or "")
+        slots, generation = core.state.slots, core.state.generation
+        trouble = find_trouble(core, self._agents, self._since, now)
+        if trouble is not None:
+            return _on_trouble(core, trouble, now)
+        if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
+            return ToRunning(agents=self._agents)
+        waited = now.mono - self._since
+        if waited > core.config.timings.launch_s:
+            late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
+            detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
+            return _on_trouble(
+                core, Trouble(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited), now
+            )
+        if now.mono - self._sent > RESEND_S:
+            self._send(core, now)
+        return None
+
+    def _send(self, core: Core, now: Now) -> None:
+        self._sent = now.mono
+        for node, order in self._orders.items():
+            beat = core.fleet.beat(node)
+            if beat is None or beat.generation < order.generation:
+                core.send(node, order)
+
+
+class Running:
+    """All ranks are alive."""
+
+    def __init__(self, begin: ToRunning) -> None:
+        self._agents = begin.agents
+        self._since = 0.0
+        self._first_step_seen = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Remember since when silence counts."""
+        self._since = now.mono
+        self._first_step_seen = core.state.steps_here >= 0
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Watch progress and trouble; end when all ranks are done."""
+        self._watch_steps(core, now)
+        if core.leaving:
+            return ToStopping(reason=core.leaving)
+        if all_done(core, now):
+            core.watch_progress(now, force=True)
+            return _finished(core, now)
+        trouble = find_trouble(core, self._agents, self._since, now)
+        if trouble is not None:
+            return _on_trouble(core, trouble, now)
+        if core.ending:
+            return ToCheckpointing(agents=self._agents)
+        self._watch_spares(core, now)
+        return None
+
+    def _watch_steps(self, core: Core, now: Now) -> None:
+        state = core.state
+        records = core.fleet.progress(state.slots, state.generation)
+        if len(records) < state.placement.world_size or min(p.step for p in records) < 0:
+            return
+        slowest = min(records, key=lambda p: (p.step, -p.age_s))
+        reported = all(p.reported for p in records)
+        if not self._first_step_seen:
+            self._first_step_seen = True
+            timings = _timings(core)
+            core.record(
+                ev.FirstStep(
+                    t=now.wall - slowest.age_s,
+                    generation=state.generation,
+                    step=slowest.step,
+                    reported=reported,
+                    timings=timings,
+                )
+            )
+        incident = state.incident
+        # Without step reports nobody knows which step is new; the first of the new generation counts.
+        if incident is not None and (not reported or slowest.step > incident.step):
+            core.watch_progress(now, force=True)
+            core.close_incident(slowest.step, slowest.age_s, now)
+        core.watch_progress(now)
+
+    def _watch_spares(self, core: Core, now: Now) -> None:
+        for node in core.state.spares:
+            silent = core.fleet.silence(node, now.mono, self._since + core.config.timings.agent_start_s)
+            if silent > core.config.timings.node_dead_s:
+                _drop_spare(core, node, silent, now)
+
+
+def _timings(core: Core) -> dict[str, float]:
+    """Slowest of each phase of the last stop and launch over all nodes, seconds."""
+    worst: dict[str, float] = {}
+    for node in core.state.slots:
+        beat = core.fleet.beat(node)
+        for name, seconds in (beat.timings if beat else {}).items():
+            worst[name] = max(seconds, worst.get(name, 0.0))
+    return worst
+
+
+def _on_trouble(core: Core, trouble: Trouble, now: Now) -> Transition | None:
+    core.watch_progress(now, force=True)
+    core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
+    if core.config.mode == "observe":
+        return ToObserving()
+    return ToStopping(reason=trouble.detail)
+
+
+def _finished(core: Core, now: Now) -> Transition:
+    done = AllRanksDone(generation=core.state.generation)
+    decision = decide(core.state, done, now.wall, core.rules)
+    code = next(a.code for a in decision.actions if isinstance(a, Finish))
+    core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=decision.reason))
+    return ToEnding(code=code, reason=decision.reason)
+
+
+def _drop_spare(core: Core, node: str, silent_s: float, now: Now) -> None:
+    lost = SpareLost(node=node, silent_s=silent_s)
+    decision = decide(core.state, lost, now.wall, core.rules)
+    core.record(ev.NodeEvicted(t=now.wall, node=node, reason=decision.reason, incident=0))
+    core.emit(Say(text=f"{decision.reason}: it is no longer counted on"))

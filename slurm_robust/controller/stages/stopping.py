@@ -1,0 +1,160 @@
+"""Ending a generation: TERM, then KILL, and never waiting for a node that is gone."""
+
+from __future__ import annotations
+
+from slurm_robust.analysis.exits import root_exit
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import FindCheckpoint, Now, Say
+from slurm_robust.controller.stages.watch import current_agents, last_words
+from slurm_robust.controller.transitions import (
+    ToDeciding,
+    ToEnding,
+    ToRequeueing,
+    ToStopping,
+    Transition,
+)
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import (
+    EndApproaching,
+    GenerationFailed,
+    GiveUp,
+    NodeExit,
+    Requeue,
+)
+from slurm_robust.policy import decide
+from slurm_robust.wire.messages import Phase, Stop
+
+RESEND_S = 1.0
+# Beyond grace and kill wait: for the orders and answers to travel.
+MARGIN_S = 2.0
+
+
+class Stopping:
+    """Stops the workers, seals the generation's newest checkpoint, and says what happened.
+
+    Serves failures, the approaching end and an order to leave alike; they differ in what follows.
+    """
+
+    def __init__(self, begin: ToStopping) -> None:
+        self._reason = begin.reason
+        self._since = self._sent = 0.0
+        self._agents: dict[str, str] = {}
+        self._exits: tuple[NodeExit, ...] = ()
+        self._lost: list[str] = []
+        self._stuck: list[str] = []
+        self._stopped = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
+        self._since = now.mono
+        self._agents = current_agents(core)
+        self._exits = tuple(core.fleet.exits(core.state.slots, core.state.generation, now.mono))
+        self._send(core, now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Wait for the workers, then for the checkpoint, then go where the reason leads."""
+        if not self._stopped and not self._wait_for_workers(core, now):
+            return None
+        if not self._stopped:
+            self._stopped = True
+            core.checkpoint = None
+            core.emit(FindCheckpoint(generation=core.state.generation))
+        if core.checkpoint is None or core.checkpoint[0] != core.state.generation:
+            return None
+        self._record_end(core, now)
+        return self._follow(core, now)
+
+    def _send(self, core: Core, now: Now) -> None:
+        self._sent = now.mono
+        order = Stop(
+            epoch=core.state.epoch,
+            generation=core.state.generation,
+            grace_s=core.config.timings.stop_grace_s,
+        )
+        for node in core.state.slots:
+            if not self._is_stopped(core, node):
+                core.send(node, order)
+
+    def _is_stopped(self, core: Core, node: str) -> bool:
+        beat = core.fleet.beat(node)
+        if beat is None or beat.agent != self._agents.get(node):
+            return True  # no agent, or a new one: whatever ran there ended with the old one
+        return beat.generation >= core.state.generation and beat.phase in (Phase.ENDED, Phase.IDLE)
+
+    def _wait_for_workers(self, core: Core, now: Now) -> bool:
+        """True when every node has stopped, is lost, or cannot stop its workers."""
+        core.watch_progress(now)
+        timings = core.config.timings
+        waited = now.mono - self._since
+        done = True
+        for node in core.state.slots:
+            if node in self._lost or node in self._stuck:
+                continue
+            beat = core.fleet.beat(node)
+            if beat is None or beat.agent != self._agents.get(node):
+                if core.state.running:  # whoever launched there is gone
+                    self._lost.append(node)
+            elif self._is_stopped(core, node):
+                continue
+            elif core.fleet.silence(node, now.mono, self._since) > timings.node_dead_s:
+                self._lost.append(node)
+            elif waited > timings.stop_grace_s + timings.kill_wait_s + MARGIN_S:
+                self._stuck.append(node)
+            else:
+                done = False
+        if not done and now.mono - self._sent > RESEND_S:
+            self._send(core, now)
+        return done
+
+    def _record_end(self, core: Core, now: Now) -> None:
+        assert core.checkpoint is not None
+        generation, token, step = core.checkpoint
+        if not core.state.running:
+            return  # nothing was launched since the last end
+        core.watch_progress(now, force=True)
+        core.record(
+            ev.GenerationEnded(
+                t=now.wall,
+                generation=generation,
+                reason=self._reason,
+                exits=tuple(e for e in self._exits if e.exit.failed),
+                sealed=token,
+                sealed_step=step,
+            )
+        )
+
+    def _follow(self, core: Core, now: Now) -> Transition:
+        if core.leaving:
+            return ToEnding(code=ExitCode.TERMINATED, reason=core.leaving, final=False)
+        if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
+            return _before_the_end(core, core.ending, now)
+        return ToDeciding(failed=self._failure(core))
+
+    def _failure(self, core: Core) -> GenerationFailed:
+        root = root_exit(self._exits)
+        if root is not None and (words := last_words(root.exit)):
+            core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
+        unable = dict.fromkeys(self._stuck, "its workers cannot be killed")
+        for node in core.state.slots:
+            beat = core.fleet.beat(node)
+            if beat is not None and beat.fatal and node not in self._lost:
+                unable[node] = beat.fatal
+        return GenerationFailed(
+            generation=core.state.generation,
+            root=root,
+            exits=self._exits,
+            lost=tuple(self._lost),
+            unable=unable,
+            alive=tuple(n for n in core.state.slots if n not in self._lost),
+        )
+
+
+def _before_the_end(core: Core, reason: str, now: Now) -> Transition:
+    decision = decide(core.state, EndApproaching(reason=reason), now.wall, core.rules)
+    match decision.actions[-1]:
+        case Requeue(exclude=exclude, reason=why):
+            return ToRequeueing(exclude=exclude, reason=why, failure=False)
+        case GiveUp(code=code, reason=why):
+            return ToEnding(code=code, reason=why)
+    raise AssertionError(f"no way to end: {decision.actions}")

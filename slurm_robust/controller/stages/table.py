@@ -1,0 +1,34 @@
+"""Which class serves which transition: the list of all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slurm_robust.controller import transitions as to
+from slurm_robust.controller.core import Stage
+from slurm_robust.controller.stages.checkpointing import Checkpointing
+from slurm_robust.controller.stages.deciding import Deciding
+from slurm_robust.controller.stages.ending import Ending, Observing, Reconnecting, Requeueing
+from slurm_robust.controller.stages.gathering import Gathering
+from slurm_robust.controller.stages.running import Launching, Running
+from slurm_robust.controller.stages.stopping import Stopping
+
+# Each class takes exactly the transition it stands beside; Any because a dict cannot say so.
+STAGES: dict[type[Any], Callable[[Any], Stage]] = {
+    to.ToGathering: Gathering,
+    to.ToLaunching: Launching,
+    to.ToRunning: Running,
+    to.ToReconnecting: Reconnecting,
+    to.ToObserving: Observing,
+    to.ToCheckpointing: Checkpointing,
+    to.ToStopping: Stopping,
+    to.ToDeciding: Deciding,
+    to.ToRequeueing: Requeueing,
+    to.ToEnding: Ending,
+}
+
+
+def build(transition: to.Transition) -> Stage:
+    """The stage that a transition names."""
+    return STAGES[type(transition)](transition)

@@ -1,0 +1,68 @@
+"""Is training still productive? What every stage with living workers asks after each input."""
+
+from __future__ import annotations
+
+from slurm_robust.analysis.exits import root_exit
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import Now
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import Symptom
+from slurm_robust.model.record import Record
+
+# Agents notice within about 3 s that their controller is gone and look for the next one.
+RECONNECT_S = 8.0
+
+
+class Trouble(Record):
+    """Something that ends productive training. ``detect_s``: how long it took to be seen."""
+
+    symptom: Symptom
+    detail: str
+    detect_s: float
+
+
+def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> Trouble | None:
+    """The first reason to stop the generation, or None while all is well.
+
+    ``agents``: the agent (its id) that each slot's node had when the generation began; ``since``:
+    monotonic time from which silence counts for nodes not heard of yet.
+    """
+    state, limit = core.state, core.config.timings.node_dead_s
+    exits = core.fleet.exits(state.slots, state.generation, now.mono)
+    root = root_exit(exits)
+    if root is not None:
+        user = root.exit.error is not None and root.exit.error.file
+        symptom = Symptom.USER_EXCEPTION if user else Symptom.WORKER_EXIT
+        detail = f"{root.exit.describe()} on {root.node} (generation {state.generation})"
+        return Trouble(symptom=symptom, detail=detail, detect_s=root.exit.age_s)
+    for node in state.slots:
+        silence = core.fleet.silence(node, now.mono, since)
+        if silence > limit:
+            detail = f"{node} gives no sign of life for {silence:.1f} s"
+            return Trouble(symptom=Symptom.NODE_LOST, detail=detail, detect_s=silence)
+        beat = core.fleet.beat(node)
+        if beat is not None and beat.agent != agents.get(node, beat.agent):
+            detail = f"{node} has a new agent: the old one and its workers are gone"
+            return Trouble(symptom=Symptom.NODE_LOST, detail=detail, detect_s=0.0)
+        if beat is not None and beat.fatal:
+            return Trouble(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {beat.fatal}", detect_s=0.0)
+    return None
+
+
+def all_done(core: Core, now: Now) -> bool:
+    """Whether every rank of the generation has ended with code 0."""
+    state = core.state
+    exits = core.fleet.exits(state.slots, state.generation, now.mono)
+    return len({e.exit.rank for e in exits if not e.exit.failed}) == state.placement.world_size
+
+
+def current_agents(core: Core) -> dict[str, str]:
+    """Id of the agent of each slot's node as known now."""
+    beats = {node: core.fleet.beat(node) for node in core.state.slots}
+    return {node: beat.agent for node, beat in beats.items() if beat is not None}
+
+
+def last_words(exit: WorkerExit) -> str:
+    """The last lines of a failed rank for the job's own output."""
+    lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
+    return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)

@@ -1,0 +1,85 @@
+"""What a stage returns to name the one that comes next. :mod:`.stages.table` builds it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from slurm_robust.model.incident import GenerationFailed
+from slurm_robust.model.record import Record
+
+
+class ToGathering(Record):
+    """Wait until every slot has a node that can start workers.
+
+    ``start``: agents must be started (again); ``expected``: those of an earlier controller may come
+    by themselves first.
+    """
+
+    start: bool = False
+    expected: bool = False
+
+
+class ToLaunching(Record):
+    """Send the launch orders of the next generation."""
+
+
+class ToRunning(Record):
+    """All ranks live. ``agents``: node to the id of the agent that holds its ranks, as launched."""
+
+    agents: dict[str, str]
+
+
+class ToReconnecting(Record):
+    """Another controller launched the generation that runs; find its agents again."""
+
+
+class ToObserving(Record):
+    """Observe mode: trouble came, and the training is left to its fate."""
+
+
+class ToCheckpointing(Record):
+    """The end of the run is near: have a checkpoint taken first."""
+
+    agents: dict[str, str]
+
+
+class ToStopping(Record):
+    """End all workers of the generation."""
+
+    reason: str
+
+
+class ToDeciding(Record):
+    """Ask the policy about a failure."""
+
+    failed: GenerationFailed
+
+
+class ToRequeueing(Record):
+    """Give the allocation back; the same job starts again without ``exclude``."""
+
+    exclude: tuple[str, ...]
+    reason: str
+    failure: bool
+
+
+class ToEnding(Record):
+    """End agents and controller with ``code``. ``final``: the run is over for good and says so."""
+
+    code: int
+    reason: str
+    final: bool = True
+
+
+Transition: TypeAlias = (
+    ToGathering
+    | ToLaunching
+    | ToRunning
+    | ToReconnecting
+    | ToObserving
+    | ToCheckpointing
+    | ToStopping
+    | ToDeciding
+    | ToRequeueing
+    | ToEnding
+)

@@ -1,0 +1,233 @@
+"""What the journal holds: one event a line, in the order in which the controller learnt of them.
+
+Every event has ``t``, seconds since 1970 by the controller's wall clock, for people. Durations are
+measured by a monotonic clock before they are written, so a clock that jumps falsifies none of them.
+The state of a job is the fold of its events (:mod:`slurm_robust.model.state`) and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from slurm_robust.model.incident import Action, NodeExit, Symptom, Verdict
+from slurm_robust.model.record import Record
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+class Event(Record, tag_field="event", tag=_snake):
+    """Base of all events; ``event`` in the JSON is the class's name in snake case."""
+
+    t: float
+
+
+class RunStarted(Event):
+    """The first event: what is to be run, and on how much."""
+
+    run_id: str
+    job_id: int
+    kind: str
+    command: tuple[str, ...]
+    cwd: str
+    slots: int
+    spares: int
+    nproc_per_node: int
+    version: str
+
+
+class ControllerStarted(Event):
+    """A controller took the job. Agents obey the highest epoch."""
+
+    epoch: int
+    host: str
+    pid: int
+    port: int
+
+
+class AllocationTaken(Event):
+    """The nodes of this run of the Slurm job, in Slurm's order (a requeue brings another set)."""
+
+    restart_count: int
+    nodes: tuple[str, ...]
+    slots: tuple[str, ...]
+    spares: tuple[str, ...]
+
+
+class AgentJoined(Event):
+    """An agent spoke for the first time to this controller."""
+
+    node: str
+    agent: str
+    address: str
+
+
+class GenerationLaunched(Event):
+    """Launch orders were sent."""
+
+    generation: int
+    slots: tuple[str, ...]
+    master: str
+    restore: str
+    restore_step: int
+
+
+class FirstStep(Event):
+    """All ranks of the generation completed their first step (``reported``: numbered by the script)."""
+
+    generation: int
+    step: int
+    reported: bool
+    timings: dict[str, float] = {}
+
+
+class ProgressMade(Event):
+    """Newest step completed by all ranks; written every few seconds and when a generation ends."""
+
+    generation: int
+    step: int
+    reported: bool
+    loss: float | None = None
+    grad_norm: float | None = None
+
+
+class IncidentOpened(Event):
+    """Training is no longer productive. ``detect_s``: from the fault as seen from outside until now."""
+
+    incident: int
+    generation: int
+    symptom: Symptom
+    detail: str
+    detect_s: float
+    best_step: int
+
+
+class SymptomAdded(Event):
+    """Something else was seen while the incident was open."""
+
+    incident: int
+    symptom: Symptom
+    detail: str
+
+
+class GenerationEnded(Event):
+    """No worker of the generation counts any more: what it writes from now on does not exist.
+
+    ``sealed`` is the newest checkpoint of this generation that was complete at this moment.
+    """
+
+    generation: int
+    reason: str
+    exits: tuple[NodeExit, ...] = ()
+    sealed: str = ""
+    sealed_step: int = -1
+
+
+class Decided(Event):
+    """The policy's answer. ``localise_s``: from detection until the verdict."""
+
+    incident: int
+    actions: tuple[Action, ...]
+    reason: str
+    verdict: Verdict | None = None
+    localise_s: float = 0.0
+    carried_out: bool = True
+
+
+class NodeEvicted(Event):
+    """This job does not use the node any more."""
+
+    node: str
+    reason: str
+    incident: int
+
+
+class NodeReturned(Event):
+    """An evicted node answers again; its old workers were told to stop and it is not used."""
+
+    node: str
+
+
+class IncidentClosed(Event):
+    """The first new step was completed. ``recover_s``: from the verdict until that step."""
+
+    incident: int
+    generation: int
+    step: int
+    recover_s: float
+
+
+class CheckpointRequested(Event):
+    """The workers were asked for a checkpoint at ``step`` because the end of the run is near."""
+
+    generation: int
+    step: int
+    reason: str
+
+
+class RequeueStarted(Event):
+    """The job is being requeued. ``failure`` is False for a time limit or a preemption."""
+
+    exclude: tuple[str, ...]
+    reason: str
+    failure: bool
+
+
+class StageDone(Event):
+    """One stage of a longer doing with Slurm (requeue, shrink, exclude), with its outcome."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+class RunEnded(Event):
+    """The last event of a run that is over for good."""
+
+    code: int
+    reason: str
+
+
+class Noted(Event):
+    """A fact that changes nothing: what could not be done, what was odd, what a drill did."""
+
+    text: str
+    node: str = ""
+
+
+AnyEvent: TypeAlias = (
+    RunStarted
+    | ControllerStarted
+    | AllocationTaken
+    | AgentJoined
+    | GenerationLaunched
+    | FirstStep
+    | ProgressMade
+    | IncidentOpened
+    | SymptomAdded
+    | GenerationEnded
+    | Decided
+    | NodeEvicted
+    | NodeReturned
+    | IncidentClosed
+    | CheckpointRequested
+    | RequeueStarted
+    | StageDone
+    | RunEnded
+    | Noted
+)
+
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def encode_event(event: AnyEvent) -> bytes:
+    """One event as one line of JSON, without the newline."""
+    return msgspec.json.encode(event)
+
+
+def decode_event(line: bytes) -> AnyEvent:
+    """The event of one line. Raises ``msgspec.DecodeError`` (``ValidationError`` is one of them)."""
+    return _decoder.decode(line)

@@ -1,0 +1,152 @@
+"""Observations, verdicts and actions: what was seen, what it means, what to do about it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.record import Record
+
+
+class Symptom(str, Enum):
+    """What was seen first when training stopped being productive."""
+
+    WORKER_EXIT = "worker exit"
+    USER_EXCEPTION = "user exception"
+    NODE_LOST = "node lost"
+    LAUNCH_FAILED = "launch failed"
+    AGENTS_LOST = "agents lost"
+
+
+# -- observations: the input of the policy ---------------------------------------------------------
+
+
+class NodeExit(Record):
+    """The end of a worker together with the node on which it ran."""
+
+    node: str
+    exit: WorkerExit
+
+
+class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
+    """A generation is stopped and all that could be learnt about its end is here.
+
+    ``root`` is the exit that came first by cause, not by clock (None when no worker failed, say when
+    a node went silent). ``lost`` are nodes without a sign of life, ``unable`` nodes that answer but
+    could start or stop no worker, with the reason; ``alive`` are nodes of the placement that answer.
+    """
+
+    generation: int
+    root: NodeExit | None = None
+    exits: tuple[NodeExit, ...] = ()
+    lost: tuple[str, ...] = ()
+    unable: dict[str, str] = {}
+    alive: tuple[str, ...] = ()
+
+
+class SpareLost(Record, tag_field="kind", tag="spare lost"):
+    """A node in the spare state gives no sign of life; training is not touched by it."""
+
+    node: str
+    silent_s: float
+
+
+class EndApproaching(Record, tag_field="kind", tag="end approaching"):
+    """The time limit or a preemption is near (``--signal=B:USR1@...``); workers are stopped."""
+
+    reason: str
+
+
+class AllRanksDone(Record, tag_field="kind", tag="all ranks done"):
+    """Every rank of the generation ended by itself with code 0."""
+
+    generation: int
+
+
+Observation: TypeAlias = GenerationFailed | SpareLost | EndApproaching | AllRanksDone
+
+
+# -- verdict ---------------------------------------------------------------------------------------
+
+
+class Blame(str, Enum):
+    """Who is held responsible."""
+
+    NODE = "node"
+    CODE = "code"
+    NOBODY = "nobody"
+
+
+class Verdict(Record):
+    """The conclusion drawn from an observation. ``rung`` is that of the recovery ladder (design, 5).
+
+    ``signature`` names the fault so that the same one is recognised when it comes again;
+    ``allowed`` is how often it may be answered without a new completed step in between.
+    """
+
+    rung: int
+    blame: Blame
+    signature: str
+    reason: str
+    suspects: tuple[str, ...] = ()
+    confidence: float = 1.0
+    allowed: int = 1
+
+
+# -- actions: the output of the policy --------------------------------------------------------------
+
+
+class Evict(Record, tag_field="action", tag="evict"):
+    """Use ``node`` no more in this job."""
+
+    node: str
+    reason: str
+
+
+class Replace(Record, tag_field="action", tag="replace"):
+    """Put ``standby`` into the slot of ``node``."""
+
+    node: str
+    standby: str
+
+
+class StartAgents(Record, tag_field="action", tag="start agents"):
+    """Start agents again on ``nodes``; theirs are gone though nothing speaks against the nodes."""
+
+    nodes: tuple[str, ...]
+
+
+class Restart(Record, tag_field="action", tag="restart"):
+    """Launch the next generation from the newest complete checkpoint."""
+
+
+class Requeue(Record, tag_field="action", tag="requeue"):
+    """Give the allocation back and let the same job start again without the nodes ``exclude``."""
+
+    exclude: tuple[str, ...]
+    reason: str
+
+
+class GiveUp(Record, tag_field="action", tag="give up"):
+    """Stop for good with exit code ``code`` and the evidence."""
+
+    code: int
+    reason: str
+
+
+class Finish(Record, tag_field="action", tag="finish"):
+    """Training has ended by itself; the job ends with ``code``."""
+
+    code: int
+
+
+Action: TypeAlias = Evict | Replace | StartAgents | Restart | Requeue | GiveUp | Finish
+
+
+class Decision(Record):
+    """What to do, and why, in words for the journal and the person on call."""
+
+    actions: tuple[Action, ...]
+    reason: str
+    verdict: Verdict | None = None

@@ -1,0 +1,85 @@
+"""The job as controller and agents must agree on it, and the names of the files in its directory."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+from slurm_robust.model.record import Record
+
+
+class CommandKind(str, Enum):
+    """How the words of the user's command are to be run."""
+
+    SCRIPT = "script"  # a Python file, run in a fork of the zygote
+    MODULE = "module"  # ``-m package.module``, run in a fork of the zygote
+    EXEC = "exec"  # any program, executed once per rank
+
+
+class JobSpec(Record):
+    """What every agent must know of the job; ``job.json`` in the job directory.
+
+    ``run_id`` is made once per job directory and stamped on everything that could be mistaken for
+    another run's. Times are in seconds.
+    """
+
+    run_id: str
+    job_id: int
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    nproc_per_node: int
+    preload: tuple[str, ...] = ()
+    heartbeat_s: float = 1.0
+    kill_wait_s: float = 5.0
+    checkpoint_dir: str = ""
+
+
+class JobDirectory:
+    """Names inside the job directory (shared storage, mode 0700). Only names: nothing is opened here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def spec(self) -> Path:
+        """The :class:`JobSpec` as JSON."""
+        return self.path / "job.json"
+
+    @property
+    def journal(self) -> Path:
+        """One JSON object a line; the one truth about the job."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def epochs(self) -> Path:
+        """One file per controller that ever took the job, named by its epoch."""
+        return self.path / "epochs"
+
+    @property
+    def keys(self) -> Path:
+        """CURVE key pairs made for this job."""
+        return self.path / "keys"
+
+    @property
+    def agents(self) -> Path:
+        """Output of the agents' steps and of each agent."""
+        return self.path / "agents"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints on shared storage, unless the configuration names another folder."""
+        return self.path / "checkpoints"
+
+    @property
+    def incidents(self) -> Path:
+        """One folder of evidence per incident."""
+        return self.path / "incidents"
+
+    def logs(self, generation: int) -> Path:
+        """Folder of the workers' output of one generation."""
+        return self.path / "logs" / f"gen-{generation:03d}"
+
+    def worker_log(self, generation: int, rank: int, stream: str) -> Path:
+        """File of one worker's ``out`` or ``err`` stream."""
+        return self.logs(generation) / f"rank-{rank:05d}.{stream}"

@@ -1,0 +1,22 @@
+"""The base of every frozen record: comparable, printable, and one JSON object in the journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+
+    # Tells type checkers what msgspec does at run time: subclasses inherit frozen and kw_only.
+    @dataclass_transform(frozen_default=True, kw_only_default=True)
+    class _RecordMeta(msgspec.StructMeta):
+        pass
+
+else:
+    _RecordMeta = type(msgspec.Struct)
+
+
+class Record(msgspec.Struct, metaclass=_RecordMeta, frozen=True, kw_only=True):
+    """An immutable set of named fields. Records hold facts; they touch nothing."""

@@ -1,0 +1,202 @@
+"""The state of a job as the fold of its events: ``state = reduce(apply, events, JobState())``."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+import msgspec
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Replace, Symptom
+from slurm_robust.model.layout import Placement
+from slurm_robust.model.record import Record
+
+# Without step reports only optimizer steps of a generation are counted, which a script that crashes
+# early in every life repeats. So many of them count as one step of progress.
+UNREPORTED_STEPS_PER_MARK = 100
+
+
+class Attempt(Record):
+    """One answer to a fault: its signature, when (wall clock), and how far training was."""
+
+    signature: str
+    t: float
+    mark: int
+
+
+class OpenIncident(Record):
+    """The incident that is open now. ``step`` is the newest completed step when it began."""
+
+    number: int
+    symptom: Symptom
+    step: int
+    generation: int
+
+
+class JobState(Record):
+    """All that decisions depend on.
+
+    ``best_step``: newest step completed by all ranks in any generation, as numbered by the script,
+    -1 before the first. ``mark``: a number that grows only when training gets further (equal to
+    ``best_step`` + 1 with reported steps). ``sealed``: per ended generation the newest checkpoint
+    that counts. ``running``: the generation was launched and has not ended.
+    """
+
+    run_id: str = ""
+    job_id: int = 0
+    nproc_per_node: int = 1
+    slot_count: int = 0
+    restart_count: int = -1
+    epoch: int = 0
+    slots: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    evicted: dict[str, str] = {}
+    generation: int = 0
+    running: bool = False
+    best_step: int = -1
+    mark: int = 0
+    steps_here: int = -1
+    attempts: tuple[Attempt, ...] = ()
+    incidents: int = 0
+    incident: OpenIncident | None = None
+    sealed: dict[int, str] = {}
+    requeueing: ev.RequeueStarted | None = None
+    ended: ev.RunEnded | None = None
+
+    @property
+    def placement(self) -> Placement:
+        """Nodes in their slots."""
+        return Placement(slots=self.slots, nproc_per_node=self.nproc_per_node)
+
+
+@singledispatch
+def apply(event: object, state: JobState) -> JobState:
+    """``state`` after ``event``. Events that only inform leave it as it is."""
+    return state
+
+
+@apply.register
+def _(event: ev.RunStarted, state: JobState) -> JobState:
+    return msgspec.structs.replace(
+        state,
+        run_id=event.run_id,
+        job_id=event.job_id,
+        nproc_per_node=event.nproc_per_node,
+        slot_count=event.slots,
+    )
+
+
+@apply.register
+def _(event: ev.ControllerStarted, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, epoch=event.epoch)
+
+
+@apply.register
+def _(event: ev.AllocationTaken, state: JobState) -> JobState:
+    return msgspec.structs.replace(
+        state,
+        restart_count=event.restart_count,
+        slots=event.slots,
+        spares=event.spares,
+        running=False,
+        requeueing=None,
+    )
+
+
+@apply.register
+def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
+    spares = tuple(s for s in state.spares if s not in event.slots)
+    return msgspec.structs.replace(
+        state,
+        generation=event.generation,
+        slots=event.slots,
+        spares=spares,
+        running=True,
+        steps_here=-1,
+    )
+
+
+def _advance(state: JobState, step: int, reported: bool) -> JobState:
+    if reported:
+        best = max(state.best_step, step)
+        gained = best - state.best_step
+    else:
+        best = state.best_step
+        gained = max(0, (step + 1) // UNREPORTED_STEPS_PER_MARK) - max(
+            0, (state.steps_here + 1) // UNREPORTED_STEPS_PER_MARK
+        )
+    incident = state.incident
+    if incident is not None and incident.generation == state.generation and reported:
+        # Beats lag by up to a heartbeat: how far training really was is known a moment later.
+        incident = msgspec.structs.replace(incident, step=max(incident.step, step))
+    return msgspec.structs.replace(
+        state,
+        best_step=best,
+        mark=state.mark + max(0, gained),
+        steps_here=max(state.steps_here, step),
+        incident=incident,
+    )
+
+
+@apply.register
+def _(event: ev.FirstStep, state: JobState) -> JobState:
+    return _advance(state, event.step, event.reported)
+
+
+@apply.register
+def _(event: ev.ProgressMade, state: JobState) -> JobState:
+    return _advance(state, event.step, event.reported)
+
+
+@apply.register
+def _(event: ev.IncidentOpened, state: JobState) -> JobState:
+    incident = OpenIncident(
+        number=event.incident, symptom=event.symptom, step=event.best_step, generation=event.generation
+    )
+    return msgspec.structs.replace(state, incidents=event.incident, incident=incident)
+
+
+@apply.register
+def _(event: ev.GenerationEnded, state: JobState) -> JobState:
+    sealed = {**state.sealed, event.generation: event.sealed} if event.sealed else state.sealed
+    return msgspec.structs.replace(state, running=False, sealed=sealed)
+
+
+@apply.register
+def _(event: ev.Decided, state: JobState) -> JobState:
+    if not event.carried_out:
+        return state
+    slots, spares = state.slots, state.spares
+    for action in event.actions:
+        if isinstance(action, Replace):
+            slots = tuple(action.standby if n == action.node else n for n in slots)
+            spares = tuple(n for n in spares if n != action.standby)
+    attempts = state.attempts
+    if event.verdict is not None:
+        attempt = Attempt(signature=event.verdict.signature, t=event.t, mark=state.mark)
+        attempts = (*attempts, attempt)
+    return msgspec.structs.replace(state, slots=slots, spares=spares, attempts=attempts)
+
+
+@apply.register
+def _(event: ev.NodeEvicted, state: JobState) -> JobState:
+    return msgspec.structs.replace(
+        state,
+        evicted={**state.evicted, event.node: event.reason},
+        spares=tuple(s for s in state.spares if s != event.node),
+    )
+
+
+@apply.register
+def _(event: ev.IncidentClosed, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, incident=None)
+
+
+@apply.register
+def _(event: ev.RequeueStarted, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, requeueing=event, running=False)
+
+
+@apply.register
+def _(event: ev.RunEnded, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, ended=event, running=False)

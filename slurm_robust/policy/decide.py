@@ -1,0 +1,80 @@
+"""The one place that decides. Records in, records out: no clock, no Slurm, no process.
+
+The live controller, the simulator and the tests feed the same function.
+"""
+
+from __future__ import annotations
+
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import (
+    Action,
+    AllRanksDone,
+    Blame,
+    Decision,
+    EndApproaching,
+    Evict,
+    Finish,
+    GenerationFailed,
+    GiveUp,
+    Observation,
+    Requeue,
+    Restart,
+    SpareLost,
+    StartAgents,
+    Verdict,
+)
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.bounds import exceeded
+from slurm_robust.policy.replacement import replace_nodes
+from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.rungs import LADDER
+
+
+def decide(state: JobState, observation: Observation, now: float, rules: Rules) -> Decision:
+    """What to do about ``observation``. ``now``: seconds since 1970, compared with the journal's times."""
+    match observation:
+        case AllRanksDone():
+            return Decision(actions=(Finish(code=0),), reason="every rank ended with code 0")
+        case SpareLost(node=node, silent_s=silent_s):
+            reason = f"spare {node} silent for {silent_s:.1f} s"
+            return Decision(actions=(Evict(node=node, reason=reason),), reason=reason)
+        case EndApproaching(reason=reason):
+            return _before_the_end(state, reason, rules)
+        case GenerationFailed():
+            return _after_failure(state, observation, now, rules)
+
+
+def _before_the_end(state: JobState, reason: str, rules: Rules) -> Decision:
+    if not rules.requeue:
+        why = f"{reason}, and slurm.requeue is off"
+        return Decision(actions=(GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=why),), reason=why)
+    exclude = tuple(sorted(state.evicted))
+    return Decision(
+        actions=(Requeue(exclude=exclude, reason=reason),), reason=f"{reason}: the job goes on later"
+    )
+
+
+def _after_failure(state: JobState, failed: GenerationFailed, now: float, rules: Rules) -> Decision:
+    root = failed.root
+    if root is not None and not failed.lost and root.exit.code in rules.final_exit_codes and root.exit.code:
+        reason = f"{root.exit.describe()}: a restart cannot help (final_exit_codes)"
+        return Decision(actions=(GiveUp(code=root.exit.code, reason=reason),), reason=reason)
+    verdict = next(v for v in (rung(failed, rules) for rung in LADDER) if v is not None)
+    stop = exceeded(state, verdict, rules.limits, now)
+    if stop is not None:
+        reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
+        give_up = GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
+        return Decision(actions=(give_up,), reason=reason, verdict=verdict)
+    actions, how = _answer(state, failed, verdict, rules)
+    return Decision(actions=actions, reason=f"{verdict.reason}: {how}", verdict=verdict)
+
+
+def _answer(
+    state: JobState, failed: GenerationFailed, verdict: Verdict, rules: Rules
+) -> tuple[tuple[Action, ...], str]:
+    if verdict.blame is Blame.NODE:
+        return replace_nodes(state, verdict.suspects, verdict.reason, rules)
+    if verdict.signature == "agents lost":
+        nodes = (*state.slots, *state.spares)
+        return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
+    return (Restart(),), "restart in place"

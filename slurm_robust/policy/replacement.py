@@ -1,0 +1,31 @@
+"""Eviction needs a replacement: standby in the allocation, then requeue without the node."""
+
+from __future__ import annotations
+
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.rules import Rules
+
+
+def replace_nodes(
+    state: JobState, suspects: tuple[str, ...], reason: str, rules: Rules
+) -> tuple[tuple[Action, ...], str]:
+    """Actions that take ``suspects`` out of the job and bring training back, and why these."""
+    evictions = tuple(Evict(node=node, reason=reason) for node in suspects)
+    places = [node for node in suspects if node in state.slots]
+    standbys = [node for node in state.spares if node not in suspects]
+    if len(standbys) >= len(places):
+        pairs = list(zip(places, standbys, strict=False))
+        swaps = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
+        taken = ", ".join(f"{standby} takes the slot of {node}" for node, standby in pairs)
+        return (*evictions, *swaps, Restart()), taken or "no slot is touched"
+    short = f"{len(places)} node(s) to replace, {len(standbys)} standby(s) left"
+    if not rules.requeue:
+        reason = f"{short}, and slurm.requeue is off"
+        return (*evictions, GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)), reason
+    exclude = tuple(sorted({*state.evicted, *suspects}))
+    return (
+        *evictions,
+        Requeue(exclude=exclude, reason=short),
+    ), f"{short}: requeue without {','.join(exclude)}"

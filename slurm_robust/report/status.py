@@ -1,0 +1,95 @@
+"""``srobust status JOBID``: what happened to a job, on one screen."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.report.find import ask_slurm, find_directory, load_events, pending_advice
+from slurm_robust.report.summary import Summary, summarize
+from slurm_robust.slurm.hostlist import fold
+from slurm_robust.slurm.select import make_client
+
+
+def main(name: str, *, json: bool, job_dir: str | None) -> int:
+    """Print the status of a job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
+    directory = find_directory(name, job_dir, job)
+    events = load_events(directory)
+    slurm = "+".join(sorted(job.states)) if job else ""
+    if job is not None and job.reason not in ("", "None"):
+        slurm += f" ({job.reason})"
+    summary = summarize(events, time.time(), slurm, pending_advice(job))
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+    else:
+        # Without a terminal (a file, a pipe) rich would fold everything into 80 columns.
+        console = Console() if sys.stdout.isatty() else Console(width=140)
+        console.print(render(summary))
+    return 0
+
+
+def seconds(value: float | None) -> str:
+    """A duration for a table: ``1.2``, ``-`` when unknown."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def incident_table(summary: Summary) -> Table:
+    """One row per incident, in the words of the journal."""
+    table = Table(title="Incidents", title_justify="left", expand=False)
+    table.add_column("#", justify="right")
+    for name in ("when", "seen", "verdict", "action"):
+        table.add_column(name, overflow="fold")
+    for name in ("detect s", "localise s", "recover s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for incident in summary.incidents:
+        table.add_row(
+            str(incident.number),
+            time.strftime("%m-%d %H:%M:%S", time.localtime(incident.t)),
+            incident.detail,
+            incident.verdict or "-",
+            incident.action or "-",
+            seconds(incident.detect_s),
+            seconds(incident.localise_s),
+            seconds(incident.recover_s),
+        )
+    return table
+
+
+def render(summary: Summary) -> RenderableType:
+    """The whole screen."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    phase = summary.phase + (f": {summary.reason}" if summary.reason else "")
+    if summary.exit_code is not None:
+        phase += f" (exit code {summary.exit_code})"
+    rows = [
+        ("job", f"{summary.job_id}  {' '.join(summary.command)}"),
+        ("state", phase),
+        ("Slurm", summary.slurm or "job not known to Slurm (any more)"),
+        ("advice", summary.advice),
+        ("step", f"{summary.step}" + (f", loss {summary.loss:.4f}" if summary.loss is not None else "")),
+        ("launched", f"generation {summary.generation}, run {summary.run} of the Slurm job"),
+        ("nodes", f"{fold(summary.slots)}" + (f"  spare {fold(summary.spares)}" if summary.spares else "")),
+        ("evicted", "; ".join(f"{node} ({why})" for node, why in summary.evicted.items())),
+        ("ETTR", _ettr(summary)),
+    ]
+    for name, value in rows:
+        if value:
+            facts.add_row(name, Text(value))
+    parts: list[RenderableType] = [facts]
+    if summary.incidents:
+        parts.append(incident_table(summary))
+    return Group(*parts)
+
+
+def _ettr(summary: Summary) -> str:
+    p = summary.productivity
+    text = f"{p.ettr:.1%} ({p.productive_s:.0f} s of {p.wall_s:.0f} s), {p.steps} steps"
+    return text + (f", {p.repeated} repeated" if p.repeated else "")

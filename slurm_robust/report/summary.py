@@ -1,0 +1,73 @@
+"""The facts about a job that every view shows, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_robust.analysis.ettr import IncidentSummary, Productivity, incidents, productivity
+from slurm_robust.controller.journal import fold
+from slurm_robust.model import events as ev
+from slurm_robust.model.record import Record
+
+
+class Summary(Record):
+    """A job in one look. ``phase`` in a word; ``step`` -1 before the first; ``slurm`` is Slurm's state."""
+
+    job_id: int
+    command: tuple[str, ...]
+    phase: str
+    reason: str
+    exit_code: int | None
+    slurm: str
+    advice: str
+    run: int
+    generation: int
+    step: int
+    loss: float | None
+    slots: tuple[str, ...]
+    spares: tuple[str, ...]
+    evicted: dict[str, str]
+    incidents: tuple[IncidentSummary, ...]
+    productivity: Productivity
+    notes: tuple[str, ...]
+
+
+def summarize(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "") -> Summary:
+    """The summary of a journal. ``now`` is wall-clock time; ``slurm`` and ``advice`` come from outside."""
+    state = fold(events)
+    started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
+    progress = [e for e in events if isinstance(e, (ev.ProgressMade, ev.FirstStep))]
+    last = progress[-1] if progress else None
+    phase, reason = _phase(events)
+    return Summary(
+        job_id=state.job_id,
+        command=started.command if started else (),
+        phase=phase,
+        reason=reason,
+        exit_code=state.ended.code if state.ended else None,
+        slurm=slurm,
+        advice=advice,
+        run=max(0, state.restart_count),
+        generation=state.generation,
+        step=last.step if last else -1,
+        loss=last.loss if isinstance(last, ev.ProgressMade) else None,
+        slots=state.slots,
+        spares=state.spares,
+        evicted=dict(state.evicted),
+        incidents=tuple(incidents(events)),
+        productivity=productivity(events, now),
+        notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
+    )
+
+
+def _phase(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
+    state = fold(events)
+    if state.ended is not None:
+        return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
+    if state.requeueing is not None:
+        return "requeued", state.requeueing.reason
+    if state.incident is not None:
+        return "recovering", f"incident {state.incident.number}: {state.incident.symptom.value}"
+    if state.running:
+        return ("training" if state.steps_here >= 0 else "starting"), ""
+    return "starting", ""

@@ -1,0 +1,68 @@
+"""Names inside a sandbox's state folder. Only names: nothing is opened here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slurm_robust.sandbox.config import check_name
+
+DEFAULT_ROOT = "/var/lib/srobust-sandbox"
+DEFAULT_CACHE = "/var/cache/srobust-sandbox"
+
+
+def state_root() -> Path:
+    """The folder of all sandboxes: ``$SROBUST_SANDBOX_DIR``, else /var/lib/srobust-sandbox."""
+    return Path(os.path.abspath(os.environ.get("SROBUST_SANDBOX_DIR") or DEFAULT_ROOT))
+
+
+class StateFolder:
+    """The folder of one sandbox. Everything in it dies with ``down``."""
+
+    SUBFOLDERS = ("etc", "log", "home", "spool", "state", "munge", "dev", "db")
+
+    def __init__(self, name: str, root: Path | None = None) -> None:
+        self.name = check_name(name)
+        self.path = (root or state_root()) / name
+
+    @property
+    def config(self) -> Path:
+        """The :class:`SandboxConfig` as JSON."""
+        return self.path / "config.json"
+
+    @property
+    def etc(self) -> Path:
+        """slurm.conf and its companions, and the files that replace those in /etc."""
+        return self.path / "etc"
+
+    @property
+    def database(self) -> Path:
+        """MariaDB's data directory."""
+        return self.path / "db"
+
+    @property
+    def devices(self) -> Path:
+        """Fake GPU device files."""
+        return self.path / "dev"
+
+    @property
+    def faults(self) -> Path:
+        """One JSON object per injected fault."""
+        return self.path / "faults.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """One file per daemon."""
+        return self.path / "log"
+
+    def log(self, daemon: str) -> Path:
+        """The log of ``slurmctld``, ``slurmdbd``, ``munged``, ``mariadbd``, ``init`` or ``slurmd-<node>``."""
+        return self.logs / f"{daemon}.log"
+
+    def home(self, user: str) -> Path:
+        """The user's home folder as this machine sees it; inside it is /home/<user>."""
+        return self.path / "home" / user
+
+    def spool(self, node: str) -> Path:
+        """The node's SlurmdSpoolDir: a disk that survives a power cut."""
+        return self.path / "spool" / node

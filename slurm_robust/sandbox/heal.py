@@ -1,0 +1,142 @@
+"""Brings a broken sandbox back to the state after ``up``, without the price of a new boot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from datetime import datetime
+
+from slurm_robust.sandbox import procs
+from slurm_robust.sandbox.config import HEAD
+from slurm_robust.sandbox.errors import BootFailed, SandboxError
+from slurm_robust.sandbox.faults import FILLABLE
+from slurm_robust.sandbox.sandbox import Sandbox
+from slurm_robust.sandbox.waiting import wait_until
+
+SETTLE_S = 2.0
+HEAL_S = 90.0
+POLL_S = 0.2
+
+# sinfo's words for a node that comes back by an administrator's order only.
+_RESUMABLE = ("down", "drain", "fail", "error")
+
+
+def heal(sandbox: Sandbox, timeout_s: float = HEAL_S) -> None:
+    """Undo faults and remove jobs until every node is idle.
+
+    Boots nodes that are off, plugs cables in, starts daemons, cancels all jobs, deletes reservations,
+    kills what users left running, empties every node's /tmp and /dev/shm, and resumes nodes. Homes stay.
+    Raises :class:`BootFailed` when it does not get there in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    _mend_machines(sandbox)
+    _cancel_jobs(sandbox, deadline)
+    _delete_reservations(sandbox)
+    _sweep(sandbox)
+    _settle(sandbox)
+    if not wait_until(lambda: _resume(sandbox), max(0.0, deadline - time.monotonic()), POLL_S):
+        sandbox.wait_idle(timeout_s=1.0)  # Says which nodes are late.
+
+
+def _mend_machines(sandbox: Sandbox) -> None:
+    known = sandbox.control.nodes()
+    if sandbox.fault.daemon_pid(HEAD, "slurmctld") is None:
+        sandbox.fault.start_slurmctld()
+    for node in sandbox.config.node_names:
+        state = known.get(node)
+        if state is None or not state.on:
+            sandbox.fault.boot(node)
+            continue
+        if not state.connected:
+            sandbox.fault.heal_network(node)
+        if sandbox.fault.daemon_pid(node, "slurmd") is None:
+            sandbox.fault.start_slurmd(node)
+
+
+def _settle(sandbox: Sandbox) -> None:
+    """Let two seconds pass since the end of the last job.
+
+    A job that starts on a node in the second in which another one ended there fails with "Job credential
+    revoked" (seen on 22.05).
+    """
+    ends = _root(sandbox, ["squeue", "--noheader", "--states=all", "--format=%e"]).split()
+    now = time.time()
+    times = [datetime.fromisoformat(end).timestamp() for end in ends if end[0].isdigit()]
+    last = max((t for t in times if t <= now), default=0.0)
+    time.sleep(max(0.0, last + SETTLE_S - now))
+
+
+def _cancel_jobs(sandbox: Sandbox, deadline: float) -> None:
+    def none_left() -> bool:
+        jobs = _root(sandbox, ["squeue", "--noheader", "--format=%A"]).split()
+        if jobs:
+            # Again in each round: a requeued job may have started anew in between.
+            _root(sandbox, ["scancel", "--signal=KILL", "--full", *jobs])
+            _root(sandbox, ["scancel", *jobs])
+            _resume(sandbox)
+        return not jobs
+
+    if not wait_until(none_left, max(0.0, deadline - time.monotonic()), POLL_S):
+        jobs = _root(sandbox, ["squeue", "--noheader", "--format=%A %T %R"])
+        raise BootFailed(f"jobs that do not end:\n{jobs}")
+
+
+def _delete_reservations(sandbox: Sandbox) -> None:
+    listing = _root(sandbox, ["scontrol", "--oneliner", "show", "reservations"])
+    for line in listing.splitlines():
+        if line.startswith("ReservationName="):
+            name = line.split()[0].partition("=")[2]
+            _root(sandbox, ["scontrol", "delete", f"reservationname={name}"])
+
+
+def _sweep(sandbox: Sandbox) -> None:
+    """Kill users' processes and empty the nodes' own disks: both would leak into the next trial."""
+    users = {sandbox.config.uid(user) for user in sandbox.config.users}
+    for node in sandbox.config.all_names:
+        left = [pid for pid in sandbox.host_pids(node) if _owner(pid) in users]
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # It ended by itself.
+        procs.wait_gone(left, 5.0)
+        for path in FILLABLE:
+            _empty(f"/proc/{sandbox.node_pid(node)}/root{path}")
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except FileNotFoundError:
+        return None
+
+
+def _empty(folder: str) -> None:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            try:
+                os.unlink(entry.path)
+            except FileNotFoundError:
+                pass  # Its owner was faster.
+
+
+def _resume(sandbox: Sandbox) -> bool:
+    """Resume what is down or drained; whether everything is idle."""
+    try:
+        states = {name: state.strip() for name, state in sandbox.node_states().items()}
+    except (SandboxError, subprocess.TimeoutExpired):
+        return False  # slurmctld is starting; the caller's deadline bounds it.
+    for name, state in states.items():
+        if state.startswith(_RESUMABLE):
+            _root(sandbox, ["scontrol", "update", f"nodename={name}", "state=resume"])
+    return bool(states) and all(state == "idle" for state in states.values())
+
+
+def _root(sandbox: Sandbox, argv: list[str]) -> str:
+    """Output of a Slurm command as root; refusals are left to the caller's next round."""
+    return sandbox.exec(argv, user="root", timeout_s=30, check=False).stdout

@@ -1,0 +1,106 @@
+"""What each node of a sandbox mounts over the machine's file tree. A pure plan; ``linux`` carries it out.
+
+Every node sees the machine's files, except for: /tmp, /var/tmp, /dev/shm and /run, which are its own and die
+with it; /home, which holds the sandbox's users; a few files in /etc; and what ordinary users need but
+cannot reach (a virtual environment below /root, say), which is made reachable at its own path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_robust.sandbox.config import HEAD, INSIDE, SandboxConfig
+from slurm_robust.sandbox.errors import InvalidSandbox
+from slurm_robust.sandbox.linux import Mount
+
+ETC_FILES = ("passwd", "group", "hosts", "nsswitch.conf", "resolv.conf")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A path of the machine that ordinary users must reach at the same place."""
+
+    path: str
+    read_only: bool = True
+
+
+def plan_mounts(
+    config: SandboxConfig,
+    *,
+    state: str,
+    node: str,
+    wanted: Iterable[Wanted],
+    closed: Callable[[str], bool],
+) -> tuple[Mount, ...]:
+    """The node's mounts in their order.
+
+    ``closed`` says whether others may not search a folder. Raises :class:`InvalidSandbox` for a wanted
+    path that would hide the sandbox's own mounts.
+    """
+    covers = {
+        "/run": "mode=755",
+        "/tmp": f"mode=1777,size={config.tmp_mb}m",
+        "/var/tmp": "mode=1777,size=64m",
+        "/dev/shm": f"mode=1777,size={config.shm_mb}m",
+        "/home": "mode=755",
+    }
+    binds = list(_own_binds(config, state, node))
+    for item in sorted(wanted, key=lambda item: item.path):
+        if any(_within(cover, item.path) for cover in covers):
+            raise InvalidSandbox(
+                f"{item.path} cannot be made reachable: every node has its own {', '.join(covers)}. "
+                "Name a folder below instead"
+            )
+        if not any(_within(item.path, cover) for cover in covers):
+            blocked = next((a for a in _ancestors(item.path) if closed(a)), None)
+            if blocked is None:
+                continue  # Everybody reaches it as it is.
+            covers[blocked] = "mode=755"
+        binds.append(Mount(item.path, item.path, read_only=item.read_only))
+    tmpfs = [Mount(path, options=options) for path, options in sorted(covers.items())]
+    return (*tmpfs, *binds)
+
+
+def _own_binds(config: SandboxConfig, state: str, node: str) -> Iterable[Mount]:
+    yield Mount(INSIDE, state)
+    yield Mount("/run/munge", f"{state}/munge")
+    if node != HEAD:
+        yield Mount("/run/slurmd", f"{state}/spool/{node}")
+    for user in config.users:
+        yield Mount(f"/home/{user}", f"{state}/home/{user}")
+    for name in ETC_FILES:
+        yield Mount(f"/etc/{name}", f"{state}/etc/{name}", read_only=True, optional=True)
+    # So that what runs without SLURM_CONF (a HealthCheckProgram, a user's cron job) finds it as well.
+    yield Mount("/etc/slurm", f"{state}/etc", optional=True)
+
+
+def python_paths() -> tuple[str, ...]:
+    """What a user needs to run this very Python: environment, base interpreter, and this package."""
+    package_parent = Path(__file__).resolve().parents[2]
+    found = [sys.prefix, sys.base_prefix, str(package_parent)]
+    found += [os.path.realpath(path) for path in found]
+    unique = sorted({os.path.abspath(path) for path in found})
+    # A path inside another one comes with it.
+    return tuple(p for p in unique if not any(p != q and _within(p, q) for q in unique))
+
+
+def closed_to_others(path: str) -> bool:
+    """Whether users other than root and the owner cannot pass through the folder."""
+    try:
+        return not os.stat(path).st_mode & 0o001
+    except FileNotFoundError:
+        return False
+
+
+def _ancestors(path: str) -> list[str]:
+    """From the top down, without ``/`` and without ``path`` itself."""
+    parts = path.strip("/").split("/")[:-1]
+    return ["/" + "/".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -1,0 +1,215 @@
+"""The machine's processes as /proc shows them: who belongs to a sandbox, and which one is a rank.
+
+Reading (``read_process``, ``members``) is apart from choosing (``find_rank``), which is pure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+INIT_MODULE = "slurm_robust.sandbox.init"
+_LISTEN = "0A"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process; ``pid`` and ``parent`` count in this machine's PID namespace."""
+
+    pid: int
+    parent: int
+    state: str
+    comm: str
+    nspids: tuple[int, ...] = ()
+    cmdline: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+def all_pids() -> tuple[int, ...]:
+    """Every process id that this machine shows."""
+    return tuple(int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+
+
+def read_process(pid: int) -> Process | None:
+    """The process, or None when it is gone (a zombie is shown, without command line and environment)."""
+    folder = Path("/proc") / str(pid)
+    try:
+        status = dict(
+            line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line
+        )
+        cmdline = _strings((folder / "cmdline").read_bytes())
+        environ = (folder / "environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (item.partition("=") for item in _strings(environ))
+    return Process(
+        pid=pid,
+        parent=int(status["PPid"]),
+        state=status["State"].split()[0],
+        comm=status["Name"].strip(),
+        nspids=tuple(int(word) for word in status.get("NSpid", str(pid)).split()),
+        cmdline=cmdline,
+        environ={key: value for key, _, value in pairs},
+    )
+
+
+def pid_namespace(pid: int) -> int | None:
+    """The inode of the process's PID namespace (also of a zombie); None when it is gone."""
+    try:
+        return int(re.sub(r"\D", "", os.readlink(f"/proc/{pid}/ns/pid")))
+    except (OSError, ValueError):
+        return None
+
+
+def members(init_pid: int) -> tuple[int, ...]:
+    """Every process in the PID namespace whose PID 1 is ``init_pid``, itself included; deeper ones not."""
+    namespace = pid_namespace(init_pid)
+    if namespace is None:
+        return ()
+    return tuple(pid for pid in all_pids() if pid_namespace(pid) == namespace)
+
+
+def find_child(parent: int, fits: Callable[[Process], bool]) -> Process | None:
+    """The first live child of ``parent`` that fits; None when there is none."""
+    # The kernel's own list of children is quick, but may leave some out while others come and go.
+    for pids in (_listed_children, _scanned_children):
+        for pid in pids(parent):
+            process = read_process(pid)
+            if process and process.state not in "ZX" and fits(process):
+                return process
+    return None
+
+
+def children(parent: int) -> tuple[Process, ...]:
+    """All children, zombies too."""
+    found = (read_process(pid) for pid in _scanned_children(parent))
+    return tuple(process for process in found if process is not None)
+
+
+def _listed_children(parent: int) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    except OSError:
+        return ()
+
+
+def _scanned_children(parent: int) -> tuple[int, ...]:
+    return tuple(pid for pid in all_pids() if _parent(pid) == parent)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, parentheses too.
+    return int(text.rpartition(")")[2].split()[1])
+
+
+def daemon(node_init: int, name: str) -> int | None:
+    """The live child called ``name`` of a node's PID 1; None when there is none."""
+    found = find_child(node_init, lambda process: process.comm == name)
+    return found.pid if found else None
+
+
+def sandbox_processes(state: Path) -> tuple[int, ...]:
+    """Every live process that runs the init of the sandbox in ``state``: PID 1, nodes, half-started ones.
+
+    Looked up by the command line, so that it also finds those of an ``up`` that was killed half way.
+    """
+    return tuple(pid for pid in all_pids() if runs_init(pid, state))
+
+
+def runs_init(pid: int, state: Path) -> bool:
+    """Whether the process is alive and runs the init of the sandbox in ``state``."""
+    try:
+        words = _strings(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+    return words[-3:] == ("-m", INIT_MODULE, str(state))
+
+
+def sandbox_init(state: Path) -> int | None:
+    """The machine's pid of the sandbox's PID 1: of its processes the one that is nobody's nested node."""
+    candidates = []
+    for pid in sandbox_processes(state):
+        process = read_process(pid)
+        if process and len(process.nspids) > 1 and process.nspids[-1] == 1:
+            candidates.append(process)
+    return min(candidates, key=lambda process: len(process.nspids)).pid if candidates else None
+
+
+def is_gone(pid: int) -> bool:
+    """Whether nothing of the process is left but, at most, a zombie that its parent has not reaped."""
+    process = read_process(pid)
+    return process is None or process.state in "ZX"
+
+
+def wait_gone(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
+    """Wait until all are gone; returns those that still are there at the end."""
+    deadline = time.monotonic() + timeout_s
+    left = tuple(pids)
+    while left := tuple(pid for pid in left if not is_gone(pid)):
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+    return ()
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether anything listens on the TCP port in the network namespace of ``pid``."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if words[3] == _LISTEN and int(words[1].rpartition(":")[2], 16) == port:
+                return True
+    return False
+
+
+def find_rank(processes: Iterable[Process], job_id: int, rank: int) -> Process | None:
+    """The worker of one rank: of all processes that carry its mark, the one that is no other's child.
+
+    The mark is ``RANK`` in the environment, or the name ``srobust-rank<R>`` that forked workers give
+    themselves, together with ``SLURM_JOB_ID``. Helpers that a worker forks carry the same mark.
+    """
+    marked = {
+        process.pid: process
+        for process in processes
+        if process.environ.get("SLURM_JOB_ID") == str(job_id)
+        and process.state not in "ZX"
+        and (process.comm == f"srobust-rank{rank}"[:15] or process.environ.get("RANK") == str(rank))
+    }
+    # A forked worker of another rank may have inherited a wrong RANK: its own name is the better witness.
+    named = {pid: p for pid, p in marked.items() if not _names_other_rank(p, rank)}
+    roots = [process for process in named.values() if process.parent not in named]
+    return min(roots, key=lambda process: process.pid) if roots else None
+
+
+def ranks_of(processes: Iterable[Process], job_id: int) -> tuple[int, ...]:
+    """All ranks of the job that have a process, for the message when one is not found."""
+    found = set()
+    for process in processes:
+        if process.environ.get("SLURM_JOB_ID") != str(job_id):
+            continue
+        named = re.fullmatch(r"srobust-rank(\d+)", process.comm)
+        text = named.group(1) if named else process.environ.get("RANK", "")
+        if text.isdigit():
+            found.add(int(text))
+    return tuple(sorted(found))
+
+
+def _names_other_rank(process: Process, rank: int) -> bool:
+    named = re.fullmatch(r"srobust-rank(\d+)", process.comm)
+    return bool(named) and process.comm != f"srobust-rank{rank}"[:15]
+
+
+def _strings(raw: bytes) -> tuple[str, ...]:
+    return tuple(part.decode(errors="replace") for part in raw.split(b"\0") if part)

@@ -1,0 +1,168 @@
+"""``Sandbox``: a real Slurm cluster on this machine, to try things on and to break."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from slurm_robust.sandbox.boot import boot, claimed, fill_folder
+from slurm_robust.sandbox.config import SandboxConfig
+from slurm_robust.sandbox.errors import BootFailed, NotUp, SandboxError
+from slurm_robust.sandbox.faults import Faults
+from slurm_robust.sandbox.folder import StateFolder, state_root
+from slurm_robust.sandbox.requirements import check_machine, check_root
+from slurm_robust.sandbox.teardown import take_down, undisturbed
+from slurm_robust.sandbox.view import View
+from slurm_robust.sandbox.waiting import wait_until
+
+IDLE_S = 60.0
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody reads."""
+
+
+class Sandbox(View):
+    """A sandbox that is up. Use :meth:`up` (as a context manager, it ends with the block) or :meth:`attach`.
+
+    Everything runs as root of this machine inside namespaces of its own; see the package's docstring.
+    """
+
+    def __init__(self, folder: StateFolder, config: SandboxConfig) -> None:
+        super().__init__(folder, config)
+        self.fault = Faults(self)
+
+    @property
+    def name(self) -> str:
+        """Its name, which is also that of its folder."""
+        return self.folder.name
+
+    @classmethod
+    def up(
+        cls,
+        config: SandboxConfig | None = None,
+        *,
+        name: str = "default",
+        progress: Callable[[str], None] = _silent,
+    ) -> Sandbox:
+        """Boot a cluster and return when all nodes are idle. ``progress`` is told each phase.
+
+        Raises :class:`RequirementMissing`, :class:`AlreadyUp`, or :class:`BootFailed` with the log of what
+        did not come up. Whatever interrupts it, nothing is left behind.
+        """
+        config = config or SandboxConfig()
+        folder = StateFolder(name)
+        check_machine(config.accounting)
+        sandbox = cls(folder, config)
+        with claimed(folder):
+            try:
+                fill_folder(folder, config)
+                boot(sandbox, progress)
+                progress("nodes idle")
+                sandbox.wait_idle()
+            except BaseException:
+                # Also for Ctrl-C: a sandbox that is half up is of no use to anybody.
+                with undisturbed():
+                    take_down(name)
+                raise
+        return sandbox
+
+    @classmethod
+    def attach(cls, name: str = "default") -> Sandbox:
+        """The running sandbox of that name. Raises :class:`NotUp`, or :class:`RequirementMissing`."""
+        folder = StateFolder(name)
+        try:
+            config = SandboxConfig.from_json(folder.config.read_text())
+        except FileNotFoundError:
+            raise NotUp(
+                f"no sandbox {name!r} is up", fix=f"start it with: srobust sandbox up --name {name}"
+            ) from None
+        check_root()
+        sandbox = cls(folder, config)
+        sandbox.init_pid()
+        return sandbox
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def home(self, user: str) -> Path:
+        """The user's home folder on this machine; inside it is /home/<user>."""
+        self.config.uid(user)
+        return self.folder.home(user)
+
+    def submit(
+        self, script: str | Path, *args: str, options: Sequence[str] = (), user: str | None = None
+    ) -> int:
+        """``sbatch options script args`` on the head node, in the user's home; returns the job id.
+
+        A script of this machine is copied into the user's home first, unless it lies there already; one
+        that this machine does not have is taken for a path inside. Raises :class:`ExecFailed`.
+        """
+        user = user or self.config.users[0]
+        words = ["sbatch", "--parsable", *options, self._script_inside(Path(script), user), *args]
+        done = self.exec(words, user=user)
+        return int(done.stdout.strip().partition(";")[0])
+
+    def _script_inside(self, script: Path, user: str) -> str:
+        if not script.is_file():
+            return str(script)
+        home = self.home(user)
+        if script.resolve().is_relative_to(home.resolve()):
+            return f"/home/{user}/{script.resolve().relative_to(home.resolve())}"
+        copy = home / script.name
+        shutil.copyfile(script, copy)
+        os.chown(copy, self.config.uid(user), self.config.uid(user))
+        return f"/home/{user}/{script.name}"
+
+    def node_states(self) -> dict[str, str]:
+        """Slurm's state of every node in sinfo's long words (``idle``, ``down*``, ``drained`` ...)."""
+        done = self.exec(["sinfo", "--noheader", "--Node", "--format=%N %T"], user="root", timeout_s=30)
+        return dict(line.split(None, 1) for line in done.stdout.splitlines() if line.strip())
+
+    def wait_idle(self, timeout_s: float = IDLE_S) -> None:
+        """Wait until every node is idle. Raises :class:`BootFailed` with the states of those that are not."""
+        states: dict[str, str] = {}
+
+        def idle() -> bool:
+            states.clear()
+            try:
+                states.update({name: state.strip() for name, state in self.node_states().items()})
+            except (SandboxError, subprocess.TimeoutExpired):
+                return False  # slurmctld is starting, or down; the deadline bounds it.
+            return bool(states) and all(state == "idle" for state in states.values())
+
+        if not wait_until(idle, timeout_s, poll_s=0.1):
+            late = ", ".join(f"{name} {state}" for name, state in states.items() if state != "idle")
+            raise BootFailed(
+                f"after {timeout_s:g} s not all nodes are idle: {late or 'slurmctld does not answer'}\n"
+                f"{self.log_tail('slurmctld')}"
+            )
+
+    def read_log(self, daemon: str, lines: int = 0) -> str:
+        """A daemon's log, the last ``lines`` of it if that is not 0. Raises :class:`SandboxError`."""
+        known = sorted(path.stem for path in self.folder.logs.glob("*.log"))
+        if daemon not in known:
+            raise SandboxError(f"no log of {daemon!r}; there are: {', '.join(known)}")
+        text = self.folder.log(daemon).read_text(errors="replace").splitlines()
+        return "\n".join(text[-lines:] if lines > 0 else text)
+
+    def down(self) -> None:
+        """End it and remove its folder; fine when it is down already."""
+        take_down(self.name)
+
+
+def sandbox_names() -> tuple[str, ...]:
+    """Names of all sandboxes that have a state folder, also of broken ones."""
+    try:
+        return tuple(sorted(entry.name for entry in state_root().iterdir() if entry.is_dir()))
+    except FileNotFoundError:
+        return ()

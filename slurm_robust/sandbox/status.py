@@ -1,0 +1,123 @@
+"""The state of a sandbox as a record, for ``srobust sandbox status``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict, dataclass
+
+from slurm_robust.sandbox import procs
+from slurm_robust.sandbox.config import HEAD, SandboxConfig
+from slurm_robust.sandbox.errors import SandboxError
+from slurm_robust.sandbox.folder import StateFolder
+from slurm_robust.sandbox.sandbox import Sandbox
+from slurm_robust.sandbox.services import head_services, node_services
+
+SINFO_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node: its machine, and what Slurm thinks of it."""
+
+    name: str
+    address: str
+    on: bool
+    connected: bool
+    state: str
+    """sinfo's long word; empty for the head, ``unknown`` when slurmctld does not answer."""
+
+    reason: str
+    daemons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SandboxStatus:
+    """All of one sandbox."""
+
+    name: str
+    folder: str
+    nodes: tuple[NodeStatus, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Every node on and plugged in, every daemon there, and no node down or drained."""
+        return all(
+            node.on
+            and node.connected
+            and bool(node.daemons)
+            and not node.state.startswith(("unknown", "down", "drain"))
+            for node in self.nodes
+        )
+
+    def to_json(self) -> str:
+        """As one JSON object."""
+        return json.dumps(asdict(self) | {"healthy": self.healthy}, indent=1)
+
+
+def read_status(sandbox: Sandbox) -> SandboxStatus:
+    """Ask the switch, /proc and slurmctld (bounded by 15 s). Raises :class:`NotUp`."""
+    machines = sandbox.control.nodes()
+    # Its clients would wait 10 s for a slurmctld that is not there.
+    slurm = _ask_slurm(sandbox) if sandbox.fault.daemon_pid(HEAD, "slurmctld") else {}
+    nodes = []
+    for name in sandbox.config.all_names:
+        machine = machines.get(name)
+        on = machine is not None and machine.on
+        state, reason = ("", "") if name == HEAD else slurm.get(name, ("unknown", ""))
+        nodes.append(
+            NodeStatus(
+                name=name,
+                address=sandbox.config.address(name),
+                on=on,
+                connected=machine is not None and machine.connected,
+                state=state,
+                reason=reason,
+                daemons=_daemons(sandbox, name) if on else (),
+            )
+        )
+    return SandboxStatus(sandbox.name, str(sandbox.folder.path), tuple(nodes))
+
+
+def list_line(name: str) -> str:
+    """One line about a sandbox, for ``srobust sandbox list``."""
+    folder = StateFolder(name)
+    try:
+        config = SandboxConfig.from_json(folder.config.read_text())
+    except (OSError, ValueError):
+        config = None  # An `up` that died before it wrote it.
+    if config is None or not procs.sandbox_processes(folder.path):
+        return f"{name}  not running (remove it: srobust sandbox down --name {name})"
+    return f"{name}  {config.nodes} nodes  {folder.path}"
+
+
+def _ask_slurm(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
+    try:
+        done = sandbox.exec(
+            ["sinfo", "--noheader", "--Node", "--format=%N|%T|%E"], user="root", timeout_s=SINFO_TIMEOUT_S
+        )
+    except (SandboxError, subprocess.TimeoutExpired):
+        return {}  # slurmctld is down, which the list of daemons shows.
+    found = {}
+    for line in done.stdout.splitlines():
+        name, state, reason = line.split("|", 2)
+        found[name] = (state, "" if reason == "none" else reason)
+    return found
+
+
+def _daemons(sandbox: Sandbox, node: str) -> tuple[str, ...]:
+    known = head_services() if node == HEAD else node_services(node)
+    running = {child.comm for child in procs.children(sandbox.node_pid(node)) if child.state not in "ZX"}
+    return tuple(name for name in known if name in running)
+
+
+def status_table(status: SandboxStatus) -> str:
+    """The record as a table for people."""
+    rows = [("NODE", "ADDRESS", "POWER", "NETWORK", "SLURM", "DAEMONS", "REASON")]
+    for node in status.nodes:
+        power, cable = ("on" if node.on else "off"), ("plugged" if node.connected else "cut")
+        daemons = ",".join(node.daemons) or "-"
+        rows.append((node.name, node.address, power, cable, node.state or "-", daemons, node.reason))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,85 @@
+"""Ends a sandbox, whole or half started, and leaves nothing of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_robust.sandbox import procs
+from slurm_robust.sandbox.errors import SandboxError
+from slurm_robust.sandbox.folder import StateFolder
+from slurm_robust.sandbox.waiting import wait_until
+
+DOWN_S = 15.0
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def take_down(name: str) -> None:
+    """Kill every process of a sandbox, whole or half started, and remove its folder.
+
+    Fine when there is none. Raises :class:`SandboxError` when something of it does not die within 15 s.
+    """
+    folder = StateFolder(name)
+    deadline = time.monotonic() + DOWN_S
+    # Again until none is seen: a launcher may have forked PID 1 between the look and the kill.
+    while begun := procs.sandbox_processes(folder.path):
+        _kill(begun, deadline, name)
+    _remove(folder.path)
+    try:
+        folder.path.parent.rmdir()
+    except OSError:
+        pass  # Other sandboxes live there.
+
+
+def _kill(begun: tuple[int, ...], deadline: float, name: str) -> None:
+    """SIGKILL to the inits; returns when they and all that the kernel kills with them are gone."""
+    ours = procs.pid_namespace(os.getpid())
+    doomed = set(begun)
+    for init in begun:
+        # The launcher of PID 1 is still in the machine's own namespace, whose members stay.
+        if procs.pid_namespace(init) != ours:
+            doomed |= set(procs.members(init))
+    for pid in begun:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # The kernel was faster: another one's death took it along.
+    left = procs.wait_gone(doomed, max(0.0, deadline - time.monotonic()))
+    if left:
+        raise SandboxError(
+            f"processes {', '.join(map(str, left))} of sandbox {name!r} do not die",
+            fix="look at them with ps; when they are gone, run down again",
+        )
+
+
+def _remove(path: Path) -> None:
+    if not path.exists():
+        return
+    # Last words of daemons may still appear while the tree is being removed.
+    if not wait_until(lambda: _rmtree(path), DOWN_S, poll_s=0.1):
+        raise SandboxError(f"{path} cannot be removed", fix=f"see what holds it: ls -lR {path}")
+
+
+def _rmtree(path: Path) -> bool:
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and the like are ignored in the block: a second one must not stop the clean-up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets only the main thread change handlers, and interrupts no other.
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,354 @@
+"""The default client: Slurm's own commands. Works with every release and needs no library."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from slurm_robust.slurm import commands, jsonforms, text
+from slurm_robust.slurm.client import StepHandle
+from slurm_robust.slurm.errors import (
+    CommandFailed,
+    InvalidNode,
+    JobFinished,
+    JobNotFound,
+    JobNotPending,
+    SlurmCommandError,
+    SlurmCommandMissing,
+    SlurmTimeout,
+    StepNotFound,
+    UnparsableOutput,
+    classify,
+)
+from slurm_robust.slurm.hostlist import fold
+from slurm_robust.slurm.process import (
+    CommandTimeout,
+    CompletedCommand,
+    Run,
+    run_command,
+    spawn_detached,
+)
+from slurm_robust.slurm.records import (
+    AccountingRow,
+    Allocation,
+    Job,
+    Node,
+    Reservation,
+    SlurmVersion,
+    Step,
+    Switch,
+)
+from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
+from slurm_robust.slurm.values import parse_version
+
+T = TypeVar("T")
+
+# The first release whose commands all speak the pinned JSON schema.
+_FIRST_JSON = SlurmVersion(major=24, minor=11)
+
+
+class CliSlurmClient:
+    """:class:`~slurm_robust.slurm.client.SlurmClient` over scontrol, squeue, sacct, sbatch and srun.
+
+    ``timeout_s`` bounds each command. A dead slurmctld is reported after about 9 s by Slurm itself,
+    so less than 10 s turns that into SlurmTimeout. ``prefix`` is put before every command (say, to
+    enter another host or namespace); ``environ`` replaces this process's environment.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float = 30.0,
+        *,
+        prefix: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        run: Run = run_command,
+    ) -> None:
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s must be greater than 0, got {timeout_s}")
+        self._timeout_s = timeout_s
+        self._prefix = tuple(prefix)
+        self._environ = environ
+        self._run = run
+        self._lock = threading.Lock()
+        self._version: SlurmVersion | None = None
+        self._json_refused = False
+
+    # -- reads -------------------------------------------------------------------------------------
+
+    def version(self) -> SlurmVersion:
+        """See the protocol."""
+        with self._lock:
+            if self._version is None:
+                self._version = parse_version(self._output(commands.version()))
+            return self._version
+
+    def ping(self) -> bool:
+        """See the protocol."""
+        try:
+            done = self._complete(commands.ping())
+        except SlurmTimeout:
+            return False
+        return text.parse_ping(done.stdout)
+
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+        """See the protocol."""
+        if names is not None and not names:
+            return ()
+        found = self._read(
+            lambda json: commands.show_nodes(names, json=json),
+            of_text=text.parse_nodes,
+            of_json=jsonforms.parse_nodes,
+        )
+        if names is None:
+            return found
+        by_name = {node.name: node for node in found}
+        for name in names:
+            if name not in by_name:
+                raise InvalidNode(f"node {name} not found")
+        return tuple(by_name[name] for name in names)
+
+    def job(self, job_id: int) -> Job:
+        """See the protocol."""
+        return self._read(
+            lambda json: commands.show_job(job_id, json=json),
+            of_text=text.parse_job,
+            of_json=lambda document: self._first(jsonforms.parse_jobs(document), job_id),
+        )
+
+    def jobs(self, user: str | None = None) -> tuple[Job, ...]:
+        """See the protocol."""
+        command = commands.show_jobs(user, json=self._speaks_json())
+        found = jsonforms.parse_jobs(jsonforms.load(self._output(command)))
+        return tuple(
+            job
+            for job in found
+            if not jsonforms.ended_for_good(job) and (user is None or job.user_name == user)
+        )
+
+    def steps(self, job_id: int) -> tuple[Step, ...]:
+        """See the protocol."""
+        try:
+            found = self._read(
+                lambda json: commands.show_steps(job_id, json=json),
+                of_text=text.parse_steps,
+                of_json=jsonforms.parse_steps,
+            )
+        except StepNotFound:
+            found = ()
+        steps = tuple(step for step in found if step.job_id == job_id)
+        if not steps:
+            # Releases differ in whether no steps and no such job are told apart.
+            self.job(job_id)
+        return steps
+
+    def allocation(self, job_id: int) -> Allocation:
+        """See the protocol."""
+        return self._read(
+            lambda json: commands.show_job(job_id, json=json),
+            of_text=text.parse_allocation,
+            of_json=lambda document: self._allocation(document, job_id),
+        )
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """See the protocol."""
+        return self._read(
+            lambda json: commands.show_reservations(json=json),
+            of_text=text.parse_reservations,
+            of_json=jsonforms.parse_reservations,
+        )
+
+    def accounting(self, job_id: int) -> tuple[AccountingRow, ...]:
+        """See the protocol."""
+        return text.parse_accounting(self._output(commands.accounting(job_id)))
+
+    def topology(self) -> tuple[Switch, ...]:
+        """See the protocol."""
+        try:
+            return text.parse_topology(self._output(commands.show_topology()))
+        except CommandFailed as error:
+            if "no topology information" in error.what.lower():
+                return ()
+            raise
+
+    def config(self) -> dict[str, str]:
+        """See the protocol."""
+        return text.parse_config(self._output(commands.show_config()))
+
+    # -- writes: jobs ------------------------------------------------------------------------------
+
+    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+        """See the protocol."""
+        try:
+            self._output(commands.requeue(job_id, hold=hold))
+        except CommandFailed as error:
+            if "job is pending execution" not in error.what.lower():
+                raise
+            if hold:
+                self.hold(job_id)
+
+    def hold(self, job_id: int) -> None:
+        """See the protocol."""
+        self._output(commands.hold(job_id))
+
+    def release(self, job_id: int) -> None:
+        """See the protocol."""
+        self._output(commands.release(job_id))
+
+    def start_now(self, job_id: int) -> None:
+        """See the protocol."""
+        self._output(commands.update_job(job_id, "StartTime", "now"))
+
+    def set_excluded_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See the protocol."""
+        self._output(commands.update_job(job_id, "ExcNodeList", fold(nodes)))
+
+    def set_required_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See the protocol."""
+        # For a running job the same command means: shrink to these nodes.
+        job = self.job(job_id)
+        if job.is_running:
+            raise JobNotPending(f"job {job_id} is running; its required nodes can no longer be changed")
+        self._output(commands.update_job(job_id, "ReqNodeList", fold(nodes)))
+
+    def set_node_count(self, job_id: int, nodes: int) -> None:
+        """See the protocol."""
+        self._output(commands.update_job(job_id, "NumNodes", f"{nodes}-{nodes}"))
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        """See the protocol."""
+        if not keep:
+            raise ValueError("shrink to no node at all: use cancel")
+        self._output(commands.update_job(job_id, "NodeList", fold(keep)))
+
+    def cancel(self, job_id: int, *, step_id: str | None = None, signal: str | None = None) -> None:
+        """See the protocol."""
+        try:
+            self._output(commands.cancel(job_id, step_id, signal))
+        except (JobNotFound, JobFinished, StepNotFound):
+            pass  # It has ended, which is what was asked for.
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See the protocol."""
+        self._output(commands.update_job(job_id, "Comment", commands.one_line(text)))
+
+    def submit(self, request: SubmitRequest) -> int:
+        """See the protocol."""
+        command = commands.sbatch(request)
+        environ = {**self._base_environment(), **request.environment} if request.environment else None
+        done = self._check(self._complete(command, environ=environ))
+        # "7" or "7;cluster", after any line that a site's submit plugin prints.
+        last = done.stdout.strip().splitlines()[-1:] or [""]
+        job_id = last[0].partition(";")[0]
+        if not job_id.isdigit():
+            raise UnparsableOutput("sbatch printed no job id", command=command, stdout=done.stdout)
+        return int(job_id)
+
+    def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
+        """See the protocol."""
+        command = [*self._prefix, *commands.srun(request)]
+        environ = commands.step_environment(self._base_environment(), request)
+        try:
+            return spawn_detached(command, output=output, env=environ)
+        except FileNotFoundError as error:
+            raise self._missing(command) from error
+
+    # -- writes: nodes and reservations -------------------------------------------------------------
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """See the protocol."""
+        if not commands.one_line(reason):
+            raise ValueError("a drain needs a reason, so that an administrator can judge it")
+        if nodes:
+            self._output(commands.drain(nodes, reason))
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """See the protocol."""
+        if nodes:
+            self._output(commands.resume(nodes))
+
+    def create_reservation(self, request: ReservationRequest) -> None:
+        """See the protocol."""
+        self._output(commands.reservation(request, create=True))
+
+    def update_reservation(self, request: ReservationRequest) -> None:
+        """See the protocol."""
+        self._output(commands.reservation(request, create=False))
+
+    def delete_reservation(self, name: str) -> None:
+        """See the protocol."""
+        self._output(commands.delete_reservation(name))
+
+    # -- running a command ---------------------------------------------------------------------------
+
+    def _read(
+        self,
+        command: Callable[[bool], list[str]],
+        *,
+        of_text: Callable[[str], T],
+        of_json: Callable[[jsonforms.Object], T],
+    ) -> T:
+        """Read in JSON where the release speaks the pinned schema, else in text."""
+        if self._speaks_json():
+            argv = command(True)
+            try:
+                return self._parsed(argv, self._output(argv), lambda out: of_json(jsonforms.load(out)))
+            except CommandFailed as error:
+                if "data_parser" not in error.stderr and "unrecognized option" not in error.stderr:
+                    raise
+                # A release later than those known dropped the schema; text stays readable.
+                self._json_refused = True
+        argv = command(False)
+        return self._parsed(argv, self._output(argv), of_text)
+
+    def _speaks_json(self) -> bool:
+        return not self._json_refused and self.version() >= _FIRST_JSON
+
+    def _parsed(self, argv: list[str], output: str, parse: Callable[[str], T]) -> T:
+        try:
+            return parse(output)
+        except UnparsableOutput as error:
+            raise UnparsableOutput(error.what, command=argv, returncode=0, stdout=output) from error
+
+    def _allocation(self, document: jsonforms.Object, job_id: int) -> Allocation:
+        self._first(jsonforms.parse_jobs(document), job_id)
+        return jsonforms.parse_allocation(document)
+
+    def _first(self, found: tuple[Job, ...], job_id: int) -> Job:
+        if not found:
+            raise JobNotFound(f"job {job_id} not found")
+        return found[0]
+
+    def _output(self, command: list[str]) -> str:
+        return self._check(self._complete(command)).stdout
+
+    def _check(self, done: CompletedCommand) -> CompletedCommand:
+        if done.exit_code != 0:
+            raise classify(done)
+        return done
+
+    def _complete(self, command: list[str], *, environ: Mapping[str, str] | None = None) -> CompletedCommand:
+        argv = command
+        env = dict(environ) if environ is not None else self._base_environment()
+        env.update(commands.QUERY_ENVIRONMENT)
+        if self._prefix:
+            # The prefix may start with a clean environment, so these are set behind it.
+            settings = [f"{name}={value}" for name, value in commands.QUERY_ENVIRONMENT.items()]
+            argv = [*self._prefix, "env", *settings, *command]
+        try:
+            return self._run(argv, timeout_s=self._timeout_s, env=env)
+        except CommandTimeout as error:
+            raise SlurmTimeout(
+                f"{command[0]} gave no answer within {error.timeout_s:g} s", command=argv
+            ) from error
+        except (FileNotFoundError, PermissionError) as error:
+            raise self._missing(argv) from error
+
+    def _base_environment(self) -> dict[str, str]:
+        return dict(os.environ if self._environ is None else self._environ)
+
+    def _missing(self, argv: Sequence[str]) -> SlurmCommandError:
+        path = self._base_environment().get("PATH", "")
+        return SlurmCommandMissing(f"cannot start {argv[0]}; PATH is {path or 'empty'}", command=argv)

@@ -1,0 +1,202 @@
+"""The protocol that everything else uses to speak with Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slurm_robust.slurm.records import (
+    AccountingRow,
+    Allocation,
+    Job,
+    Node,
+    Reservation,
+    SlurmVersion,
+    Step,
+    Switch,
+)
+from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
+
+
+class StepHandle(Protocol):
+    """The ``srun`` of a step, a process in a session of its own."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of srun."""
+        ...
+
+    def poll(self) -> int | None:
+        """Exit code of srun (negative: signal), None while it runs. Never waits."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL srun. Returns at once, also where ``scancel`` hangs because a node of the step is dead.
+
+        The tasks on live nodes die with it within ~10 ms on 22.05 but live on under 24.11 (both
+        measured): to be rid of them on every release, cancel the step as well. ``steps`` finds it by
+        the name of its request, so give each launch a name of its own.
+        """
+        ...
+
+
+class SlurmClient(Protocol):
+    """One site's Slurm. Every call is bounded in time.
+
+    All methods raise :class:`~slurm_robust.slurm.errors.SlurmCommandError` types: ControllerUnreachable
+    and SlurmTimeout when there is no answer, PermissionDenied, and those named per method. After
+    a SlurmTimeout of a write it is unknown whether it took effect; every write here may be repeated.
+    Instances may be used from several threads.
+    """
+
+    # -- reads -------------------------------------------------------------------------------------
+
+    def version(self) -> SlurmVersion:
+        """Release of the client side. Asked once, then remembered."""
+        ...
+
+    def ping(self) -> bool:
+        """Whether a slurmctld answers. Never raises for one that does not."""
+        ...
+
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+        """The nodes ``names`` in that order, or all. Raises InvalidNode for an unknown name."""
+        ...
+
+    def job(self, job_id: int) -> Job:
+        """One job, also for MinJobAge (300 s by default) after its end. Raises JobNotFound."""
+        ...
+
+    def jobs(self, user: str | None = None) -> tuple[Job, ...]:
+        """Jobs that have not ended (pending, running, completing), of one user or all."""
+        ...
+
+    def steps(self, job_id: int) -> tuple[Step, ...]:
+        """Steps of a job that have not ended; ``()`` when it has none. Raises JobNotFound.
+
+        A step whose node died stays listed until Slurm declares the node DOWN, and longer.
+        """
+        ...
+
+    def allocation(self, job_id: int) -> Allocation:
+        """What the job holds now; no nodes for one that does not run. Raises JobNotFound."""
+        ...
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """All reservations that this user may see."""
+        ...
+
+    def accounting(self, job_id: int) -> tuple[AccountingRow, ...]:
+        """All runs and steps that slurmdbd has of the job, oldest run first; ``()`` when none.
+
+        Rows appear up to 10 s late. Raises CommandFailed where accounting is off.
+        """
+        ...
+
+    def topology(self) -> tuple[Switch, ...]:
+        """The switches of topology/tree; ``()`` where the site declares none."""
+        ...
+
+    def config(self) -> dict[str, str]:
+        """slurm.conf as slurmctld runs it: names as in slurm.conf(5), ``(null)`` is ``""``."""
+        ...
+
+    # -- writes: jobs ------------------------------------------------------------------------------
+
+    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+        """End the run; the job gets COMPLETING, then PENDING with the same id, held with ``hold``.
+
+        It starts again 121 s later (cred_expire + 1) unless :meth:`start_now` is called when it is
+        PENDING. Beware: Slurm accepts this for a job that was cancelled as well, and revives it.
+        Raises JobNotFound, RequeueDisabled.
+        """
+        ...
+
+    def hold(self, job_id: int) -> None:
+        """Keep a pending job from starting. Raises JobNotFound."""
+        ...
+
+    def release(self, job_id: int) -> None:
+        """Undo a hold, also one set by Slurm after a prolog failure. Harmless when not held.
+
+        A begin time (after a requeue) stays. Raises JobNotFound, JobFinished.
+        """
+        ...
+
+    def start_now(self, job_id: int) -> None:
+        """Drop the begin time of a pending job. Accepted, but *lost*, while the job is COMPLETING (and
+        on 24.11 sometimes in the moment after): slurmctld writes a new begin time then. So repeat it
+        while ``reason`` is BeginTime. *Never within 2 s of the end of the last run*: a start in the
+        same second on the same node kills the job for good ("Job credential revoked").
+        :mod:`slurm_robust.slurm.requeue` does all this. Raises JobNotFound, JobFinished, JobNotPending.
+        """
+        ...
+
+    def set_excluded_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
+        """Set ExcNodeList; empty clears it. Raises JobNotPending, JobFinished, JobNotFound, InvalidNode.
+
+        Possible while pending, and while COMPLETING after a requeue; it survives the latter.
+        """
+        ...
+
+    def set_required_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
+        """Set ReqNodeList; empty clears it. Raises as :meth:`set_excluded_nodes`."""
+        ...
+
+    def set_node_count(self, job_id: int, nodes: int) -> None:
+        """Set NumNodes of a pending job. Raises JobNotFound, JobFinished."""
+        ...
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        """Give back all nodes of a running job but ``keep``, which must hold the batch host.
+
+        Tasks on the nodes given back are killed, others go on. The job's environment variables get
+        stale. Raises JobNotFound, InvalidNode, CommandFailed.
+        """
+        ...
+
+    def cancel(self, job_id: int, *, step_id: str | None = None, signal: str | None = None) -> None:
+        """scancel the job or one step, or only send ``signal`` (``USR1``). Harmless if it has ended."""
+        ...
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """Set the job's comment (one line; line breaks become blanks). Raises JobNotFound."""
+        ...
+
+    def submit(self, request: SubmitRequest) -> int:
+        """Submit a batch job and return its id."""
+        ...
+
+    def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
+        """Start a step and return at once; srun's and the tasks' output is appended to ``output``.
+
+        srun runs in a session of its own, so that it survives the death of the caller, and nobody
+        waits for it: an srun with a dead node in its step ends only when Slurm gives the node up.
+        """
+        ...
+
+    # -- writes: nodes and reservations (operator, administrator or root) -----------------------------
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """No new jobs on ``nodes``; running ones go on. Raises InvalidNode, PermissionDenied.
+
+        ``reason`` is one line and not empty.
+        """
+        ...
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Undo a drain or a down. Raises InvalidNode, PermissionDenied."""
+        ...
+
+    def create_reservation(self, request: ReservationRequest) -> None:
+        """Reserve nodes from now on. Raises PermissionDenied, InvalidNode, CommandFailed."""
+        ...
+
+    def update_reservation(self, request: ReservationRequest) -> None:
+        """Change nodes, node count, users or flags of a reservation. Raises ReservationNotFound."""
+        ...
+
+    def delete_reservation(self, name: str) -> None:
+        """Raises ReservationNotFound, PermissionDenied."""
+        ...

@@ -1,0 +1,272 @@
+"""Slurm's command lines as argument lists. Pure: nothing is run here."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+
+from slurm_robust.slurm.hostlist import fold
+from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
+
+# One schema for 24.11, 25.11 and 26.05; later releases drop it, then text is read.
+DATA_PARSER = "v0.0.42"
+
+# Seconds since 1970 instead of local time without a zone in text output.
+QUERY_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
+
+ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Start", "End", "NodeList")
+
+
+def _json(json: bool) -> tuple[str, ...]:
+    return (f"--json={DATA_PARSER}",) if json else ()
+
+
+# -- reads ------------------------------------------------------------------------------------------
+
+
+def version() -> list[str]:
+    """``slurm-wlm 22.05.8`` or ``slurm 24.11.5``."""
+    return ["sinfo", "--version"]
+
+
+def ping() -> list[str]:
+    """``Slurmctld(primary) at vm is UP``."""
+    return ["scontrol", "ping"]
+
+
+def show_nodes(names: Sequence[str] | None, *, json: bool) -> list[str]:
+    """Not ``-o``: in the form with one property group a line a reason cannot pass for a field."""
+    return ["scontrol", *_json(json), "show", "node", *([fold(names)] if names else [])]
+
+
+def show_job(job_id: int, *, json: bool) -> list[str]:
+    """``-d`` adds what is allocated on each node."""
+    return ["scontrol", *_json(json), "-d", "show", "job", str(job_id)]
+
+
+def show_jobs(user: str | None, *, json: bool) -> list[str]:
+    """Before 24.11 ``squeue --json`` ignores all filters and lists ended jobs too."""
+    mode = f"--json={DATA_PARSER}" if json else "--json"
+    return ["squeue", mode, *([f"--user={user}"] if user else [])]
+
+
+def show_steps(job_id: int, *, json: bool) -> list[str]:
+    """Steps that slurmctld holds."""
+    return ["scontrol", *_json(json), "show", "step", str(job_id)]
+
+
+def show_reservations(*, json: bool) -> list[str]:
+    """All reservations."""
+    return ["scontrol", *_json(json), "show", "reservation"]
+
+
+def show_topology() -> list[str]:
+    """``SwitchName=… Level=0 LinkSpeed=1 Nodes=…``; text in every release."""
+    return ["scontrol", "show", "topology"]
+
+
+def show_config() -> list[str]:
+    """``Name = value`` lines; text in every release."""
+    return ["scontrol", "show", "config"]
+
+
+def accounting(job_id: int) -> list[str]:
+    """Text in every release: 22.05's JSON says exit code 0 for jobs that failed."""
+    return [
+        "sacct",
+        "--duplicates",
+        "--parsable2",
+        f"--jobs={job_id}",
+        f"--format={','.join(ACCOUNTING_FIELDS)}",
+    ]
+
+
+# -- writes -----------------------------------------------------------------------------------------
+
+
+def requeue(job_id: int, *, hold: bool) -> list[str]:
+    """End the run and start again."""
+    return ["scontrol", "requeuehold" if hold else "requeue", str(job_id)]
+
+
+def hold(job_id: int) -> list[str]:
+    """Priority 0."""
+    return ["scontrol", "hold", str(job_id)]
+
+
+def release(job_id: int) -> list[str]:
+    """Undo a hold."""
+    return ["scontrol", "release", str(job_id)]
+
+
+def update_job(job_id: int, field: str, value: str) -> list[str]:
+    """``scontrol update jobid=7 ExcNodeList=n1``."""
+    return ["scontrol", "update", f"jobid={job_id}", f"{field}={value}"]
+
+
+def drain(nodes: Sequence[str], reason: str) -> list[str]:
+    """Reasons are one line: line breaks become blanks."""
+    return ["scontrol", "update", f"nodename={fold(nodes)}", "state=drain", f"reason={one_line(reason)}"]
+
+
+def resume(nodes: Sequence[str]) -> list[str]:
+    """Undo a drain or a down."""
+    return ["scontrol", "update", f"nodename={fold(nodes)}", "state=resume"]
+
+
+def cancel(job_id: int, step_id: str | None, signal: str | None) -> list[str]:
+    """``--batch`` sends a signal to the batch script; scancel takes no ``JOB.batch``."""
+    if step_id == "batch":
+        return ["scancel", "--batch", f"--signal={signal or 'KILL'}", str(job_id)]
+    target = str(job_id) if step_id is None else f"{job_id}.{step_id}"
+    return ["scancel", *([f"--signal={signal}"] if signal else []), target]
+
+
+def reservation(request: ReservationRequest, *, create: bool) -> list[str]:
+    """Create from now on, or change what the request names."""
+    words = ["scontrol", "create", "reservation"] if create else ["scontrol", "update"]
+    words.append(f"reservationname={request.name}")
+    if create:
+        minutes = "UNLIMITED" if request.duration_s is None else str(_minutes(request.duration_s))
+        words += ["starttime=now", f"duration={minutes}"]
+    elif request.duration_s is not None:
+        words.append(f"duration={_minutes(request.duration_s)}")
+    if request.nodes:
+        words.append(f"nodes={fold(request.nodes)}")
+    if request.node_count is not None:
+        words.append(f"nodecnt={request.node_count}")
+    for key, values in (("users", request.users), ("accounts", request.accounts), ("flags", request.flags)):
+        if values:
+            words.append(f"{key}={','.join(values)}")
+    if request.partition:
+        words.append(f"partition={request.partition}")
+    return words
+
+
+def delete_reservation(name: str) -> list[str]:
+    """Delete by name."""
+    return ["scontrol", "delete", f"reservationname={name}"]
+
+
+def sbatch(request: SubmitRequest) -> list[str]:
+    """``sbatch --parsable …``; prints the job id."""
+    words = ["sbatch", "--parsable", "--requeue" if request.requeue else "--no-requeue"]
+    options: tuple[tuple[str, str], ...] = (
+        ("--job-name", request.name),
+        ("--nodes", "" if request.nodes is None else str(request.nodes)),
+        ("--partition", request.partition),
+        ("--reservation", request.reservation),
+        ("--time", "" if request.time_limit_s is None else str(_minutes(request.time_limit_s))),
+        ("--output", request.output),
+        ("--chdir", request.work_dir),
+        ("--comment", one_line(request.comment)),
+        ("--exclude", fold(request.excluded_nodes)),
+        ("--nodelist", fold(request.required_nodes)),
+        ("--gres", request.gres),
+    )
+    words += [f"{name}={value}" for name, value in options if value]
+    words += ["--hold"] if request.hold else []
+    words += ["--exclusive"] if request.exclusive else []
+    words += request.options
+    if request.wrap:
+        return [*words, "--wrap", _shell_line(request.command)]
+    return [*words, *request.command]
+
+
+def srun(request: StepRequest) -> list[str]:
+    """One task on each node of the request.
+
+    Every option that an ``#SBATCH`` line of the user's could change by way of the environment is
+    given here, besides :func:`step_environment` removing the variables:
+
+    * ``--ntasks-per-node=1 --nodes --ntasks --nodelist``: one agent on each node named, no other;
+    * ``--overlap``: neither waits for an older step that still holds the GPUs (also one that hangs
+      with a dead node) nor takes them from it;
+    * ``--no-kill``: a lost node does not end the step on the others;
+    * ``--whole --mem=0``: all CPUs and memory of the job on the node; ``--gres``: all its GPUs;
+    * ``--cpu-bind=none --mpi=none``: binding and wire-up are the workers' own business;
+    * ``--kill-on-bad-exit=0 --wait=0``: the end of one agent never ends another;
+    * ``--input=none``: srun must not read the batch script's standard input.
+    """
+    count = len(request.nodes)
+    words = [
+        "srun",
+        f"--jobid={request.job_id}",
+        f"--job-name={request.name}",
+        f"--nodelist={','.join(request.nodes)}",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--input=none",
+        "--export=ALL",
+    ]
+    words += ["--overlap"] if request.overlap else []
+    words += ["--no-kill"] if request.no_kill else []
+    words += ["--whole", "--mem=0"] if request.whole_node else []
+    if request.gpus_per_node is not None:
+        words.append(f"--gres=gpu:{request.gpus_per_node}" if request.gpus_per_node else "--gres=none")
+    return [*words, *request.command]
+
+
+# Variables of Slurm that a step may inherit. All others that begin like Slurm's are removed, because
+# srun reads dozens of them as options (SLURM_NTASKS*, SLURM_CPUS_PER_TASK, SLURM_TRES_PER_TASK,
+# SLURM_GPUS_PER_TASK, SLURM_CPU_BIND*, SLURM_DISTRIBUTION, SLURM_MEM_PER_*, SLURM_EXACT, …) and each
+# release adds some: what is not known to be harmless goes.
+_KEPT = frozenset(
+    {
+        "SLURM_CONF",
+        "SLURM_JWT",
+        "SLURM_TIME_FORMAT",
+        "SLURM_CLUSTER_NAME",
+        "SLURM_RESTART_COUNT",
+        "SLURM_SUBMIT_DIR",
+        "SLURM_SUBMIT_HOST",
+        "SLURM_JOB_ID",
+        "SLURM_JOB_ACCOUNT",
+        "SLURM_JOB_CPUS_PER_NODE",
+        "SLURM_JOB_END_TIME",
+        "SLURM_JOB_GID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_JOB_PARTITION",
+        "SLURM_JOB_QOS",
+        "SLURM_JOB_RESERVATION",
+        "SLURM_JOB_START_TIME",
+        "SLURM_JOB_UID",
+        "SLURM_JOB_USER",
+        "SLURM_ARRAY_JOB_ID",
+        "SLURM_ARRAY_TASK_ID",
+    }
+)
+_SLURMS = ("SLURM_", "SRUN_", "SLURMD_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_")
+_SPANK = ("SLURM_SPANK_", "_SLURM_SPANK_")
+
+
+def step_environment(environ: Mapping[str, str], request: StepRequest) -> dict[str, str]:
+    """Environment for srun: ``environ`` without the variables that would change the step, plus the
+    request's own.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_SLURMS) or name in _KEPT or name.startswith(_SPANK)
+    }
+    return {**kept, **request.environment}
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks and other control characters, blanks at its ends removed."""
+    return "".join(char if char.isprintable() else " " for char in text).strip()
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, math.ceil(seconds / 60))
+
+
+def _shell_line(command: Sequence[str]) -> str:
+    """sbatch runs what ``--wrap`` holds with sh; one word is taken as such a line already."""
+    return command[0] if len(command) == 1 else shlex.join(command)

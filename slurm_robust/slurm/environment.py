@@ -1,0 +1,74 @@
+"""The allocation as the environment of a batch script states it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from slurm_robust.slurm.errors import NotInAllocation
+from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+from slurm_robust.slurm.records import Allocation
+
+
+def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
+    """What the variables ``SLURM_*`` of ``environ`` say. No process is started.
+
+    The variables are those of the moment in which the batch script (or step) was started. After a
+    lost node, a shrink or an expansion they are stale: ask :meth:`SlurmClient.allocation` then.
+    GPUs are known for this node only (SLURM_GPUS_ON_NODE) and taken to be the same on the others;
+    ``client.allocation`` knows better. Raises :class:`NotInAllocation`.
+    """
+    job_id = _number(environ, "SLURM_JOB_ID")
+    nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    if job_id is None or not nodelist:
+        missing = "SLURM_JOB_ID" if job_id is None else "SLURM_JOB_NODELIST"
+        raise NotInAllocation(f"not inside a Slurm job: {missing} is not set")
+    try:
+        nodes = expand(nodelist)
+    except InvalidHostlist as error:
+        raise NotInAllocation(f"SLURM_JOB_NODELIST: {error}") from error
+    gpus = _gpus(environ)
+    cpus = _per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return Allocation(
+        job_id=job_id,
+        nodes=nodes,
+        cpus_per_node=dict(zip(nodes, cpus, strict=True)) if len(cpus) == len(nodes) else {},
+        gpus_per_node=dict.fromkeys(nodes, gpus),
+        # The batch script runs on the first node of the list; in a step this is only a guess.
+        batch_host=environ.get("SLURM_JOB_FIRST_NODE", "") or nodes[0],
+        restart_count=_number(environ, "SLURM_RESTART_COUNT") or 0,
+        end_time=_time(environ, "SLURM_JOB_END_TIME"),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name, "")
+    if not value:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise NotInAllocation(f"{name}={value!r} is not a number") from None
+
+
+def _time(environ: Mapping[str, str], name: str) -> float | None:
+    value = _number(environ, name)
+    return float(value) if value else None
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    if count.isdigit():
+        return int(count)
+    return len([gpu for gpu in environ.get("SLURM_JOB_GPUS", "").split(",") if gpu])
+
+
+def _per_node(text: str) -> tuple[int, ...]:
+    """``16(x2),8`` to 16, 16, 8."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            return ()
+        counts.extend([int(match[1])] * int(match[2] or 1))
+    return tuple(counts)

@@ -1,0 +1,214 @@
+"""Everything that can go wrong with Slurm, as types.
+
+::
+
+    SlurmError                      fix: what the reader can do about it
+     ├─ NotInAllocation             this process does not belong to a Slurm job
+     ├─ BackendUnavailable          the backend asked for cannot be used here
+     └─ SlurmCommandError           carries command, returncode, stdout, stderr
+         ├─ SlurmCommandMissing     the program is not on the PATH
+         ├─ SlurmTimeout            no answer in time; whether it took effect is unknown
+         ├─ ControllerUnreachable   slurmctld (or slurmdbd) does not answer
+         ├─ UnparsableOutput        exit code 0, but not the output that this release prints
+         ├─ JobNotFound             no such job, or forgotten after MinJobAge
+         ├─ StepNotFound            no such step, or it has ended
+         ├─ JobNotPending           the change is only possible while the job is pending
+         ├─ JobFinished             the job has ended for good
+         ├─ RequeueDisabled         the job was submitted with --no-requeue
+         ├─ InvalidNode             a node that Slurm does not know
+         ├─ ReservationNotFound     no such reservation
+         ├─ PermissionDenied        only an operator, the owner or root may do that
+         └─ CommandFailed           anything else; the text is Slurm's own
+
+Slurm says the same thing in different words in different releases and commands; :func:`classify`
+is the one place that knows them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.slurm.process import CompletedCommand
+
+
+class SlurmError(SrobustError):
+    """Root of everything that this layer raises."""
+
+
+class NotInAllocation(SlurmError):
+    """The environment is not that of a Slurm job."""
+
+    fix = "submit the job with sbatch, or start a shell in an allocation with salloc"
+
+
+class BackendUnavailable(SlurmError):
+    """The client backend that was asked for cannot work here."""
+
+    fix = "use slurm.backend: auto (or cli), which needs only Slurm's own commands"
+
+
+class SlurmCommandError(SlurmError):
+    """A command of Slurm did not do what it should. Times out, fails, or answers nonsense.
+
+    ``command`` is the argument list, ``returncode`` (not to be mistaken for srobust's own
+    ``exit_code``) is None when it did not end by itself.
+    """
+
+    fix = "run the command by hand to see more"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        command: Sequence[str] = (),
+        returncode: int | None = None,
+        stdout: str = "",
+        stderr: str = "",
+    ) -> None:
+        self.what = what
+        self.command = tuple(command)
+        self.returncode = returncode
+        self.stdout = stdout
+        self.stderr = stderr
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        parts = [self.what]
+        if self.command:
+            parts.append(f"command: {shlex.join(self.command)}")
+        if self.returncode is not None:
+            parts.append(f"exit code {self.returncode}")
+        said = " | ".join(line.strip() for line in self.stderr.splitlines() if line.strip())
+        if said and said != self.what:
+            parts.append(f"stderr: {said[:500]}")
+        return "; ".join(parts)
+
+
+class SlurmCommandMissing(SlurmCommandError):
+    """The program was not found. The message shows the PATH that was searched."""
+
+    fix = "install Slurm's client commands on this node, or put their folder on the PATH"
+
+
+class SlurmTimeout(SlurmCommandError):
+    """No answer in time. The order may or may not have been carried out: ask before repeating it."""
+
+    fix = "see whether slurmctld is overloaded (sdiag), or raise slurm.timeout_s"
+
+
+class ControllerUnreachable(SlurmCommandError):
+    """Slurm's daemon does not answer. Running jobs go on; nothing can be changed until it is back."""
+
+    fix = "see 'scontrol ping'; commands are answered again when slurmctld is back"
+
+
+class UnparsableOutput(SlurmCommandError):
+    """The command succeeded but printed something that this release of slurm_robust cannot read."""
+
+    fix = "report it with the Slurm release (sinfo --version) and the output shown"
+
+
+class JobNotFound(SlurmCommandError):
+    """Slurm does not know the job (any more)."""
+
+    fix = "check the job id; slurmctld forgets ended jobs after MinJobAge, sacct keeps them"
+
+
+class StepNotFound(SlurmCommandError):
+    """Slurm does not know the step (any more)."""
+
+    fix = "nothing to do if the step was to end"
+
+
+class JobNotPending(SlurmCommandError):
+    """The change is only possible while the job is pending."""
+
+    fix = "requeue the job first; Slurm accepts it from then on, also while the job is completing"
+
+
+class JobFinished(SlurmCommandError):
+    """The job has ended for good."""
+
+    fix = "submit it again"
+
+
+class RequeueDisabled(SlurmCommandError):
+    """Slurm may not requeue this job."""
+
+    fix = "submit with sbatch --requeue"
+
+
+class InvalidNode(SlurmCommandError):
+    """A node name that Slurm does not know."""
+
+    fix = "compare with the names that 'sinfo -N' shows"
+
+
+class ReservationNotFound(SlurmCommandError):
+    """Slurm does not know the reservation."""
+
+    fix = "compare with 'scontrol show reservation'"
+
+
+class PermissionDenied(SlurmCommandError):
+    """The user may not do this."""
+
+    fix = "nodes and reservations need root or AdminLevel=Operator/Administrator; jobs need their owner"
+
+
+class CommandFailed(SlurmCommandError):
+    """Any other failure; the text is Slurm's own."""
+
+
+# The first match wins, so the narrow ones come first. Lower case.
+_TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
+    ("no longer pending execution", JobNotPending),
+    ("invalid job step", StepNotFound),
+    ("invalid step", StepNotFound),
+    ("already finished", JobFinished),
+    ("already completing or completed", JobFinished),
+    ("invalid job id", JobNotFound),
+    ("job id not found", JobNotFound),
+    ("invalid user id", PermissionDenied),
+    ("access/permission denied", PermissionDenied),
+    ("access denied", PermissionDenied),
+    ("requested operation is presently disabled", RequeueDisabled),
+    ("requested reservation is invalid", ReservationNotFound),
+    ("reservation not found", ReservationNotFound),
+    ("invalid node name", InvalidNode),
+    ("unable to contact slurm controller", ControllerUnreachable),
+    ("zero bytes were transmitted", ControllerUnreachable),
+    ("connection refused", ControllerUnreachable),
+    ("communication connection failure", ControllerUnreachable),
+    ("socket timed out on send/recv", ControllerUnreachable),
+    ("problem talking to the database", ControllerUnreachable),
+)
+
+
+def classify(done: CompletedCommand) -> SlurmCommandError:
+    """The typed error for a command that failed, from its text. Pure."""
+    text = f"{done.stderr}\n{done.stdout}"
+    low = text.lower()
+    kind: type[SlurmCommandError] = CommandFailed
+    for words, candidate in _TEXTS:
+        if words in low:
+            kind = candidate
+            break
+    else:
+        if "reservation" in low and "not found" in low:
+            kind = ReservationNotFound
+        elif "job step" in low and "not found" in low:
+            kind = StepNotFound
+        elif "node" in low and "not found" in low:
+            kind = InvalidNode
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    what = lines[-1] if lines else f"{done.command[0]} failed without a word"
+    return kind(
+        what,
+        command=done.command,
+        returncode=done.exit_code,
+        stdout=done.stdout,
+        stderr=done.stderr,
+    )

@@ -1,0 +1,243 @@
+"""Slurm's ``--json`` output to records. Pure.
+
+Two shapes are read by the same functions: 22.05 (openapi v0.0.38: plain numbers, states as one
+string beside ``state_flags``) and the data parser v0.0.42 of 24.11, 25.11 and 26.05 (numbers as
+``{"set": true, "infinite": false, "number": 7}``, states as lists).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from slurm_robust.slurm.errors import UnparsableOutput
+from slurm_robust.slurm.records import TERMINAL_STATES, Allocation, Job, Node, Reservation, Step
+from slurm_robust.slurm.values import parse_gres, parse_names, parse_states, parse_words
+
+# What json.loads gives for an object; its values are checked where they are read.
+Object: TypeAlias = Mapping[str, Any]
+
+
+def load(text: str) -> Object:
+    """The document. Raises UnparsableOutput; an empty output is an error.
+
+    (``sacct`` with a parser version that it does not know prints nothing and exits with 0.)
+    """
+    if not text.strip():
+        raise UnparsableOutput("no output where JSON was expected", stdout=text)
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UnparsableOutput(f"not JSON: {error}", stdout=text[:2000]) from error
+    if not isinstance(document, dict):
+        raise UnparsableOutput("JSON, but not an object", stdout=text[:2000])
+    return document
+
+
+def _items(document: Object, key: str) -> list[Object]:
+    items = document.get(key)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise UnparsableOutput(f"no list {key!r} in the JSON", stdout=str(document)[:2000])
+    return items
+
+
+# -- values of both shapes -----------------------------------------------------------------------------
+
+
+def number(value: object) -> float | None:
+    """7, ``{"set": true, "number": 7}`` to 7; null, unset and infinite to None."""
+    if isinstance(value, dict):
+        if not value.get("set") or value.get("infinite"):
+            return None
+        value = value.get("number")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def _integer(value: object) -> int:
+    return int(number(value) or 0)
+
+
+def _time(value: object) -> float | None:
+    return number(value) or None
+
+
+def _minutes(value: object) -> float | None:
+    found = number(value)
+    return None if found is None else found * 60.0
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _states(*values: object) -> frozenset[str]:
+    """Words of ``"idle"``, ``["IDLE", "DRAIN"]`` and ``state_flags``."""
+    words: set[str] = set()
+    for value in values:
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str):
+                words |= parse_states(word)
+    return frozenset(words)
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    """A list of names, or one string with commas."""
+    if isinstance(value, list):
+        return tuple(str(item) for item in value)
+    return parse_words(_string(value))
+
+
+# -- nodes ---------------------------------------------------------------------------------------------
+
+
+def parse_nodes(document: Object) -> tuple[Node, ...]:
+    """``scontrol show node --json`` (24.11 on) and ``sinfo --json`` of 22.05."""
+    return tuple(_node(item) for item in _items(document, "nodes"))
+
+
+def _node(item: Object) -> Node:
+    return Node(
+        name=_string(item.get("name")),
+        hostname=_string(item.get("hostname")),
+        address=_string(item.get("address")),
+        states=_states(item.get("state"), item.get("state_flags")),
+        reason=_string(item.get("reason")),
+        reason_user=_string(item.get("reason_set_by_user")),
+        reason_time=_time(item.get("reason_changed_at")),
+        cpus=_integer(item.get("cpus")),
+        allocated_cpus=_integer(item.get("alloc_cpus")),
+        memory_mb=_integer(item.get("real_memory")),
+        gres=parse_gres(_string(item.get("gres"))),
+        gres_used=tuple(g for g in parse_gres(_string(item.get("gres_used"))) if g.count),
+        partitions=_listed(item.get("partitions")),
+        features=_listed(item.get("active_features")),
+        boot_time=_time(item.get("boot_time")),
+        slurmd_start_time=_time(item.get("slurmd_start_time")),
+        version=_string(item.get("version")) or _string(item.get("slurmd_version")),
+    )
+
+
+# -- jobs ----------------------------------------------------------------------------------------------
+
+
+def parse_jobs(document: Object) -> tuple[Job, ...]:
+    """``squeue --json`` of all releases and ``scontrol show job --json`` (24.11 on)."""
+    return tuple(_job(item) for item in _items(document, "jobs"))
+
+
+def _job(item: Object) -> Job:
+    description = _string(item.get("state_description")).replace(" ", "_")
+    return Job(
+        job_id=_integer(item.get("job_id")),
+        name=_string(item.get("name")),
+        user_id=_integer(item.get("user_id")),
+        user_name=_string(item.get("user_name")),
+        states=_states(item.get("job_state")),
+        reason=description or _string(item.get("state_reason")),
+        partition=_string(item.get("partition")),
+        nodes=parse_names(_string(item.get("nodes"))),
+        num_nodes=_integer(item.get("node_count")),
+        excluded_nodes=parse_names(_string(item.get("excluded_nodes"))),
+        required_nodes=parse_names(_string(item.get("required_nodes"))),
+        batch_host=_string(item.get("batch_host")),
+        restart_count=_integer(item.get("restart_cnt")),
+        priority=_integer(item.get("priority")),
+        requeue=bool(item.get("requeue")),
+        submit_time=_time(item.get("submit_time")),
+        eligible_time=_time(item.get("eligible_time")),
+        start_time=_time(item.get("start_time")),
+        end_time=_time(item.get("end_time")),
+        time_limit_s=_minutes(item.get("time_limit")),
+        reservation=_string(item.get("resv_name")),
+        comment=_string(item.get("comment")),
+        admin_comment=_string(item.get("admin_comment")),
+        work_dir=_string(item.get("current_working_directory")),
+        stdout=_string(item.get("standard_output")),
+    )
+
+
+def ended_for_good(job: Job) -> bool:
+    """Whether a listing of live jobs leaves ``job`` out (``squeue --json`` of 22.05 lists all)."""
+    return job.is_finished and not job.is_completing and bool(job.states & TERMINAL_STATES)
+
+
+def parse_allocation(document: Object) -> Allocation:
+    """What the job holds, from ``scontrol show job ID --json`` (24.11 on)."""
+    items = _items(document, "jobs")
+    if not items:
+        raise UnparsableOutput("no job in the JSON", stdout=str(document)[:2000])
+    item = items[0]
+    job = _job(item)
+    holds = job.nodes if not job.is_pending and not job.is_finished else ()
+    cpus = _allocated_cpus(item)
+    details = item.get("gres_detail")
+    gpus: dict[str, int] = {}
+    # One entry per node of the allocation, in its order.
+    if isinstance(details, list) and len(details) == len(holds):
+        for node, detail in zip(holds, details, strict=True):
+            gpus[node] = sum(g.count for g in parse_gres(_string(detail)) if g.name == "gpu")
+    return Allocation(
+        job_id=job.job_id,
+        nodes=holds,
+        cpus_per_node={node: cpus.get(node, 0) for node in holds},
+        gpus_per_node={node: gpus.get(node, 0) for node in holds},
+        batch_host=job.batch_host,
+        restart_count=job.restart_count,
+        end_time=job.end_time,
+        time_limit_s=job.time_limit_s,
+    )
+
+
+def _allocated_cpus(item: Object) -> dict[str, int]:
+    resources = item.get("job_resources")
+    nodes = resources.get("nodes") if isinstance(resources, dict) else None
+    allocation = nodes.get("allocation") if isinstance(nodes, dict) else None
+    cpus: dict[str, int] = {}
+    for entry in allocation if isinstance(allocation, list) else []:
+        count = entry.get("cpus")
+        cpus[_string(entry.get("name"))] = _integer(count.get("count") if isinstance(count, dict) else count)
+    return cpus
+
+
+# -- steps and reservations ----------------------------------------------------------------------------
+
+
+def parse_steps(document: Object) -> tuple[Step, ...]:
+    """``scontrol show step JOB --json`` (24.11 on); ``id`` is ``6.0`` or ``6.batch``."""
+    return tuple(_step(item) for item in _items(document, "steps"))
+
+
+def _step(item: Object) -> Step:
+    identity = item.get("id")
+    job, _, step = _string(identity).partition(".")
+    times = item.get("time")
+    return Step(
+        job_id=int(job) if job.isdigit() else 0,
+        step_id=step,
+        name=_string(item.get("name")),
+        nodes=parse_names(_string(item.get("nodes"))),
+        states=_states(item.get("state")),
+        start_time=_time(times.get("start")) if isinstance(times, dict) else None,
+        tasks=_integer(item.get("number_tasks")),
+    )
+
+
+def parse_reservations(document: Object) -> tuple[Reservation, ...]:
+    """``scontrol show reservation --json`` (24.11 on)."""
+    return tuple(
+        Reservation(
+            name=_string(item.get("name")),
+            nodes=parse_names(_string(item.get("node_list"))),
+            node_count=_integer(item.get("node_count")),
+            users=_listed(item.get("users")),
+            accounts=_listed(item.get("accounts")),
+            partition=_string(item.get("partition")),
+            flags=frozenset(_listed(item.get("flags"))),
+            start_time=_time(item.get("start_time")),
+            end_time=_time(item.get("end_time")),
+        )
+        for item in _items(document, "reservations")
+    )

@@ -1,0 +1,254 @@
+"""What Slurm says about nodes, jobs, steps, reservations and switches, the same for every release.
+
+Times are seconds since 1970, durations seconds, memory MiB; None means that Slurm gave no value.
+Names of nodes are tuples, expanded, in the order in which Slurm lists them.
+"""
+
+from __future__ import annotations
+
+from slurm_robust.model.record import Record
+
+# Base states in which a job has ended for good (squeue(1), JOB STATE CODES). A job that is requeued
+# from one of them is PENDING again and keeps its id.
+TERMINAL_STATES = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+
+
+class SlurmVersion(Record, order=True):
+    """A release, say 22.05.8. ``major`` 22, ``minor`` 5, ``micro`` 8; comparable."""
+
+    major: int
+    minor: int
+    micro: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor:02d}.{self.micro}"
+
+    def same_series(self, other: SlurmVersion) -> bool:
+        """True when both are of one series (24.11): libraries and daemons of one series match."""
+        return (self.major, self.minor) == (other.major, other.minor)
+
+
+class Gres(Record):
+    """Generic resources of one kind: ``gpu:h200:8``. ``type`` is empty when the site names none."""
+
+    name: str
+    type: str
+    count: int
+
+
+class Node(Record):
+    """One node as slurmctld sees it.
+
+    ``states`` holds Slurm's upper-case words without decoration: one base state (IDLE, ALLOCATED,
+    MIXED, DOWN, ERROR, FUTURE, UNKNOWN) and any flags (DRAIN, NOT_RESPONDING, RESERVED,
+    COMPLETING, FAIL, MAINTENANCE, POWERED_DOWN, REBOOT_REQUESTED, …). Flag names are those of
+    ``scontrol show node``. ``reason`` may outlive its state (Slurm without accounting keeps it after
+    a resume): judge by ``states``, never by ``reason``.
+    """
+
+    name: str
+    hostname: str
+    address: str
+    states: frozenset[str]
+    reason: str = ""
+    reason_user: str = ""
+    reason_time: float | None = None
+    cpus: int = 0
+    allocated_cpus: int = 0
+    memory_mb: int = 0
+    gres: tuple[Gres, ...] = ()
+    gres_used: tuple[Gres, ...] = ()
+    partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    boot_time: float | None = None
+    slurmd_start_time: float | None = None
+    version: str = ""
+
+    @property
+    def is_down(self) -> bool:
+        """slurmctld gave the node up (DOWN, ERROR, FAIL).
+
+        A node that only does not respond is not down yet: Slurm decides after SlurmdTimeout.
+        """
+        return bool(self.states & {"DOWN", "ERROR", "FAIL"})
+
+    @property
+    def is_drained(self) -> bool:
+        """No new job will be started there (DRAIN is set, whether or not a job still runs)."""
+        return "DRAIN" in self.states
+
+    @property
+    def responding(self) -> bool:
+        """slurmd answered lately.
+
+        For 0.6 to 2 s after a resume (measured on 22.05, 24.11, 25.11 and 26.05) a healthy node is
+        IDLE+NOT_RESPONDING, so one False is no sign of a dead node; False for longer than that is.
+        """
+        return "NOT_RESPONDING" not in self.states
+
+    @property
+    def usable(self) -> bool:
+        """A job could be started there now or when the present one ends."""
+        unusable = {"DOWN", "ERROR", "FAIL", "DRAIN", "FUTURE", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN"}
+        return not self.states & unusable and self.responding
+
+    def gpus(self) -> int:
+        """Number of GPUs configured."""
+        return sum(g.count for g in self.gres if g.name == "gpu")
+
+
+class Job(Record):
+    """One job as slurmctld sees it.
+
+    ``states``: the base state (PENDING, RUNNING, …) and flags (COMPLETING, REQUEUE_HOLD, …). Releases
+    before 23.02 print COMPLETING *instead of* the base state in text, so ask the properties.
+    ``reason`` is what ``scontrol`` shows: slurmctld's description with ``_`` for blanks where there
+    is one (``launch_failed_requeued_held``), else the word of squeue(1) (``BeginTime``, ``None``).
+    ``required_nodes``/``excluded_nodes`` are what ``--nodelist``/``--exclude`` ask for.
+    """
+
+    job_id: int
+    name: str
+    user_id: int
+    user_name: str
+    states: frozenset[str]
+    reason: str = ""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    num_nodes: int = 0
+    excluded_nodes: tuple[str, ...] = ()
+    required_nodes: tuple[str, ...] = ()
+    batch_host: str = ""
+    restart_count: int = 0
+    priority: int = 0
+    requeue: bool = False
+    submit_time: float | None = None
+    eligible_time: float | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+    time_limit_s: float | None = None
+    reservation: str = ""
+    comment: str = ""
+    admin_comment: str = ""
+    work_dir: str = ""
+    stdout: str = ""
+
+    @property
+    def is_completing(self) -> bool:
+        """Processes or epilogs of the last run are still there; the job can start nowhere yet."""
+        return "COMPLETING" in self.states
+
+    @property
+    def is_pending(self) -> bool:
+        """Waiting for its (next) start, and nothing of an earlier run is left."""
+        return "PENDING" in self.states and not self.is_completing
+
+    @property
+    def is_running(self) -> bool:
+        """It holds nodes and works on them."""
+        return bool(self.states & {"RUNNING", "CONFIGURING", "SUSPENDED"}) and not self.is_completing
+
+    @property
+    def is_finished(self) -> bool:
+        """Ended for good. A job that is completing before its next run is not finished."""
+        return bool(self.states & TERMINAL_STATES) and not self.states & {
+            "PENDING",
+            "REQUEUED",
+            "REQUEUE_HOLD",
+            "SPECIAL_EXIT",
+        }
+
+    @property
+    def held(self) -> bool:
+        """Pending or about to be, with priority 0: it will not start until it is released."""
+        return self.priority == 0 and not self.is_running and not self.is_finished
+
+    @property
+    def held_by_slurm(self) -> bool:
+        """Held by slurmctld itself because a start failed (prolog error), not by a person."""
+        failed_start = ("launch_failed", "prolog")
+        return self.held and any(word in self.reason.lower() for word in failed_start)
+
+
+class Step(Record):
+    """One step that is known to slurmctld. ``step_id`` is ``0``, ``batch``, ``extern``, …"""
+
+    job_id: int
+    step_id: str
+    name: str
+    nodes: tuple[str, ...]
+    states: frozenset[str]
+    start_time: float | None = None
+    tasks: int = 0
+
+
+class Allocation(Record):
+    """What a job holds now. ``nodes`` in Slurm's order: task 0 runs on the first.
+
+    ``cpus_per_node`` and ``gpus_per_node`` map node name to count; a node without GPUs has 0.
+    """
+
+    job_id: int
+    nodes: tuple[str, ...]
+    cpus_per_node: dict[str, int] = {}
+    gpus_per_node: dict[str, int] = {}
+    batch_host: str = ""
+    restart_count: int = 0
+    end_time: float | None = None
+    time_limit_s: float | None = None
+
+
+class Reservation(Record):
+    """One reservation. ``flags`` are Slurm's words (IGNORE_JOBS, SPEC_NODES, …)."""
+
+    name: str
+    nodes: tuple[str, ...]
+    node_count: int
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    partition: str = ""
+    flags: frozenset[str] = frozenset()
+    start_time: float | None = None
+    end_time: float | None = None
+
+
+class AccountingRow(Record):
+    """One line of ``sacct --duplicates``: one run of the job, or one step of it.
+
+    ``step`` is empty for the job itself. ``run`` counts the runs of the job from 0, which is what
+    SLURM_RESTART_COUNT was in that run as long as slurmdbd lost none. ``state`` is the first word
+    (``CANCELLED by 1000`` is CANCELLED; a run that was requeued is REQUEUED, NODE_FAIL or
+    PREEMPTED; a job that lost or gave back a node gets a row RESIZING).
+    """
+
+    job_id: int
+    step: str
+    run: int
+    state: str
+    exit_code: int
+    signal: int
+    nodes: tuple[str, ...] = ()
+    start_time: float | None = None
+    end_time: float | None = None
+
+
+class Switch(Record):
+    """One switch of topology/tree. Level 0 switches have ``nodes``, higher ones ``switches``."""
+
+    name: str
+    level: int
+    nodes: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()

@@ -1,0 +1,98 @@
+"""Orders to Slurm that need more than a name: a job, a step, a reservation."""
+
+from __future__ import annotations
+
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.records import Allocation
+
+
+class SubmitRequest(Record):
+    """A batch job. ``command`` is the script with its arguments, or with ``wrap`` any command.
+
+    Fields left at their default are left to Slurm. ``environment`` is added to that of the caller.
+    ``options`` are further sbatch options, as written on the command line.
+    """
+
+    command: tuple[str, ...]
+    wrap: bool = False
+    name: str = ""
+    nodes: int | None = None
+    partition: str = ""
+    reservation: str = ""
+    time_limit_s: float | None = None
+    output: str = ""
+    work_dir: str = ""
+    comment: str = ""
+    excluded_nodes: tuple[str, ...] = ()
+    required_nodes: tuple[str, ...] = ()
+    hold: bool = False
+    requeue: bool = True
+    exclusive: bool = False
+    gres: str = ""
+    environment: dict[str, str] = {}
+    options: tuple[str, ...] = ()
+
+
+class StepRequest(Record):
+    """One task per node of ``command`` on ``nodes`` of a job, as a step that shares everything.
+
+    ``nodes`` must name live nodes of the allocation only: a dead one in the list makes the launch
+    fail after 5 to 12 s. ``gpus_per_node`` None leaves GPUs to what the job asked per node; a job
+    submitted with ``--gpus-per-task`` then gets only one task's share, so give the number (as
+    :func:`whole_node_steps` does).
+    """
+
+    job_id: int
+    nodes: tuple[str, ...]
+    command: tuple[str, ...]
+    name: str = "agents"
+    whole_node: bool = True
+    overlap: bool = True
+    no_kill: bool = True
+    gpus_per_node: int | None = None
+    environment: dict[str, str] = {}
+
+
+class ReservationRequest(Record):
+    """A reservation to be created, or with ``name`` of an existing one the fields to change.
+
+    Either ``nodes`` or ``node_count``. ``duration_s`` None is UNLIMITED. ``flags`` are Slurm's words
+    (``IGNORE_JOBS``, ``REPLACE_DOWN``, …); REPLACE_DOWN needs ``node_count``.
+    """
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    node_count: int | None = None
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    partition: str = ""
+    flags: tuple[str, ...] = ()
+    duration_s: float | None = None
+
+
+def whole_node_steps(
+    allocation: Allocation,
+    nodes: tuple[str, ...],
+    command: tuple[str, ...],
+    *,
+    name: str = "agents",
+    environment: dict[str, str] | None = None,
+) -> tuple[StepRequest, ...]:
+    """Steps that together run ``command`` once on each of ``nodes`` with all that the job holds there.
+
+    One step, unless nodes hold different numbers of GPUs, which Slurm cannot express in one step.
+    """
+    groups: dict[int, list[str]] = {}
+    for node in nodes:
+        groups.setdefault(allocation.gpus_per_node.get(node, 0), []).append(node)
+    return tuple(
+        StepRequest(
+            job_id=allocation.job_id,
+            nodes=tuple(group),
+            command=command,
+            name=name,
+            gpus_per_node=gpus or None,
+            environment=dict(environment or {}),
+        )
+        for gpus, group in groups.items()
+    )

@@ -1,0 +1,242 @@
+"""The way of a job out of its allocation and back into one without some nodes.
+
+What Slurm accepts when, measured on 22.05.8 from inside the batch script of the job:
+
+=====================  ============================================  ================================
+order                  while COMPLETING (batch script still alive)   once PENDING
+=====================  ============================================  ================================
+update ExcNodeList     accepted at once, survives                    accepted
+update ReqNodeList     accepted at once, survives                    accepted
+release                accepted at once, survives                    accepted (the begin time stays)
+update StartTime=now   accepted (rc 0) but LOST: when COMPLETING     accepted; RUNNING 0.06 to 1 s
+                       ends slurmctld sets a begin time 121 s ahead  later; DEADLY in the first second
+=====================  ============================================  ================================
+
+Deadly: a start in the same second as the end of the last run, on one of its nodes, is refused there
+("Job credential revoked", credentials are told apart by seconds of slurmctld's clock) and Slurm
+then ends the job as FAILED for good. So a job is left PENDING for
+:data:`~slurm_robust.slurm.requeue_plan.SETTLE_S` first.
+
+So the fastest safe order is: ``requeue``, exclude, (release,) all within 20 ms and from inside the
+dying batch script; end at once; and 2 s after the job is PENDING, ``StartTime=now``, from a process
+that is no part of the job any more. A detached one (setsid and double fork) on the batch host
+survives the end of the job under proctrack/linuxproc, and dies with it under proctrack/cgroup, where
+a small job can do it instead (:mod:`slurm_robust.slurm.watcher` has both); without either
+the job comes back after those 121 s, still without the excluded nodes.
+
+A hold is not needed for safety: the job cannot start before its batch script has ended and the
+begin time has passed. Without it a controller that dies half-way leaves a job that starts again by
+itself; with it, a job that waits for ever. ``hold=True`` is there for sites with a tiny cred_expire.
+
+Two things for the caller: Slurm sends SIGTERM to the batch script *and to the commands it runs* at
+once after ``requeue``, so ignore SIGTERM before (children inherit that); SIGKILL follows KillWait
+(30 s) later. The shell of the batch script must not die of it either, for then Slurm kills all the
+rest within milliseconds: ``exec`` the controller, or ``trap '' TERM``. And ``scontrol requeue``
+revives a job that was cancelled, so it is sent only to a job that is seen running.
+
+:func:`~slurm_robust.slurm.requeue_plan.decide` is pure and looks only at the job as it is, so every
+part may be repeated, by the same process or another one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError
+from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.requeue_plan import (
+    Do,
+    End,
+    Memory,
+    Order,
+    Stage,
+    StageOutcome,
+    Until,
+    Wait,
+    after,
+    decide,
+    newly_drained,
+)
+
+__all__ = ["Clock", "Outcome", "Stage", "StageOutcome", "Until", "requeue_without", "watch_until_running"]
+
+
+class Clock(Protocol):
+    """Time for deadlines. ``sleep`` may return early."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class Outcome(Record):
+    """How it ended. ``ok``: as far as asked; otherwise ``detail`` says why not."""
+
+    ok: bool
+    detail: str
+    job: Job | None = None
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        """See :class:`Clock`."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """See :class:`Clock`."""
+        time.sleep(seconds)
+
+
+def requeue_without(
+    client: SlurmClient,
+    job_id: int,
+    exclude: Sequence[str],
+    *,
+    ending_run: int,
+    until: Until = Until.EXCLUDED,
+    hold: bool = False,
+    timeout_s: float = 20.0,
+    poll_s: float = 0.25,
+    clock: Clock | None = None,
+    report: Callable[[StageOutcome], None] = lambda outcome: None,
+) -> Outcome:
+    """Requeue the job so that it comes back without ``exclude`` (which may be empty).
+
+    ``ending_run`` is SLURM_RESTART_COUNT of the run that is to end. With ``until=EXCLUDED`` it does what
+    a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
+    Never raises for what Slurm answers: ``report`` is told of every order, the outcome says how it
+    ended. ``timeout_s`` bounds the whole, polls are ``poll_s`` apart.
+    """
+    order = Order(job_id=job_id, ending_run=ending_run, exclude=tuple(exclude), until=until, hold=hold)
+    return _drive(client, order, timeout_s, poll_s, clock or SystemClock(), report)
+
+
+def watch_until_running(
+    client: SlurmClient,
+    job_id: int,
+    *,
+    ending_run: int,
+    exclude: Sequence[str] = (),
+    until: Until = Until.RUNNING,
+    timeout_s: float = 900.0,
+    poll_s: float = 0.5,
+    clock: Clock | None = None,
+    report: Callable[[StageOutcome], None] = lambda outcome: None,
+    max_releases: int = 3,
+) -> Outcome:
+    """See the job through from its requeue until it runs again (or is told to, ``until=STARTED``).
+
+    Finishes what :func:`requeue_without` began, and may be started before it: a run that has not ended
+    is waited for, not ended. A job that Slurm holds because a prolog failed
+    (``launch_failed_requeued_held``) is released, at most ``max_releases`` times, without the nodes
+    which that drained; a hold of the owner or an administrator is left alone.
+    """
+    order = Order(
+        job_id=job_id,
+        ending_run=ending_run,
+        exclude=tuple(exclude),
+        until=until,
+        max_releases=max_releases,
+        may_requeue=False,
+    )
+    return _drive(client, order, timeout_s, poll_s, clock or SystemClock(), report)
+
+
+def _drive(
+    client: SlurmClient,
+    order: Order,
+    timeout_s: float,
+    poll_s: float,
+    clock: Clock,
+    report: Callable[[StageOutcome], None],
+) -> Outcome:
+    deadline = clock.monotonic() + timeout_s
+    memory = Memory()
+    drained = _drained(client) if order.until is Until.RUNNING else frozenset()
+    last = "no answer from Slurm"
+    # When which run was first seen pending; a start that failed in the prolog is a run, too.
+    pending: tuple[int, float] | None = None
+    while clock.monotonic() < deadline:
+        try:
+            job = client.job(order.job_id)
+        except JobNotFound as error:
+            return Outcome(ok=False, detail=error.what)
+        except SlurmCommandError as error:
+            last = error.what
+            clock.sleep(poll_s)
+            continue
+        now = clock.monotonic()
+        if not job.is_pending:
+            pending = None
+        elif pending is None or pending[0] != job.restart_count:
+            pending = (job.restart_count, now)
+        memory = msgspec.structs.replace(memory, pending_for_s=now - pending[1] if pending else 0.0)
+        memory = _learn(client, order, job, memory, drained)
+        step = decide(order, job, memory)
+        if isinstance(step, End):
+            return Outcome(ok=step.ok, detail=step.why, job=job)
+        if isinstance(step, Wait):
+            last = step.why
+            if job.is_pending and memory.started:
+                memory = msgspec.structs.replace(memory, waits=memory.waits + 1)
+            clock.sleep(poll_s)
+            continue
+        error_met = _carry_out(client, order, step)
+        detail = ",".join(step.nodes) if error_met is None else str(error_met)
+        report(StageOutcome(stage=step.stage, ok=error_met is None, detail=detail))
+        memory = after(memory, step, error_met)
+        if error_met is not None:
+            last = error_met.what
+        if error_met is not None or step.stage is Stage.START:
+            clock.sleep(poll_s)
+    return Outcome(ok=False, detail=f"not done within {timeout_s:g} s: {last}")
+
+
+def _learn(
+    client: SlurmClient, order: Order, job: Job, memory: Memory, drained: frozenset[str]
+) -> Memory:
+    """When Slurm holds the job, find the node whose prolog failed; without an answer, no node."""
+    if order.until is not Until.RUNNING or not job.held_by_slurm:
+        return memory
+    try:
+        bad = newly_drained(drained, client.nodes())
+    except SlurmCommandError:
+        return memory
+    return msgspec.structs.replace(memory, extra_exclude=bad)
+
+
+def _drained(client: SlurmClient) -> frozenset[str]:
+    try:
+        return frozenset(node.name for node in client.nodes() if node.is_drained)
+    except SlurmCommandError:
+        # Then a node drained earlier may be excluded too, which costs nothing: it takes no jobs.
+        return frozenset()
+
+
+def _carry_out(client: SlurmClient, order: Order, action: Do) -> SlurmCommandError | None:
+    try:
+        if action.stage is Stage.REQUEUE:
+            client.requeue(order.job_id, hold=order.hold)
+        elif action.stage is Stage.EXCLUDE:
+            client.set_excluded_nodes(order.job_id, action.nodes)
+        elif action.stage is Stage.UNPIN:
+            client.set_required_nodes(order.job_id, action.nodes)
+        elif action.stage is Stage.RELEASE:
+            client.release(order.job_id)
+        else:
+            client.start_now(order.job_id)
+    except SlurmCommandError as error:
+        return error
+    return None

@@ -1,0 +1,212 @@
+"""What to tell Slurm next on a job's way out and back in: pure, from the job as it is.
+
+Why in this order, and what must never be done: see :mod:`slurm_robust.slurm.requeue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.errors import (
+    ControllerUnreachable,
+    JobFinished,
+    JobNotPending,
+    PermissionDenied,
+    RequeueDisabled,
+    SlurmCommandError,
+    SlurmTimeout,
+)
+from slurm_robust.slurm.records import Job, Node
+
+# How long a job is left pending before it is told to start: see "deadly" above. One second is what
+# Slurm needs, the other is for the age of what we see.
+SETTLE_S = 2.0
+
+# A stage that Slurm refuses so often is given up, so that no error text unknown today loops for ever.
+_ATTEMPTS = 5
+
+
+class Stage(str, Enum):
+    """One order to Slurm."""
+
+    REQUEUE = "requeue"
+    EXCLUDE = "exclude nodes"
+    UNPIN = "drop excluded nodes from the required ones"
+    RELEASE = "release"
+    START = "start now"
+
+
+class Until(str, Enum):
+    """How far to go."""
+
+    EXCLUDED = "excluded"  # all that can be done while the job is completing
+    STARTED = "started"  # running, or pending only for want of nodes for some seconds
+    RUNNING = "running"  # it holds nodes again
+
+
+class StageOutcome(Record):
+    """What became of one order. ``detail`` is Slurm's own text when it was refused."""
+
+    stage: Stage
+    ok: bool
+    detail: str
+
+
+class Order(Record):
+    """What is wanted. ``ending_run`` is the restart count of the run that is to end.
+
+    It makes repeating safe: a job that already runs with a higher count is left alone. A watcher
+    has ``may_requeue`` False: it waits for the run to end, it does not end it.
+    """
+
+    job_id: int
+    ending_run: int
+    exclude: tuple[str, ...]
+    until: Until = Until.RUNNING
+    hold: bool = False
+    max_releases: int = 3
+    may_requeue: bool = True
+
+
+class Memory(Record):
+    """What this process did so far. All of it may be forgotten without harm."""
+
+    refused: frozenset[Stage] = frozenset()
+    attempts: dict[Stage, int] = {}
+    started: bool = False
+    pending_for_s: float = 0.0
+    waits: int = 0  # looks at the pending job since it was last told to start
+    nudge_at: int = 8  # tell it again after so many; doubled each time
+    releases: int = 0
+    extra_exclude: tuple[str, ...] = ()
+
+
+class Do(Record):
+    """Carry out ``stage``; ``nodes`` is the whole new list for EXCLUDE and UNPIN."""
+
+    stage: Stage
+    nodes: tuple[str, ...] = ()
+
+
+class Wait(Record):
+    """Look again soon."""
+
+    why: str
+
+
+class End(Record):
+    """Nothing more to do."""
+
+    ok: bool
+    why: str
+
+
+def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
+    """The next step for a job that looks like ``job``."""
+    if job.is_running:
+        return _decide_running(order, job, memory)
+    if job.is_finished and not job.is_completing:
+        # Cancelled by its owner, or ended by itself: reviving it would be against somebody's will.
+        return End(ok=False, why=f"the job has ended ({_states(job)}) and is not requeued")
+    if job.restart_count <= order.ending_run:
+        if job.is_completing:
+            return Wait(why="the run is ending for another reason")
+        return End(ok=False, why=f"the job is {_states(job)} in run {job.restart_count} already")
+    return (
+        _exclude(order, job, memory)
+        or _release(order, job, memory)
+        or (End(ok=True, why="requeued and excluded") if order.until is Until.EXCLUDED else None)
+        or _start(order, job, memory)
+    )
+
+
+def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
+    if job.restart_count > order.ending_run:
+        return End(ok=True, why=f"running again on {','.join(job.nodes)}")
+    if not order.may_requeue:
+        return Wait(why=f"run {job.restart_count} has not ended yet")
+    if Stage.REQUEUE in memory.refused:
+        return End(ok=False, why="Slurm does not requeue the job")
+    return Do(stage=Stage.REQUEUE)
+
+
+def _exclude(order: Order, job: Job, memory: Memory) -> Do | None:
+    unwanted = dict.fromkeys((*order.exclude, *memory.extra_exclude))
+    missing = [node for node in unwanted if node not in job.excluded_nodes]
+    if missing and Stage.EXCLUDE not in memory.refused:
+        return Do(stage=Stage.EXCLUDE, nodes=(*job.excluded_nodes, *missing))
+    pinned = [node for node in job.required_nodes if node in unwanted]
+    if pinned and Stage.UNPIN not in memory.refused:
+        # A job that requires a node it excludes would wait for ever.
+        return Do(stage=Stage.UNPIN, nodes=tuple(n for n in job.required_nodes if n not in unwanted))
+    return None
+
+
+def _release(order: Order, job: Job, memory: Memory) -> Do | End | None:
+    if not job.held:
+        return None
+    ours = "requeued_in_held_state" in job.reason or (order.hold and not memory.started)
+    if not ours and not job.held_by_slurm:
+        return End(ok=False, why=f"somebody holds the job ({job.reason}); release it with scontrol release")
+    if Stage.RELEASE in memory.refused:
+        return End(ok=False, why="Slurm does not release the job")
+    if memory.releases >= order.max_releases:
+        return End(ok=False, why=f"still held ({job.reason}) after {memory.releases} releases")
+    return Do(stage=Stage.RELEASE)
+
+
+def _start(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
+    if job.is_completing:
+        return Wait(why="the last run is still completing")
+    if memory.pending_for_s < SETTLE_S:
+        return Wait(why="the last run has only just ended")
+    due = job.reason == "BeginTime" or not memory.started
+    # slurmctld's answer to the first order may be "Resources" although nodes are free (they were
+    # just given back), and it looks again only after 60 s, unless something asks it to.
+    nudge = memory.waits >= memory.nudge_at
+    if (due or nudge) and Stage.START not in memory.refused:
+        return Do(stage=Stage.START)
+    if order.until is Until.STARTED and memory.nudge_at > Memory().nudge_at:
+        return End(ok=True, why=f"pending ({job.reason}), to be started as soon as nodes are free")
+    return Wait(why=f"pending ({job.reason})")
+
+
+def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory:
+    """What to remember after ``action`` succeeded or failed with ``error``."""
+    stage = action.stage
+    if error is None:
+        started = stage is Stage.START or (memory.started and stage is not Stage.RELEASE)
+        releases = memory.releases + (stage is Stage.RELEASE)
+        # An order that was due anyway is no nudge.
+        nudged = stage is Stage.START and memory.waits >= memory.nudge_at
+        return msgspec.structs.replace(
+            memory,
+            started=started,
+            releases=releases,
+            waits=0 if stage is Stage.START else memory.waits,
+            nudge_at=memory.nudge_at * 2 if nudged else memory.nudge_at,
+        )
+    if isinstance(error, (ControllerUnreachable, SlurmTimeout, JobNotPending, JobFinished)):
+        # No answer, or the job moved on meanwhile: look again and decide anew.
+        return memory
+    attempts = {**memory.attempts, stage: memory.attempts.get(stage, 0) + 1}
+    final = isinstance(error, (PermissionDenied, RequeueDisabled)) or attempts[stage] >= _ATTEMPTS
+    refused = memory.refused | {stage} if final else memory.refused
+    return msgspec.structs.replace(memory, attempts=attempts, refused=refused)
+
+
+def newly_drained(before: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Nodes that are drained by a failed prolog now and were not ``before``."""
+    return tuple(
+        node.name
+        for node in nodes
+        if node.is_drained and node.name not in before and "prolog" in node.reason.lower()
+    )
+
+
+def _states(job: Job) -> str:
+    return "+".join(sorted(job.states))

@@ -1,0 +1,341 @@
+"""Slurm's text output to records. Pure; the way for releases before 24.11 and after the pinned parser.
+
+``scontrol show job`` and ``show node`` are read in their form with several lines (not ``-o``): there,
+fields with free text (JobName, Comment, Command, Reason) stand at the end of a line, so that a job
+named ``x JobState=FAILED`` deceives nobody. Only a line break in such a field could: then a field
+appears twice, and the record is refused as :class:`UnparsableOutput`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from slurm_robust.slurm.errors import UnparsableOutput
+from slurm_robust.slurm.records import (
+    AccountingRow,
+    Allocation,
+    Gres,
+    Job,
+    Node,
+    Reservation,
+    Step,
+    Switch,
+)
+from slurm_robust.slurm.values import (
+    parse_duration,
+    parse_gres,
+    parse_names,
+    parse_states,
+    parse_time,
+    parse_words,
+)
+
+# Fields that take the rest of their line.
+_FREE_TEXT = frozenset(
+    {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "Reason", "OS", "Extra"}
+    | {"StdErr", "StdIn", "StdOut", "SubmitLine"}
+)
+# ``-d show job`` repeats these for every group of nodes; they are read by _allocated.
+_PER_NODE_LINE = re.compile(r"\s+Nodes=\S+ CPU_IDs=")
+_FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_/:.]*)=")
+
+
+def _string(fields: dict[str, str], name: str) -> str:
+    value = fields.get(name, "")
+    return "" if value in {"(null)", "N/A"} else value
+
+
+def _integer(fields: dict[str, str], name: str) -> int:
+    match = re.match(r"\d+", fields.get(name, ""))
+    return int(match[0]) if match else 0
+
+
+# -- the general form -------------------------------------------------------------------------------
+
+
+def blocks(text: str, first: str) -> Iterator[str]:
+    """The records of an output: each begins with ``first=`` at the start of a line."""
+    starts = [m.start() for m in re.finditer(rf"(?m)^{first}=", text)]
+    for begin, end in zip(starts, [*starts[1:], len(text)][: len(starts)], strict=True):
+        yield text[begin:end].rstrip()
+
+
+def fields_of(block: str) -> dict[str, str]:
+    """The fields of one record. Raises UnparsableOutput when one appears twice (see the module)."""
+    fields: dict[str, str] = {}
+    last = ""
+    for line in block.splitlines():
+        if _PER_NODE_LINE.match(line):
+            continue
+        found = list(_line_fields(line))
+        if not found and last and line.strip():
+            fields[last] += "\n" + line
+        for name, value in found:
+            if name in fields:
+                raise UnparsableOutput(
+                    f"field {name} appears twice: a name or comment with a line break cannot be told "
+                    "from Slurm's own output; change it",
+                    stdout=block,
+                )
+            fields[name] = value
+            last = name
+    return fields
+
+
+def _line_fields(line: str) -> Iterator[tuple[str, str]]:
+    """``A=1 B=x y`` to pairs; a field with free text takes the rest of the line."""
+    position = 0
+    stripped = line.strip()
+    while position < len(stripped):
+        match = _FIELD.match(stripped, position)
+        if match is None:
+            return
+        name = match[1]
+        # Reason of a job is one word followed by others; that of a node is free text.
+        if name in _FREE_TEXT and not (name == "Reason" and position > 0):
+            yield name, stripped[match.end() :]
+            return
+        following = re.compile(r"\s+(?=[A-Za-z][A-Za-z0-9_/:.]*=)").search(stripped, match.end())
+        end = following.start() if following else len(stripped)
+        yield name, stripped[match.end() : end]
+        position = following.end() if following else len(stripped)
+
+
+# -- nodes ------------------------------------------------------------------------------------------
+
+
+def parse_nodes(text: str) -> tuple[Node, ...]:
+    """Output of ``scontrol show node``."""
+    return tuple(_node(fields_of(block)) for block in blocks(text, "NodeName"))
+
+
+def _node(fields: dict[str, str]) -> Node:
+    reason, user, when = fields.get("Reason", ""), "", None
+    stamp = re.search(r"^(.*) \[([^@\]]+)@([^\]]+)\]$", reason, re.DOTALL)
+    if stamp is not None:
+        reason, user, when = stamp[1], stamp[2], parse_time(stamp[3])
+    return Node(
+        name=fields["NodeName"],
+        hostname=_string(fields, "NodeHostName"),
+        address=_string(fields, "NodeAddr"),
+        states=parse_states(fields.get("State", "UNKNOWN")),
+        reason=reason,
+        reason_user=user,
+        reason_time=when,
+        cpus=_integer(fields, "CPUTot"),
+        allocated_cpus=_integer(fields, "CPUAlloc"),
+        memory_mb=_integer(fields, "RealMemory"),
+        gres=parse_gres(fields.get("Gres", "")),
+        gres_used=_used(fields.get("AllocTRES", "")),
+        partitions=parse_words(fields.get("Partitions", "")),
+        features=parse_words(fields.get("ActiveFeatures", "")),
+        boot_time=parse_time(fields.get("BootTime", "")),
+        slurmd_start_time=parse_time(fields.get("SlurmdStartTime", "")),
+        version=_string(fields, "Version"),
+    )
+
+
+def _used(tres: str) -> tuple[Gres, ...]:
+    """``cpu=3,gres/gpu=4`` to the generic resources in it."""
+    return parse_gres(",".join(part for part in tres.split(",") if part.startswith("gres/")))
+
+
+# -- jobs -------------------------------------------------------------------------------------------
+
+
+def parse_job(text: str) -> Job:
+    """Output of ``scontrol show job ID``. Raises UnparsableOutput."""
+    fields = fields_of(_only_block(text, "JobId"))
+    if "JobState" not in fields:
+        raise UnparsableOutput("no JobState: the job's name holds a line break; change it", stdout=text)
+    user, uid = _user(fields.get("UserId", ""))
+    return Job(
+        job_id=_integer(fields, "JobId"),
+        name=fields.get("JobName", ""),
+        user_id=uid,
+        user_name=user,
+        states=parse_states(fields.get("JobState", "")),
+        reason=fields.get("Reason", ""),
+        partition=_string(fields, "Partition"),
+        nodes=parse_names(fields.get("NodeList", "")),
+        num_nodes=_integer(fields, "NumNodes"),
+        excluded_nodes=parse_names(fields.get("ExcNodeList", "")),
+        required_nodes=parse_names(fields.get("ReqNodeList", "")),
+        batch_host=_string(fields, "BatchHost"),
+        restart_count=_integer(fields, "Restarts"),
+        priority=_integer(fields, "Priority"),
+        requeue=fields.get("Requeue") == "1",
+        submit_time=parse_time(fields.get("SubmitTime", "")),
+        eligible_time=parse_time(fields.get("EligibleTime", "")),
+        start_time=parse_time(fields.get("StartTime", "")),
+        end_time=parse_time(fields.get("EndTime", "")),
+        time_limit_s=parse_duration(fields.get("TimeLimit", "")),
+        reservation=_string(fields, "Reservation"),
+        comment=_string(fields, "Comment").rstrip(),
+        admin_comment=_string(fields, "AdminComment").rstrip(),
+        work_dir=_string(fields, "WorkDir"),
+        stdout=_string(fields, "StdOut"),
+    )
+
+
+def parse_allocation(text: str) -> Allocation:
+    """What the job holds, from ``scontrol -d show job ID``."""
+    job = parse_job(text)
+    cpus, gpus = _allocated(_only_block(text, "JobId"))
+    holds = job.nodes if not job.is_pending and not job.is_finished else ()
+    return Allocation(
+        job_id=job.job_id,
+        nodes=holds,
+        cpus_per_node={node: cpus.get(node, 0) for node in holds},
+        gpus_per_node={node: gpus.get(node, 0) for node in holds},
+        batch_host=job.batch_host,
+        restart_count=job.restart_count,
+        end_time=job.end_time,
+        time_limit_s=job.time_limit_s,
+    )
+
+
+def _allocated(block: str) -> tuple[dict[str, int], dict[str, int]]:
+    """CPUs and GPUs per node from ``Nodes=n[1-2] CPU_IDs=0-1,8 Mem=0 GRES=gpu:h200:4(IDX:0-3)``."""
+    cpus: dict[str, int] = {}
+    gpus: dict[str, int] = {}
+    for match in re.finditer(r"(?m)^\s+Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(.*)$", block):
+        ids = sum(
+            int(last or first) - int(first) + 1 for first, last in re.findall(r"(\d+)(?:-(\d+))?", match[2])
+        )
+        count = sum(g.count for g in parse_gres(match[3]) if g.name == "gpu")
+        for node in parse_names(match[1]):
+            cpus[node] = ids
+            gpus[node] = count
+    return cpus, gpus
+
+
+def _user(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.*)\((\d+)\)", text)
+    return (match[1], int(match[2])) if match else (text, -1)
+
+
+def _only_block(text: str, first: str) -> str:
+    found = list(blocks(text, first))
+    if not found:
+        raise UnparsableOutput(f"no {first}= in the output", stdout=text)
+    return found[0]
+
+
+# -- steps, reservations, switches, configuration, accounting ------------------------------------------
+
+
+def parse_steps(text: str) -> tuple[Step, ...]:
+    """Output of ``scontrol show step JOB``."""
+    return tuple(_step(block) for block in blocks(text, "StepId"))
+
+
+def _step(block: str) -> Step:
+    # The name is the user's and stands before Network= in the middle of a line.
+    name = re.search(r"(?m) Name=(.*) Network=\S*$", block)
+    rest = block if name is None else block[: name.start()] + block[name.end() :]
+    fields = fields_of(rest)
+    job, _, step = fields["StepId"].partition(".")
+    return Step(
+        job_id=int(re.match(r"\d*", job)[0] or 0),  # type: ignore[index]  # \d* always matches
+        step_id=step,
+        name=name[1] if name else "",
+        nodes=parse_names(fields.get("NodeList", "")),
+        states=parse_states(fields.get("State", "")),
+        start_time=parse_time(fields.get("StartTime", "")),
+        tasks=_integer(fields, "Tasks"),
+    )
+
+
+def parse_reservations(text: str) -> tuple[Reservation, ...]:
+    """Output of ``scontrol show reservation``."""
+    return tuple(_reservation(fields_of(block)) for block in blocks(text, "ReservationName"))
+
+
+def _reservation(fields: dict[str, str]) -> Reservation:
+    return Reservation(
+        name=fields["ReservationName"],
+        nodes=parse_names(fields.get("Nodes", "")),
+        node_count=_integer(fields, "NodeCnt"),
+        users=parse_words(fields.get("Users", "")),
+        accounts=parse_words(fields.get("Accounts", "")),
+        partition=_string(fields, "PartitionName"),
+        flags=frozenset(parse_words(fields.get("Flags", ""))),
+        start_time=parse_time(fields.get("StartTime", "")),
+        end_time=parse_time(fields.get("EndTime", "")),
+    )
+
+
+def parse_topology(text: str) -> tuple[Switch, ...]:
+    """Output of ``scontrol show topology`` with topology/tree: one switch a line."""
+    found = []
+    for line in text.splitlines():
+        if not line.startswith("SwitchName="):
+            continue
+        fields = dict(_line_fields(line))
+        found.append(
+            Switch(
+                name=fields["SwitchName"],
+                level=_integer(fields, "Level"),
+                nodes=parse_names(fields.get("Nodes", "")),
+                switches=parse_names(fields.get("Switches", "")),
+            )
+        )
+    return tuple(found)
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Output of ``scontrol show config``: ``Name = value`` lines, ``(null)`` read as empty."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith(" ") and " " not in name.strip():
+            found[name.strip()] = "" if value.strip() == "(null)" else value.strip()
+    return found
+
+
+def parse_ping(text: str) -> bool:
+    """True when any slurmctld is UP, the primary or a backup."""
+    return re.search(r"(?m)^Slurmctld\(.*\) at .* is UP", text) is not None
+
+
+def parse_accounting(text: str) -> tuple[AccountingRow, ...]:
+    """Output of ``sacct --parsable2`` with its header, which tells an empty answer from none."""
+    lines = text.splitlines()
+    if not lines or "|" not in lines[0]:
+        raise UnparsableOutput("sacct printed no header", stdout=text)
+    names = lines[0].split("|")
+    rows: list[AccountingRow] = []
+    run = -1
+    for line in lines[1:]:
+        # Node lists and states hold no '|', so a line of another shape is no row.
+        values = line.split("|")
+        if len(values) != len(names):
+            raise UnparsableOutput(f"sacct printed the row {line!r}", stdout=text)
+        fields = dict(zip(names, values, strict=True))
+        job, _, step = fields["JobIDRaw"].partition(".")
+        # Rows come run by run, each begins with the job's own row; RESIZING continues the same run.
+        if not step and not (rows and rows[-1].run == run and _resized(rows, run)):
+            run += 1
+        code, _, signal = fields["ExitCode"].partition(":")
+        rows.append(
+            AccountingRow(
+                job_id=int(job),
+                step=step,
+                run=max(run, 0),
+                state=fields["State"].split()[0] if fields["State"] else "",
+                exit_code=int(code or 0),
+                signal=int(signal or 0),
+                nodes=parse_names(fields["NodeList"]),
+                start_time=parse_time(fields["Start"]),
+                end_time=parse_time(fields["End"]),
+            )
+        )
+    return tuple(rows)
+
+
+def _resized(rows: list[AccountingRow], run: int) -> bool:
+    """The newest row of the job itself in ``run`` says that the same run goes on with fewer nodes."""
+    own = [row for row in rows if row.run == run and not row.step]
+    return bool(own) and own[-1].state == "RESIZING"

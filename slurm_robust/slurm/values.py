@@ -1,0 +1,83 @@
+"""The small values in Slurm's output: times, durations, states, generic resources. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from slurm_robust.slurm.errors import UnparsableOutput
+from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+from slurm_robust.slurm.records import Gres, SlurmVersion
+
+_UNSET = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "none"})
+
+
+def parse_version(text: str) -> SlurmVersion:
+    """``slurm-wlm 22.05.8`` or ``slurm 24.11.0-0rc1``. Raises UnparsableOutput."""
+    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if match is None:
+        raise UnparsableOutput(f"no release number in {text.strip()!r}", stdout=text)
+    return SlurmVersion(major=int(match[1]), minor=int(match[2]), micro=int(match[3] or 0))
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds since 1970, or Slurm's local time ``2026-11-21T08:17:39``; None for Unknown and N/A."""
+    value = text.strip()
+    if value in _UNSET or value == "0":
+        return None
+    if value.isdigit():
+        return float(value)
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except ValueError:
+        return None
+
+
+def parse_duration(text: str) -> float | None:
+    """``[days-]hours:minutes:seconds`` or ``minutes:seconds`` in seconds; None for UNLIMITED and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def parse_states(text: str) -> frozenset[str]:
+    """``DOWN*+DRAIN`` to DOWN, DRAIN, NOT_RESPONDING: the signs of sinfo(1) as words, or dropped."""
+    words: set[str] = set()
+    for word in text.upper().split("+"):
+        bare = word.rstrip("*~#!%$@^-")
+        if "*" in word[len(bare) :]:
+            words.add("NOT_RESPONDING")
+        if bare:
+            words.add(bare)
+    return frozenset(words)
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """``gpu:h200:8(S:0-1),gpu:8(IDX:0-7),nic:2`` to records; ``gres/gpu:8`` and ``gres:gpu:8`` too."""
+    found: list[Gres] = []
+    for part in re.sub(r"\([^)]*\)", "", text).split(","):
+        words = [w for w in re.split(r"[:/=]", part.strip()) if w and w != "gres"]
+        if not words or words[0] in _UNSET:
+            continue
+        count = 1
+        if len(words) > 1 and re.fullmatch(r"\d+[KkMmGgTt]?", words[-1]):
+            last = words.pop()
+            scale = 1024 ** ("kmgt".find(last[-1].lower()) + 1)
+            count = int(last.rstrip("KkMmGgTt")) * scale
+        found.append(Gres(name=words[0], type=":".join(words[1:]), count=count))
+    return tuple(found)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """A hostlist to names, in order. Raises UnparsableOutput."""
+    try:
+        return expand(text)
+    except InvalidHostlist as error:
+        raise UnparsableOutput(str(error), stdout=text) from error
+
+
+def parse_words(text: str) -> tuple[str, ...]:
+    """``a,b`` to a, b; nothing for ``(null)`` and the like."""
+    return tuple(w for w in text.split(",") if w not in _UNSET)

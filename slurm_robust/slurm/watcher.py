@@ -1,0 +1,178 @@
+"""The process that outlives the job's last run and sees it into the next one.
+
+``python -m slurm_robust.slurm.watcher JOB --ending-run N [--exclude n3,n7] [--detach]``
+
+Started by a controller before it ends, in one of two ways (:func:`arrange_watcher` chooses):
+
+* :func:`start_watcher`: a process that leaves the caller's process tree (new session, parent gone).
+  It survives the job under proctrack/linuxproc and pgid; under proctrack/cgroup, which most sites
+  have, Slurm kills it with the job.
+* :func:`watcher_job`: a job of its own, one CPU for some seconds on any node, which ends as soon as
+  the other job is told to start. It works everywhere and shows up in the user's job list.
+
+Without either nothing is lost but the two minutes of Slurm's own begin time. Orders and outcome are
+written to ``--log``, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.hostlist import expand, fold
+from slurm_robust.slurm.process import CompletedCommand, run_command
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.slurm.requeue import Outcome, StageOutcome, Until, watch_until_running
+from slurm_robust.slurm.select import BACKENDS, make_client
+
+
+def survives_the_job(config: Mapping[str, str]) -> bool:
+    """Whether a detached process outlives the job on this site (``SlurmClient.config()``)."""
+    return config.get("ProctrackType", "") in {"proctrack/linuxproc", "proctrack/pgid"}
+
+
+def watcher_command(
+    job_id: int, *, ending_run: int, exclude: Sequence[str], log: Path, timeout_s: float, backend: str = "cli"
+) -> list[str]:
+    """The command line of a watcher."""
+    return [
+        sys.executable,
+        "-m",
+        "slurm_robust.slurm.watcher",
+        str(job_id),
+        f"--ending-run={ending_run}",
+        f"--exclude={fold(exclude)}",
+        f"--log={log}",
+        f"--timeout={timeout_s:g}",
+        f"--backend={backend}",
+    ]
+
+
+def watcher_job(
+    job_id: int, *, ending_run: int, exclude: Sequence[str] = (), log: Path, partition: str = ""
+) -> SubmitRequest:
+    """A small job that tells ``job_id`` to start. Slurm drops it if it cannot run within two minutes,
+    for then the begin time is over anyway.
+    """
+    command = watcher_command(job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=150.0)
+    return SubmitRequest(
+        command=(shlex.join([*command, f"--until={Until.STARTED.value}"]),),
+        wrap=True,
+        name=f"srobust-watch-{job_id}",
+        nodes=1,
+        partition=partition,
+        time_limit_s=180.0,
+        output="/dev/null",
+        excluded_nodes=tuple(exclude),
+        requeue=False,
+        options=("--ntasks=1", "--mem=200M", "--deadline=now+300"),
+    )
+
+
+def start_watcher(
+    job_id: int,
+    *,
+    ending_run: int,
+    exclude: Sequence[str] = (),
+    log: Path,
+    timeout_s: float = 900.0,
+    backend: str = "cli",
+) -> CompletedCommand:
+    """Start a watcher and return when it has left this process's tree (about 0.2 s)."""
+    command = watcher_command(
+        job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=timeout_s, backend=backend
+    )
+    return run_command([*command, "--detach"], timeout_s=30.0)
+
+
+def arrange_watcher(
+    client: SlurmClient,
+    job_id: int,
+    *,
+    ending_run: int,
+    exclude: Sequence[str] = (),
+    log: Path,
+    partition: str = "",
+) -> str:
+    """Start the watcher that works on this site and say which, in words.
+
+    ``log`` must be on shared storage; ``partition`` is that for a watcher job. Raises SlurmCommandError
+    types, CommandTimeout and ``OSError``; the job comes back without a watcher, only later.
+    """
+    if survives_the_job(client.config()):
+        done = start_watcher(job_id, ending_run=ending_run, exclude=exclude, log=log)
+        if done.exit_code:
+            raise OSError(f"the watcher did not start: {done.stderr.strip()}")
+        return "a detached process"
+    request = watcher_job(job_id, ending_run=ending_run, exclude=exclude, log=log, partition=partition)
+    return f"job {client.submit(request)}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Watch; 0 when the job runs again."""
+    parser = argparse.ArgumentParser(prog="slurm_robust.slurm.watcher", description=__doc__.splitlines()[0])
+    parser.add_argument("job_id", type=int)
+    parser.add_argument("--ending-run", type=int, required=True)
+    parser.add_argument("--exclude", default="")
+    parser.add_argument("--log", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--timeout", type=float, default=900.0)
+    parser.add_argument("--backend", choices=BACKENDS, default="cli")
+    parser.add_argument("--until", choices=[u.value for u in Until], default=Until.RUNNING.value)
+    parser.add_argument("--detach", action="store_true")
+    args = parser.parse_args(argv)
+    if args.detach and not _detach():
+        return 0
+    outcome = _watch(args)
+    _write(args.log, outcome)
+    return 0 if outcome.ok else 1
+
+
+def _watch(args: argparse.Namespace) -> Outcome:
+    client = make_client(args.backend)
+    exclude = expand(args.exclude)
+
+    def report(stage: StageOutcome) -> None:
+        _write(args.log, stage)
+
+    return watch_until_running(
+        client,
+        args.job_id,
+        ending_run=args.ending_run,
+        exclude=exclude,
+        until=Until(args.until),
+        timeout_s=args.timeout,
+        report=report,
+    )
+
+
+def _detach() -> bool:
+    """True in the process that goes on, whose parent has ended and which has no open stream of the job."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if os.fork():
+        return False
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    return True
+
+
+def _write(log: Path, record: StageOutcome | Outcome) -> None:
+    line = msgspec.json.encode({"t": time.time(), **msgspec.to_builtins(record)})
+    with log.open("ab") as sink:
+        sink.write(line + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

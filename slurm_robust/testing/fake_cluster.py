@@ -1,0 +1,345 @@
+"""The cluster behind :class:`~slurm_robust.testing.fake_slurm.FakeSlurm`: its state, its time, its faults."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from slurm_robust.slurm import errors
+from slurm_robust.slurm.commands import one_line
+from slurm_robust.slurm.records import AccountingRow, Gres, Job, Node, Reservation, Step, Switch
+from slurm_robust.slurm.requests import StepRequest, SubmitRequest
+from slurm_robust.testing.clock import FakeClock
+
+# After a requeue slurmctld sets the begin time to cred_expire (120 s) + 1 s ahead.
+BEGIN_DELAY_S = 121.0
+# A node that was just resumed is IDLE+NOT_RESPONDING for so long.
+RESUME_SILENT_S = 1.0
+# Started again so soon after its last run, a job is ended as FAILED ("Job credential revoked").
+REVOKED_S = 1.0
+
+
+class FakeStep:
+    """The ``srun`` of a step; it runs until it is killed, ended or cancelled."""
+
+    def __init__(self, pid: int, step: Step, request: StepRequest) -> None:
+        self._pid = pid
+        self.step = step
+        self.request = request
+        self.exit_code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """A number that is no process of this machine."""
+        return self._pid
+
+    def poll(self) -> int | None:
+        """See StepHandle."""
+        return self.exit_code
+
+    def kill(self) -> None:
+        """See StepHandle."""
+        self.end(-9)
+
+    def end(self, exit_code: int) -> None:
+        """The step ends by itself."""
+        if self.exit_code is None:
+            self.exit_code = exit_code
+
+
+class FakeCluster:
+    """Nodes and jobs in memory. Time is that of ``clock``; call :meth:`settle` to let what is due happen.
+
+    A requeued job is COMPLETING for ``completing_s`` (its batch script lives on), then PENDING with a
+    begin time 121 s ahead. Faults: :meth:`node_down`, :attr:`failing_prologs` (names of nodes),
+    :attr:`unreachable`. All members may be used from several threads under :attr:`lock`.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[str] = ("n1", "n2", "n3", "n4"),
+        *,
+        clock: FakeClock | None = None,
+        gpus: int = 8,
+        cpus: int = 16,
+        completing_s: float = 1.0,
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.completing_s = completing_s
+        self.unreachable = False
+        self.failing_prologs: set[str] = set()
+        self.launched: list[FakeStep] = []
+        self.signals: list[tuple[int, str | None, str]] = []
+        self.switches: tuple[Switch, ...] = ()
+        self.lock = threading.RLock()
+        self.nodes = {name: _new_node(name, gpus, cpus) for name in nodes}
+        self.jobs: dict[int, Job] = {}
+        self.requests: dict[int, SubmitRequest] = {}
+        self.runs: dict[int, list[AccountingRow]] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self._completing_until: dict[int, float] = {}
+        self._silent_until: dict[str, float] = {}
+        self._pending_since: dict[int, float] = {}
+        self._ids = itertools.count(1)
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def node_down(self, name: str, reason: str = "Not responding") -> None:
+        """Slurm gives the node up: jobs on it are requeued, or go on without it (``--no-kill``)."""
+        with self.lock:
+            self.settle()
+            self.set_node(name, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason=reason)
+            for job in [j for j in self.jobs.values() if j.is_running and name in j.nodes]:
+                if "--no-kill" in self.requests[job.job_id].options:
+                    self.resize(job, tuple(n for n in job.nodes if n != name))
+                else:
+                    self.end_run(job, "NODE_FAIL", hold=False)
+
+    def node_up(self, name: str) -> None:
+        """A node that was down registers again."""
+        with self.lock:
+            self.set_node(name, states=frozenset({"IDLE"}), reason="")
+
+    def finish(self, job_id: int, state: str = "COMPLETED") -> None:
+        """The batch script of a job ends by itself (or the job is cancelled)."""
+        with self.lock:
+            job = self.find(job_id)
+            self._record_run(job, state)
+            self._completing_until.pop(job_id, None)
+            self._end_steps(job_id)
+            self.put(job, states=frozenset({state}), end_time=self.clock.time(), reason="None")
+
+    # -- looking up ----------------------------------------------------------------------------------
+
+    def find(self, job_id: int) -> Job:
+        """Raises JobNotFound."""
+        if job_id not in self.jobs:
+            raise errors.JobNotFound("Invalid job id specified")
+        return self.jobs[job_id]
+
+    def unfinished(self, job_id: int) -> Job:
+        """Raises JobNotFound, JobFinished."""
+        job = self.find(job_id)
+        if job.is_finished:
+            raise errors.JobFinished("Job has already finished")
+        return job
+
+    def changeable(self, job_id: int, nodes: Sequence[str]) -> Job:
+        """A job that is pending or completing before its next run; known ``nodes``."""
+        job = self.unfinished(job_id)
+        if job.is_running:
+            raise errors.JobNotPending("Job is no longer pending execution")
+        self.check_nodes(nodes)
+        return job
+
+    def check_nodes(self, names: Iterable[str]) -> None:
+        """Raises InvalidNode for the first that is unknown."""
+        for name in names:
+            if name not in self.nodes:
+                raise errors.InvalidNode(f"Node {name} not found")
+
+    def seen(self, name: str) -> Node:
+        """The node with its state derived from the jobs on it."""
+        node = self.nodes[name]
+        states = set(node.states)
+        busy = any(name in job.nodes for job in self.jobs.values() if job.is_running or job.is_completing)
+        if busy and "IDLE" in states:
+            states = (states - {"IDLE"}) | {"ALLOCATED"}
+        if self._silent_until.get(name, 0.0) > self.clock.time():
+            states.add("NOT_RESPONDING")
+        if any(name in r.nodes for r in self.reservations.values()):
+            states.add("RESERVED")
+        return msgspec.structs.replace(node, states=frozenset(states))
+
+    # -- changing ------------------------------------------------------------------------------------
+
+    def put(self, job: Job, **changes: object) -> Job:
+        """Replace fields of a job."""
+        new = msgspec.structs.replace(job, **changes)
+        self.jobs[job.job_id] = new
+        return new
+
+    def set_node(self, name: str, **changes: object) -> None:
+        """Replace fields of a node."""
+        self.check_nodes((name,))
+        new = msgspec.structs.replace(
+            self.nodes[name], reason_time=self.clock.time(), reason_user="root", **changes
+        )
+        self.nodes[name] = new
+
+    def resumed(self, name: str) -> None:
+        """State after a resume."""
+        self.set_node(name, states=frozenset({"IDLE"}), reason="")
+        self._silent_until[name] = self.clock.time() + RESUME_SILENT_S
+
+    def add_job(self, request: SubmitRequest, user: str) -> int:
+        """A new pending job."""
+        job_id = next(self._ids)
+        now = self.clock.time()
+        self.requests[job_id] = request
+        self.runs[job_id] = []
+        self.jobs[job_id] = Job(
+            job_id=job_id,
+            name=request.name or "sbatch",
+            user_id=1000,
+            user_name=user,
+            states=frozenset({"PENDING"}),
+            reason="JobHeldUser" if request.hold else "None",
+            partition=request.partition or "main",
+            num_nodes=request.nodes or 1,
+            excluded_nodes=tuple(sorted(set(request.excluded_nodes))),
+            required_nodes=tuple(sorted(set(request.required_nodes))),
+            priority=0 if request.hold else 1000,
+            requeue=request.requeue,
+            submit_time=now,
+            eligible_time=now,
+            time_limit_s=request.time_limit_s,
+            reservation=request.reservation,
+            comment=one_line(request.comment),
+            work_dir=request.work_dir,
+            stdout=request.output,
+        )
+        return job_id
+
+    def end_run(self, job: Job, state: str, *, hold: bool) -> None:
+        """The run ends to be followed by another one: COMPLETING now, PENDING later."""
+        self._record_run(job, state)
+        self._end_steps(job.job_id)
+        self._completing_until[job.job_id] = self.clock.time() + self.completing_s
+        self.put(
+            job,
+            states=frozenset({"PENDING", "COMPLETING"}),
+            restart_count=job.restart_count + 1,
+            priority=0 if hold else 1000,
+            reason="job_requeued_in_held_state" if hold else "None",
+            end_time=self.clock.time(),
+        )
+
+    def revive(self, job: Job, *, hold: bool) -> None:
+        """An ended job is requeued, which Slurm allows."""
+        again = self.put(job, restart_count=job.restart_count + 1, priority=0 if hold else 1000)
+        self._pend(again, "job_requeued_in_held_state" if hold else "BeginTime")
+
+    def resize(self, job: Job, nodes: tuple[str, ...]) -> None:
+        """The job goes on with fewer nodes."""
+        self._record_run(job, "RESIZING")
+        self.put(job, nodes=nodes, num_nodes=len(nodes))
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Whatever is due by the clock happens. Raises ControllerUnreachable when it is switched off."""
+        if self.unreachable:
+            raise errors.ControllerUnreachable("Unable to contact slurm controller (connect failure)")
+        now = self.clock.time()
+        for job_id, until in list(self._completing_until.items()):
+            if now >= until:
+                del self._completing_until[job_id]
+                job = self.jobs[job_id]
+                # The real slurmctld writes the begin time here, over any StartTime=now before.
+                self._pend(job, job.reason if job.held else "BeginTime", at=until)
+        for job in list(self.jobs.values()):
+            if job.is_pending and not job.held and (job.eligible_time or 0.0) <= now:
+                self._try_start(job)
+
+    def _pend(self, job: Job, reason: str, at: float | None = None) -> None:
+        since = self.clock.time() if at is None else at
+        self._pending_since[job.job_id] = since
+        begin = since + BEGIN_DELAY_S
+        self.put(
+            job,
+            states=frozenset({"PENDING"}),
+            reason=reason,
+            nodes=(),
+            batch_host="",
+            submit_time=self.clock.time(),
+            eligible_time=begin,
+            start_time=begin,
+            end_time=None,
+        )
+
+    def _try_start(self, job: Job) -> None:
+        nodes = self._choose(job)
+        if nodes is None:
+            self.put(job, reason="Resources")
+            return
+        bad = [name for name in nodes if name in self.failing_prologs]
+        if bad:
+            for name in bad:
+                self.set_node(name, states=frozenset({"IDLE", "DRAIN"}), reason="Prolog error")
+            again = self.put(job, restart_count=job.restart_count + 1, priority=0)
+            self._pend(again, "launch_failed_requeued_held")
+            return
+        now = self.clock.time()
+        if now - self._pending_since.get(job.job_id, 0.0) < REVOKED_S:
+            self.put(job, states=frozenset({"FAILED"}), reason="NonZeroExitCode", end_time=now)
+            return
+        limit = job.time_limit_s
+        self.put(
+            job,
+            states=frozenset({"RUNNING"}),
+            reason="None",
+            nodes=nodes,
+            batch_host=nodes[0],
+            start_time=now,
+            end_time=None if limit is None else now + limit,
+        )
+
+    def _choose(self, job: Job) -> tuple[str, ...] | None:
+        taken = {n for j in self.jobs.values() if j.is_running or j.is_completing for n in j.nodes}
+        reserved = {
+            n for r in self.reservations.values() if r.name != job.reservation for n in r.nodes
+        }
+        if job.reservation:
+            members = self.reservations[job.reservation].nodes if job.reservation in self.reservations else ()
+            reserved |= set(self.nodes) - set(members)
+        free = [
+            name
+            for name in self.nodes
+            if name not in taken | reserved | set(job.excluded_nodes) and self.seen(name).usable
+        ]
+        if not set(job.required_nodes) <= set(free):
+            return None
+        wanted = [*job.required_nodes, *(n for n in free if n not in job.required_nodes)][: job.num_nodes]
+        return tuple(n for n in self.nodes if n in wanted) if len(wanted) == job.num_nodes else None
+
+    def _record_run(self, job: Job, state: str) -> None:
+        if not job.nodes:
+            return
+        self.runs[job.job_id].append(
+            AccountingRow(
+                job_id=job.job_id,
+                step="",
+                run=job.restart_count,
+                state=state,
+                exit_code=0,
+                signal=0,
+                nodes=job.nodes,
+                start_time=job.start_time,
+                end_time=self.clock.time(),
+            )
+        )
+
+    def _end_steps(self, job_id: int) -> None:
+        for step in self.launched:
+            if step.step.job_id == job_id:
+                step.end(143)
+
+
+def _new_node(name: str, gpus: int, cpus: int) -> Node:
+    return Node(
+        name=name,
+        hostname=name,
+        address=name,
+        states=frozenset({"IDLE"}),
+        cpus=cpus,
+        memory_mb=64000,
+        gres=(Gres(name="gpu", type="h200", count=gpus),) if gpus else (),
+        partitions=("main",),
+        boot_time=1.0,
+        slurmd_start_time=2.0,
+        version="22.05.8",
+    )

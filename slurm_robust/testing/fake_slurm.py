@@ -1,0 +1,301 @@
+"""A Slurm in memory that behaves as the real one was measured to, for tests without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.slurm import errors
+from slurm_robust.slurm.client import StepHandle
+from slurm_robust.slurm.commands import one_line
+from slurm_robust.slurm.records import (
+    AccountingRow,
+    Allocation,
+    Job,
+    Node,
+    Reservation,
+    SlurmVersion,
+    Step,
+    Switch,
+)
+from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster, FakeStep
+
+_YEAR_S = 365 * 86400.0
+
+
+class FakeSlurm:
+    """:class:`~slurm_robust.slurm.client.SlurmClient` over a :class:`FakeCluster`.
+
+    Held to the same contract suite as the real clients. Several may share one cluster, say one with
+    ``operator=False``, which may not touch nodes and reservations.
+    """
+
+    def __init__(
+        self, cluster: FakeCluster | None = None, *, user: str = "alice", operator: bool = True
+    ) -> None:
+        self.cluster = cluster or FakeCluster()
+        self.user = user
+        self.operator = operator
+
+    @contextmanager
+    def _world(self) -> Iterator[FakeCluster]:
+        with self.cluster.lock:
+            self.cluster.settle()
+            yield self.cluster
+            self.cluster.settle()
+
+    @contextmanager
+    def _administered(self) -> Iterator[FakeCluster]:
+        with self._world() as world:
+            if not self.operator:
+                raise errors.PermissionDenied("Invalid user id")
+            yield world
+
+    # -- reads -------------------------------------------------------------------------------------
+
+    def version(self) -> SlurmVersion:
+        """See the protocol."""
+        return SlurmVersion(major=22, minor=5, micro=8)
+
+    def ping(self) -> bool:
+        """See the protocol."""
+        return not self.cluster.unreachable
+
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+        """See the protocol."""
+        with self._world() as world:
+            chosen = tuple(world.nodes) if names is None else tuple(names)
+            world.check_nodes(chosen)
+            return tuple(world.seen(name) for name in chosen)
+
+    def job(self, job_id: int) -> Job:
+        """See the protocol."""
+        with self._world() as world:
+            return world.find(job_id)
+
+    def jobs(self, user: str | None = None) -> tuple[Job, ...]:
+        """See the protocol."""
+        with self._world() as world:
+            live = (job for job in world.jobs.values() if not job.is_finished)
+            return tuple(job for job in live if user is None or job.user_name == user)
+
+    def steps(self, job_id: int) -> tuple[Step, ...]:
+        """See the protocol."""
+        with self._world() as world:
+            world.find(job_id)
+            live = (s.step for s in world.launched if s.exit_code is None)
+            return tuple(step for step in live if step.job_id == job_id)
+
+    def allocation(self, job_id: int) -> Allocation:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.find(job_id)
+            holds = job.nodes if not job.is_pending and not job.is_finished else ()
+            return Allocation(
+                job_id=job_id,
+                nodes=holds,
+                cpus_per_node={name: world.nodes[name].cpus for name in holds},
+                gpus_per_node={name: world.nodes[name].gpus() for name in holds},
+                batch_host=job.batch_host,
+                restart_count=job.restart_count,
+                end_time=job.end_time,
+                time_limit_s=job.time_limit_s,
+            )
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """See the protocol."""
+        with self._world() as world:
+            return tuple(world.reservations.values())
+
+    def accounting(self, job_id: int) -> tuple[AccountingRow, ...]:
+        """See the protocol. Only runs that have ended are there, and no steps."""
+        with self._world() as world:
+            return tuple(world.runs.get(job_id, ()))
+
+    def topology(self) -> tuple[Switch, ...]:
+        """See the protocol; set ``cluster.switches``."""
+        with self._world() as world:
+            return world.switches
+
+    def config(self) -> dict[str, str]:
+        """See the protocol."""
+        with self._world():
+            return {"ClusterName": "fake", "SLURM_VERSION": str(self.version()), "KillWait": "30 sec"}
+
+    # -- writes: jobs ------------------------------------------------------------------------------
+
+    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.find(job_id)
+            if not job.requeue:
+                raise errors.RequeueDisabled("Requested operation is presently disabled")
+            if job.is_running:
+                world.end_run(job, "REQUEUED", hold=hold)
+            elif job.is_finished:
+                world.revive(job, hold=hold)
+            elif hold:
+                world.put(job, priority=0, reason="JobHeldUser")
+
+    def hold(self, job_id: int) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.unfinished(job_id)
+            if not job.is_running:
+                world.put(job, priority=0, reason="JobHeldUser")
+
+    def release(self, job_id: int) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.unfinished(job_id)
+            if job.reason == "JobHeldAdmin" and not self.operator:
+                raise errors.PermissionDenied("Access/permission denied")
+            if job.held:
+                world.put(job, priority=1000, reason="None")
+
+    def start_now(self, job_id: int) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.unfinished(job_id)
+            if job.is_running:
+                raise errors.JobNotPending("Job is no longer pending execution")
+            world.put(job, eligible_time=world.clock.time(), reason=job.reason if job.held else "None")
+
+    def set_excluded_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.changeable(job_id, nodes)
+            world.put(job, excluded_nodes=tuple(sorted(set(nodes))))
+
+    def set_required_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.changeable(job_id, nodes)
+            world.put(job, required_nodes=tuple(sorted(set(nodes))))
+
+    def set_node_count(self, job_id: int, nodes: int) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            world.put(world.changeable(job_id, ()), num_nodes=nodes)
+
+    def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+        """See the protocol."""
+        if not keep:
+            raise ValueError("shrink to no node at all: use cancel")
+        with self._world() as world:
+            job = world.unfinished(job_id)
+            world.check_nodes(keep)
+            if not set(keep) <= set(job.nodes) or job.batch_host not in keep:
+                raise errors.InvalidNode("Invalid node name specified: keep the batch host")
+            world.resize(job, tuple(node for node in job.nodes if node in keep))
+
+    def cancel(self, job_id: int, *, step_id: str | None = None, signal: str | None = None) -> None:
+        """See the protocol. Signals are kept in ``cluster.signals``."""
+        with self._world() as world:
+            if signal is not None:
+                world.signals.append((job_id, step_id, signal))
+            elif step_id is not None:
+                for step in world.launched:
+                    if (step.step.job_id, step.step.step_id) == (job_id, step_id):
+                        step.end(137)
+            elif job_id in world.jobs and not world.jobs[job_id].is_finished:
+                world.finish(job_id, "CANCELLED")
+
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            world.put(world.find(job_id), comment=one_line(text))
+
+    def submit(self, request: SubmitRequest) -> int:
+        """See the protocol. The command is not run: the job runs until it is ended."""
+        with self._world() as world:
+            world.check_nodes((*request.excluded_nodes, *request.required_nodes))
+            return world.add_job(request, self.user)
+
+    def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
+        """See the protocol. Nothing runs; the handle is kept in ``cluster.launched``."""
+        with self._world() as world:
+            job = world.find(request.job_id)
+            step = Step(
+                job_id=request.job_id,
+                step_id=str(sum(1 for s in world.launched if s.step.job_id == request.job_id)),
+                name=request.name,
+                nodes=request.nodes,
+                states=frozenset({"RUNNING"}),
+                start_time=world.clock.time(),
+                tasks=len(request.nodes),
+            )
+            handle = FakeStep(2**22 + len(world.launched), step, request)
+            world.launched.append(handle)
+            output.touch()
+            if not job.is_running or not set(request.nodes) <= set(job.nodes):
+                handle.end(1)
+            elif any(world.nodes[node].is_down for node in request.nodes):
+                handle.end(233)
+            return handle
+
+    # -- writes: nodes and reservations ------------------------------------------------------------
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """See the protocol."""
+        if not one_line(reason):
+            raise ValueError("a drain needs a reason, so that an administrator can judge it")
+        with self._administered() as world:
+            world.check_nodes(nodes)
+            for name in nodes:
+                states = world.nodes[name].states | {"DRAIN"}
+                world.set_node(name, states=states, reason=one_line(reason))
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """See the protocol."""
+        with self._administered() as world:
+            world.check_nodes(nodes)
+            for name in nodes:
+                world.resumed(name)
+
+    def create_reservation(self, request: ReservationRequest) -> None:
+        """See the protocol."""
+        with self._administered() as world:
+            world.check_nodes(request.nodes)
+            taken = {n for r in world.reservations.values() for n in r.nodes}
+            free = [n for n in world.nodes if n not in taken]
+            nodes = request.nodes or tuple(free[: request.node_count or 0])
+            now = world.clock.time()
+            world.reservations[request.name] = Reservation(
+                name=request.name,
+                nodes=nodes,
+                node_count=len(nodes),
+                users=request.users,
+                accounts=request.accounts,
+                partition=request.partition,
+                flags=frozenset(request.flags),
+                start_time=now,
+                end_time=now + (_YEAR_S if request.duration_s is None else request.duration_s),
+            )
+
+    def update_reservation(self, request: ReservationRequest) -> None:
+        """See the protocol."""
+        with self._administered() as world:
+            world.check_nodes(request.nodes)
+            if request.name not in world.reservations:
+                raise errors.ReservationNotFound("Requested reservation is invalid")
+            old = world.reservations[request.name]
+            nodes = request.nodes or old.nodes
+            world.reservations[request.name] = msgspec.structs.replace(
+                old,
+                nodes=nodes,
+                node_count=len(nodes),
+                users=request.users or old.users,
+                accounts=request.accounts or old.accounts,
+                flags=old.flags | frozenset(request.flags),
+            )
+
+    def delete_reservation(self, name: str) -> None:
+        """See the protocol."""
+        with self._administered() as world:
+            if world.reservations.pop(name, None) is None:
+                raise errors.ReservationNotFound("Requested reservation is invalid")

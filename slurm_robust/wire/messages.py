@@ -1,0 +1,193 @@
+"""What controller and agents say to each other. MessagePack, tagged by ``kind``.
+
+The protocol is built on state, not on events: every :class:`Beat` carries all that the agent knows,
+so a lost message, a restarted controller or a late agent costs nothing but time. Orders carry the
+controller's epoch; an agent obeys only the highest epoch it has seen and ignores the rest. Orders
+are idempotent: the controller repeats one until a Beat shows that it was carried out.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+import msgspec
+
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.record import Record
+
+
+class Phase(str, Enum):
+    """What the workers of an agent are doing."""
+
+    IDLE = "idle"  # no worker of any generation is alive or waiting to be started
+    STARTING = "starting"  # a launch order was taken; the zygote is not ready yet or forks now
+    RUNNING = "running"  # at least one worker of the generation is alive
+    STOPPING = "stopping"  # TERM was sent, KILL follows
+    ENDED = "ended"  # every worker of the generation has ended; exits are in the Beat
+
+
+class Progress(Record):
+    """Step record of one rank, read from outside the worker.
+
+    ``step`` is the newest completed step, -1 before the first. ``reported`` is False when the number
+    is only a count of optimizer steps of this generation (script without the library's API).
+    ``age_s``: seconds since that step was completed, by the node's monotonic clock.
+    """
+
+    rank: int
+    step: int
+    reported: bool
+    age_s: float
+    loss: float | None = None
+    grad_norm: float | None = None
+    checkpoint: int = -1  # newest step whose part this rank has published in this generation
+    restored_s: float | None = None  # seconds from fork until restore() had the state, None before
+
+
+# -- agent to controller --------------------------------------------------------------------------
+
+
+class Beat(Record, tag_field="kind", tag="beat"):
+    """Everything an agent knows. Sent every ``heartbeat_s`` and at once when something changes.
+
+    ``agent`` is unique for each start of an agent process, so that a node that was rebooted is told
+    apart from one that was silent. ``generation`` is that of the workers described, 0 for none.
+    ``rendezvous_port`` is a TCP port that the agent holds bound for the next launch.
+    """
+
+    node: str
+    agent: str
+    seq: int
+    epoch: int  # the epoch this agent obeys
+    phase: Phase
+    generation: int = 0
+    address: str = ""  # address under which other nodes reach this one
+    rendezvous_port: int = 0
+    ready: bool = False  # the zygote has imported everything (always True in exec mode)
+    progress: tuple[Progress, ...] = ()
+    exits: tuple[WorkerExit, ...] = ()
+    timings: dict[str, float] = {}  # seconds of the phases of the last launch and stop, by name
+    notes: tuple[str, ...] = ()  # facts for the journal: resources missing, what could not be done
+    fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
+
+
+# -- controller to agent --------------------------------------------------------------------------
+
+
+class Ack(Record, tag_field="kind", tag="ack"):
+    """Answer to a Beat, so that an agent knows that its controller lives.
+
+    ``seq`` repeats the Beat's; ``notes`` of Beats up to it are in the journal and need no repetition.
+    """
+
+    epoch: int
+    seq: int
+
+
+class Launch(Record, tag_field="kind", tag="launch"):
+    """Start the workers of ``generation`` on this node. ``ranks`` are global, in local order."""
+
+    epoch: int
+    generation: int
+    ranks: tuple[int, ...]
+    world_size: int
+    slot: int
+    slots: int
+    master_addr: str
+    master_port: int
+    restore: str = ""  # checkpoint to restore, as CheckpointRef.token(); "" for a fresh start
+    restart_count: int = 0  # generations before this one, for TORCHELASTIC_RESTART_COUNT
+    announce_step: int = 0  # the agent sends a Beat at once when a rank has completed this step
+
+
+class Stop(Record, tag_field="kind", tag="stop"):
+    """End all workers of generations up to ``generation``: TERM, after ``grace_s`` seconds KILL."""
+
+    epoch: int
+    generation: int
+    grace_s: float
+
+
+class RequestCheckpoint(Record, tag_field="kind", tag="checkpoint"):
+    """Ask the workers of ``generation`` for a checkpoint at exactly ``step``."""
+
+    epoch: int
+    generation: int
+    step: int
+
+
+class Inject(Record, tag_field="kind", tag="inject"):
+    """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
+
+    epoch: int
+    rank: int
+    signal: int
+
+
+class Shutdown(Record, tag_field="kind", tag="shutdown"):
+    """The job is over: stop the workers as in :class:`Stop` and end the agent."""
+
+    epoch: int
+    grace_s: float
+
+
+# -- status and drill clients, and the question whether a controller lives ------------------------
+
+
+class Ping(Record, tag_field="kind", tag="ping"):
+    """Is a controller there? Answered with :class:`Pong` without any effect."""
+
+
+class Pong(Record, tag_field="kind", tag="pong"):
+    """A controller's answer to :class:`Ping`."""
+
+    epoch: int
+    host: str
+    pid: int
+
+
+class Drill(Record, tag_field="kind", tag="drill"):
+    """The owner asks for a fault: ``kill-rank`` or ``stop-rank`` on ``rank``."""
+
+    fault: str
+    rank: int
+
+
+class DrillReply(Record, tag_field="kind", tag="drill_reply"):
+    """``ok`` and a line that says what was done, or why not."""
+
+    ok: bool
+    text: str
+
+
+ToController: TypeAlias = Beat | Ping | Drill
+FromController: TypeAlias = Ack | Launch | Stop | RequestCheckpoint | Inject | Shutdown | Pong | DrillReply
+
+_to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
+_from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are no message of this protocol (another version, or garbage)."""
+
+
+def encode(message: ToController | FromController) -> bytes:
+    """One message as bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_to_controller(data: bytes) -> ToController:
+    """Bytes from an agent or client. Raises :class:`MalformedMessage`."""
+    try:
+        return _to_controller.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MalformedMessage(str(error)) from error
+
+
+def decode_from_controller(data: bytes) -> FromController:
+    """Bytes from a controller. Raises :class:`MalformedMessage`."""
+    try:
+        return _from_controller.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MalformedMessage(str(error)) from error

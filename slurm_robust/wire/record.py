@@ -1,0 +1,258 @@
+"""The step record: one worker's progress in a small file of node-local shared memory.
+
+The agent reads it from outside, so a worker that hangs, is stopped or was killed in the middle of a
+write still tells how far it came. Times are CLOCK_MONOTONIC, one clock for all processes of a node.
+
+The file has three areas, each with one writer, little-endian, 448 bytes in all::
+
+    0    header   magic "SRSTEP\\0\\0", version u32, rank i32, generation i64, created f64, crc u32
+    128  request  i64: step at which a checkpoint is asked for, -1 none               (agent writes)
+    192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
+    256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
+                  checkpoint i64, restored_s f64, flags u32, crc u32                  (worker writes)
+
+A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
+number; the reader takes the slot with the higher number whose CRC is right. A slot that is being
+written, or was left half written by a killed worker, fails its CRC and the one before it counts. The
+request is one aligned 8-byte store.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+import zlib
+from pathlib import Path
+
+from slurm_robust.model.record import Record
+from slurm_robust.wire.messages import Progress
+
+NO_STEP = -1
+
+_MAGIC = b"SRSTEP\0\0"
+_VERSION = 1
+_SIZE = 448
+_HEADER = struct.Struct("<8sIiqd")
+_COUNT = struct.Struct("<Qd")
+_REPORT = struct.Struct("<QqdddqdI")
+_CRC = struct.Struct("<I")
+_REQUEST_AT = 128
+_COUNTS_AT = (192, 224)
+_REPORTS_AT = (256, 352)
+_REPORTS, _HAS_LOSS, _HAS_GRAD_NORM, _HAS_RESTORED = 1, 2, 4, 8
+_READ_TRIES = 100
+
+
+class RecordError(ValueError):
+    """The file is no step record of this version: the message names it."""
+
+
+class _Report(Record):
+    """Content of a report slot; ``time`` is that of the newest completed step."""
+
+    step: int = NO_STEP
+    time: float = 0.0
+    loss: float | None = None
+    grad_norm: float | None = None
+    checkpoint: int = NO_STEP
+    restored_s: float | None = None
+    reports: bool = False
+
+    def packed(self, sequence: int) -> bytes:
+        flags = (
+            _REPORTS * self.reports
+            | _HAS_LOSS * (self.loss is not None)
+            | _HAS_GRAD_NORM * (self.grad_norm is not None)
+            | _HAS_RESTORED * (self.restored_s is not None)
+        )
+        return _REPORT.pack(
+            sequence,
+            self.step,
+            self.time,
+            self.loss if self.loss is not None else 0.0,
+            self.grad_norm if self.grad_norm is not None else 0.0,
+            self.checkpoint,
+            self.restored_s if self.restored_s is not None else 0.0,
+            flags,
+        )
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> _Report:
+        _, step, when, loss, grad_norm, checkpoint, restored_s, flags = _REPORT.unpack(content)
+        return cls(
+            step=step,
+            time=when,
+            loss=loss if flags & _HAS_LOSS else None,
+            grad_norm=grad_norm if flags & _HAS_GRAD_NORM else None,
+            checkpoint=checkpoint,
+            restored_s=restored_s if flags & _HAS_RESTORED else None,
+            reports=bool(flags & _REPORTS),
+        )
+
+
+class StepRecord:
+    """One worker's step record. The agent creates it just before it starts the worker.
+
+    Writers: the agent only :meth:`request_checkpoint`; the worker's optimizer hook only
+    :meth:`count_optimizer_step`; the worker's ``Checkpointer`` the rest. Each from one thread at a
+    time. Anybody may read.
+    """
+
+    def __init__(self, mapping: mmap.mmap, path: Path) -> None:
+        """Use :meth:`create` or :meth:`open`."""
+        self._map = mapping
+        self.path = path
+        header = mapping[: _HEADER.size]
+        magic, version, rank, generation, created = _HEADER.unpack(header)
+        if magic != _MAGIC or mapping[_HEADER.size : _HEADER.size + 4] != _CRC.pack(zlib.crc32(header)):
+            raise RecordError(f"{path} is not a step record")
+        if version != _VERSION:
+            raise RecordError(
+                f"{path} is a step record of version {version}, this is version {_VERSION}: "
+                "use the same slurm_robust for agents and workers"
+            )
+        self.rank: int = rank
+        self.generation: int = generation
+        self.created: float = created
+        # One aligned item of a native view is one load or store; struct would go byte by byte.
+        self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 8].cast("q")
+        self._count = _count_of(self._read(_COUNTS_AT, _COUNT))
+        self._sequence, self._report = self._newest_report()
+
+    @classmethod
+    def create(cls, path: Path | str, *, generation: int, rank: int) -> StepRecord:
+        """Make the file (mode 0600), replacing an older one whole. Raises ``OSError``."""
+        path = Path(path)
+        header = _HEADER.pack(_MAGIC, _VERSION, rank, generation, time.monotonic())
+        content = bytearray(_SIZE)
+        content[: _HEADER.size + 4] = header + _CRC.pack(zlib.crc32(header))
+        struct.pack_into("<q", content, _REQUEST_AT, NO_STEP)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(beside, path)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path | str) -> StepRecord:
+        """Map an existing record. Raises ``OSError``, or :class:`RecordError` for another file."""
+        path = Path(path)
+        with path.open("r+b") as file:
+            if os.fstat(file.fileno()).st_size != _SIZE:
+                raise RecordError(f"{path} is not a step record: it should have {_SIZE} bytes")
+            mapping = mmap.mmap(file.fileno(), _SIZE)
+        try:
+            return cls(mapping, path)
+        except RecordError:
+            mapping.close()
+            raise
+
+    def close(self) -> None:
+        """Unmap; the file stays. May be called again."""
+        self._request.release()
+        self._map.close()
+
+    # -- the worker's side ------------------------------------------------------------------------
+
+    def count_optimizer_step(self) -> None:
+        """One more optimizer step was done. Called in every step: about a microsecond."""
+        self._count += 1
+        content = _COUNT.pack(self._count, time.monotonic())
+        self._write(_COUNTS_AT[self._count & 1], content)
+
+    def announce_reports(self) -> None:
+        """From now on the script numbers its steps itself: optimizer steps are not shown any more."""
+        self._put(reports=True)
+
+    def report(self, step: int, loss: float | None = None, grad_norm: float | None = None) -> None:
+        """Step ``step`` was completed just now."""
+        self._put(step=step, time=time.monotonic(), loss=loss, grad_norm=grad_norm, reports=True)
+
+    def set_checkpoint(self, step: int) -> None:
+        """This rank's part of the checkpoint of ``step`` is published."""
+        self._put(checkpoint=step)
+
+    def set_restored(self, seconds: float) -> None:
+        """The state was restored ``seconds`` after this record was created."""
+        self._put(restored_s=seconds)
+
+    @property
+    def requested_checkpoint(self) -> int:
+        """Step at which the controller wants a checkpoint, -1 for none."""
+        return self._request[0]
+
+    # -- the agent's side -------------------------------------------------------------------------
+
+    def request_checkpoint(self, step: int) -> None:
+        """Ask the worker for a checkpoint right after it has completed ``step``."""
+        self._request[0] = step
+
+    def progress(self, now_monotonic: float) -> Progress:
+        """What the worker has done until ``now_monotonic`` (``time.monotonic()`` of this node).
+
+        Before the first step the age is that of the record. Raises :class:`RecordError` if both
+        slots of an area are damaged, which no worker that only uses this class can cause.
+        """
+        _, report = self._newest_report()
+        counted = self._read(_COUNTS_AT, _COUNT)
+        if report.reports:
+            step, when = report.step, report.time
+        else:
+            step = _count_of(counted) - 1
+            when = _COUNT.unpack(counted)[1] if counted else 0.0
+        return Progress(
+            rank=self.rank,
+            step=step,
+            reported=report.reports,
+            age_s=max(0.0, now_monotonic - (when or self.created)),
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            checkpoint=report.checkpoint,
+            restored_s=report.restored_s,
+        )
+
+    # -- slots ------------------------------------------------------------------------------------
+
+    def _put(self, **changes: float | bool | None) -> None:
+        fields = {name: getattr(self._report, name) for name in _Report.__struct_fields__}
+        self._report = _Report(**{**fields, **changes})
+        self._sequence += 1
+        self._write(_REPORTS_AT[self._sequence & 1], self._report.packed(self._sequence))
+
+    def _write(self, at: int, content: bytes) -> None:
+        self._map[at : at + len(content) + 4] = content + _CRC.pack(zlib.crc32(content))
+
+    def _newest_report(self) -> tuple[int, _Report]:
+        content = self._read(_REPORTS_AT, _REPORT)
+        if content is None:
+            return 0, _Report()
+        return _count_of(content), _Report.unpacked(content)
+
+    def _read(self, slots: tuple[int, int], layout: struct.Struct) -> bytes | None:
+        """Content of the newer whole slot; None when nothing was ever written."""
+        length = layout.size
+        # A second try is needed only if the writer went round both slots during the first.
+        for _ in range(_READ_TRIES):
+            found = [bytes(self._map[at : at + length + 4]) for at in slots]
+            whole = [
+                content[:length]
+                for content in found
+                if content[length:] == _CRC.pack(zlib.crc32(content[:length])) and _count_of(content)
+            ]
+            if whole:
+                return max(whole, key=_count_of)
+            if any(_untouched(content) for content in found):
+                return None
+        raise RecordError(f"{self.path} is damaged: no whole slot after {_READ_TRIES} reads")
+
+
+def _count_of(content: bytes | None) -> int:
+    """The sequence number that every slot begins with; 0 for no content."""
+    return int.from_bytes(content[:8], "little") if content else 0
+
+
+def _untouched(content: bytes) -> bool:
+    return not any(content)

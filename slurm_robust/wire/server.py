@@ -1,0 +1,164 @@
+"""The controller's end: one ROUTER for all agents and clients of the job."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import zmq
+from zmq.utils import z85
+
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.record import Record
+from slurm_robust.wire import messages
+from slurm_robust.wire.keys import ServerKeys
+from slurm_robust.wire.messages import FromController, MalformedMessage, ToController
+from slurm_robust.wire.options import set_common
+
+# Messages that wait for one agent. Orders are few and repeated, so a peer with more is not reading.
+_SEND_QUEUE = 1_000
+# Beats that wait for a busy controller; 1,250 agents fill it in more than a minute.
+_RECEIVE_QUEUE = 100_000
+
+
+class PortTaken(SrobustError):
+    """The configured port cannot be listened on."""
+
+    def __init__(self, port: int, reason: str) -> None:
+        super().__init__(f"cannot listen on TCP port {port}: {reason}")
+        self.port = port
+        self.fix = (
+            "another program, or another controller of this job, listens on it (see 'ss -ltnp'); "
+            "configure another port, or 0 to take any free one"
+        )
+
+
+class SocketStatistics(Record):
+    """Counts since the socket was opened."""
+
+    received: int = 0
+    malformed: int = 0  # dropped: bytes that are no message of this protocol
+    sent: int = 0
+    unreachable: int = 0  # dropped: the peer is gone or does not read
+    refused: int = 0  # connections without the job's key
+
+
+class ControllerSocket:
+    """Listens for the job's agents and clients; lets in only who holds the job's client key.
+
+    ``port`` is the one listened on (``port=0`` takes any free one). For a ``zmq.Poller`` register
+    ``socket``; after it is readable call :meth:`recv` until it gives None. One thread only.
+    Raises :class:`PortTaken`.
+    """
+
+    def __init__(self, keys: ServerKeys, port: int = 0) -> None:
+        # A context of its own, because a context has one authenticator for all of its sockets.
+        self._context = zmq.Context()
+        self._doorkeeper = _Doorkeeper(self._context, keys.client_public)
+        self._doorkeeper.start()
+        self._received = self._malformed = self._sent = self._unreachable = 0
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        set_common(self.socket)
+        self.socket.curve_server = True
+        self.socket.curve_secretkey = keys.server.secret.encode()
+        self.socket.zap_domain = b"srobust"
+        self.socket.rcvhwm = _RECEIVE_QUEUE
+        self.socket.sndhwm = _SEND_QUEUE
+        self.socket.backlog = 4096
+        # An agent that reconnects before we noticed the end of its old connection keeps its name.
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # Tells us that a peer is gone, where ROUTER would drop the message in silence.
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            self.port = self._bind(port)
+        except PortTaken:
+            self.close()
+            raise
+
+    def _bind(self, port: int) -> int:
+        try:
+            self.socket.bind(f"tcp://*:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise PortTaken(port, error.strerror or str(error)) from error
+        endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+
+    def recv(self) -> tuple[bytes, ToController] | None:
+        """The next message with the name of its sender, for :meth:`send`; None when there is none."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            self._received += 1
+            try:
+                if len(frames) != 2:
+                    raise MalformedMessage(f"{len(frames)} frames")
+                return frames[0], messages.decode_to_controller(frames[1])
+            except MalformedMessage:
+                self._malformed += 1
+
+    def send(self, identity: bytes, message: FromController) -> bool:
+        """Send without ever waiting; False when the peer is gone or does not read (it is dropped)."""
+        try:
+            self.socket.send_multipart([identity, messages.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH, errno.EHOSTUNREACH):
+                raise
+            self._unreachable += 1
+            return False
+        self._sent += 1
+        return True
+
+    def statistics(self) -> SocketStatistics:
+        """What passed until now."""
+        return SocketStatistics(
+            received=self._received,
+            malformed=self._malformed,
+            sent=self._sent,
+            unreachable=self._unreachable,
+            refused=self._doorkeeper.refused,
+        )
+
+    def close(self) -> None:
+        """Stop listening; what was sent within the last moments may be lost."""
+        # A short linger: the last orders (Shutdown) must get out, a dead peer must not hold us.
+        self.socket.close(linger=200)
+        self._context.term()
+        self._doorkeeper.join()
+
+
+class _Doorkeeper(threading.Thread):
+    """Answers ZeroMQ's question whether a connection may come in (ZAP, RFC 27).
+
+    Not ``zmq.auth``: its thread brings asyncio, and its key folder has a format of its own, for what
+    is one comparison. Without a handler CURVE would let in every client key.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> None:
+        super().__init__(name="srobust-zap", daemon=True)
+        self._client = z85.decode(client_public)
+        self.refused = 0
+        self._socket = context.socket(zmq.REP)
+        # Before the ROUTER listens, so that no connection is ever judged without us.
+        self._socket.bind("inproc://zeromq.zap.01")
+
+    def run(self) -> None:
+        """Answer until the context ends."""
+        try:
+            while True:
+                self._answer(self._socket.recv_multipart())
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            self._socket.close(linger=0)
+
+    def _answer(self, request: list[bytes]) -> None:
+        # version, request id, domain, address, routing id, mechanism, client key (32 bytes raw)
+        known = len(request) == 7 and request[5] == b"CURVE" and request[6] == self._client
+        if not known:
+            self.refused += 1
+        code, text = (b"200", b"OK") if known else (b"400", b"not a key of this job")
+        identifier = request[1] if len(request) > 1 else b""
+        self._socket.send_multipart([b"1.0", identifier, code, text, b"", b""])

@@ -1,0 +1,133 @@
+"""What an agent and its zygote say to each other over a local SOCK_SEQPACKET pair.
+
+One packet is one message, MessagePack, tagged by ``kind``. The end of the channel is a message too:
+a zygote whose agent is gone kills its workers and ends.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+
+# A Spawn of 16 ranks has about 40 KiB; the limit is the socket's send buffer.
+MAX_PACKET_BYTES = 1024 * 1024
+
+
+class WorkerSpec(Record):
+    """One worker to start. Paths are absolute; ``env`` is added to what the zygote inherited.
+
+    ``out`` and ``err`` are opened for appending by the worker itself; ``error`` is where it leaves a
+    :class:`WorkerError` as JSON; ``record`` is its step record, which exists already.
+    """
+
+    rank: int
+    env: dict[str, str]
+    out: str
+    err: str
+    error: str
+    record: str
+
+
+# -- agent to zygote ------------------------------------------------------------------------------
+
+
+class Prepare(Record, tag_field="kind", tag="prepare"):
+    """The first message: import what the workers will need. Answered by Ready or Fatal."""
+
+    command_kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    nproc_per_node: int
+    preload: tuple[str, ...] = ()
+
+
+class Spawn(Record, tag_field="kind", tag="spawn"):
+    """Start workers; answered by Spawned or SpawnFailed for each."""
+
+    generation: int
+    command_kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    workers: tuple[WorkerSpec, ...]
+
+
+class Sweep(Record, tag_field="kind", tag="sweep"):
+    """Kill what the process groups of ended workers left behind, and forget those workers.
+
+    Until then an ended worker stays a zombie, so its process id, which is also the id of its group,
+    cannot become another program's.
+    """
+
+
+# -- zygote to agent ------------------------------------------------------------------------------
+
+
+class Ready(Record, tag_field="kind", tag="ready"):
+    """Everything is imported; forks are quick from now on. ``notes`` are facts for the journal."""
+
+    import_s: float
+    notes: tuple[str, ...] = ()
+
+
+class Fatal(Record, tag_field="kind", tag="fatal"):
+    """No worker can ever be started, with the reason and the fix; the zygote ends."""
+
+    reason: str
+
+
+class Spawned(Record, tag_field="kind", tag="spawned"):
+    """The worker lives; ``pid`` is also its process group."""
+
+    generation: int
+    rank: int
+    pid: int
+
+
+class SpawnFailed(Record, tag_field="kind", tag="spawn_failed"):
+    """The kernel refused a new process."""
+
+    generation: int
+    rank: int
+    reason: str
+
+
+class Exited(Record, tag_field="kind", tag="exited"):
+    """A worker ended at ``ended`` (monotonic seconds). One of ``code`` and ``signal`` is set.
+
+    ``error``: what the worker left about itself, None for one that ended without a word.
+    """
+
+    generation: int
+    rank: int
+    pid: int
+    ended: float
+    code: int | None = None
+    signal: int | None = None
+    error: WorkerError | None = None
+
+
+ToZygote: TypeAlias = Prepare | Spawn | Sweep
+FromZygote: TypeAlias = Ready | Fatal | Spawned | SpawnFailed | Exited
+
+_to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
+_from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
+
+
+def encode(message: ToZygote | FromZygote) -> bytes:
+    """One message as one packet."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_to_zygote(packet: bytes) -> ToZygote:
+    """Raises ``msgspec.DecodeError``, which only another version of this package can cause."""
+    return _to_zygote.decode(packet)
+
+
+def decode_from_zygote(packet: bytes) -> FromZygote:
+    """Raises ``msgspec.DecodeError``, which only another version of this package can cause."""
+    return _from_zygote.decode(packet)

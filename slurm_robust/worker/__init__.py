@@ -1,0 +1,1 @@
+"""The worker side: what a training script uses, and how a worker process comes to be."""

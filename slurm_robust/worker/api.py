@@ -1,0 +1,141 @@
+"""What a training script uses: ``slurm_robust.Checkpointer``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_robust.checkpoint.errors import NotWritten, WrongUse
+from slurm_robust.checkpoint.state import Stateful, apply, capture
+from slurm_robust.worker.runs import own_environ, run_of
+from slurm_robust.worker.values import Scalar, ScalarReader
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Reports each step and takes checkpoints from which training goes on bitwise the same.
+
+    ::
+
+        ckpt = sr.Checkpointer({"model": model, "optimizer": optimizer, "loader": loader}, every=10)
+        for step in range(ckpt.restore(), steps):
+            loss, grad_norm = train_step(...)
+            ckpt.step(step, loss=loss, grad_norm=grad_norm)
+
+    ``entries`` are objects with ``state_dict`` and ``load_state_dict``, by names of your choice; pass
+    the module as it is trained (wrapped in ``DistributedDataParallel``), then its parameters and the
+    optimizer's state are written once and not by every rank (``deduplicate=False`` for training that
+    lets the replicas differ). The global random number generators of Python, NumPy, torch and CUDA are
+    always included.
+
+    ``every``: a checkpoint after each so many steps (counted from step 0). Under ``srobust run`` the
+    controller says where checkpoints are, which one to restore and which to remove; elsewhere ``path``
+    is their folder, of which the newest ``keep`` are kept.
+
+    Raises :class:`~slurm_robust.checkpoint.errors.WrongUse`, and under ``srobust run``
+    :class:`~slurm_robust.wire.record.RecordError` or ``OSError`` without a step record.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Stateful],
+        *,
+        every: int = 1,
+        path: str | Path = "checkpoints",
+        keep: int = 2,
+        deduplicate: bool = True,
+    ) -> None:
+        _check_entries(entries)
+        for name, number in (("every", every), ("keep", keep)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise WrongUse(f"{name}={number!r}: {name} is a whole number, at least 1")
+        self._entries = dict(entries)
+        self._every = every
+        self._deduplicate = deduplicate
+        self._run = run_of(own_environ(), Path(path), keep)
+        self._completed: int | None = None
+        self._unwritten = 0
+        self._loss = ScalarReader()
+        self._grad_norm = ScalarReader()
+
+    def restore(self) -> int:
+        """Put the state of the checkpoint to go on from into the entries; returns the next step to run.
+
+        0 on a fresh start. Called once, by all ranks, when all entries are built and before the first
+        step. Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` whose message names the
+        file and the fix, or ``OSError`` if the storage does not answer.
+        """
+        if self._completed is not None:
+            raise WrongUse("restore() was called before: call it once, in front of the training loop")
+        found = self._run.load(tuple(self._entries))
+        if found is None:
+            self._completed = -1
+        else:
+            self._completed, snapshot = found
+            apply(self._entries, snapshot)
+        self._run.restored()
+        return self._completed + 1
+
+    def step(self, step: int, *, loss: Scalar | None = None, grad_norm: Scalar | None = None) -> None:
+        """``step`` is completed: report it, then take a checkpoint if one is due.
+
+        ``loss`` and ``grad_norm`` are numbers or tensors of one element. Nothing waits for a GPU: the
+        value of a CUDA tensor is reported when it has arrived, normally with the next step.
+
+        A checkpoint that cannot be written does not end the training, because those before it are still
+        there; the first one of a row is logged as an error, and the end of the row as a warning.
+
+        Raises :class:`~slurm_robust.checkpoint.errors.WrongUse`.
+        """
+        if self._completed is None:
+            raise WrongUse("step() before restore(): call restore(), which returns the first step to run")
+        if step <= self._completed:
+            raise WrongUse(
+                f"step({step}) after step {self._completed}: steps must grow; use "
+                "'for step in range(ckpt.restore(), steps)' and call step() once per step"
+            )
+        self._completed = step
+        self._run.report(step, self._loss.read(loss), self._grad_norm.read(grad_norm))
+        if (step + 1) % self._every == 0 or self._run.wants(step):
+            self._checkpoint(step)
+
+    def close(self) -> None:
+        """Let go of the step record. Optional; checkpoints are durable when :meth:`step` returns."""
+        self._run.close()
+
+    def _checkpoint(self, step: int) -> None:
+        snapshot = capture(self._entries, deduplicate=self._deduplicate)
+        try:
+            self._run.save(step, snapshot)
+        except NotWritten as error:
+            self._unwritten += 1
+            if self._unwritten == 1:  # not again in every step until it is mended
+                _log.error(
+                    "the checkpoint of step %d was not written: %s. Training goes on; free space or mend the "
+                    "storage, else a fault loses everything since the newest complete checkpoint",
+                    step,
+                    error,
+                )
+        else:
+            if self._unwritten:
+                _log.warning(
+                    "checkpoints are written again since step %d; %d were not", step, self._unwritten
+                )
+            self._unwritten = 0
+
+
+def _check_entries(entries: Mapping[str, Stateful]) -> None:
+    if not isinstance(entries, Mapping) or not entries:
+        raise WrongUse(
+            "entries is a dict of what to save, for instance {'model': model, 'optimizer': optimizer}"
+        )
+    for name, entry in entries.items():
+        if not isinstance(name, str):
+            raise WrongUse(f"entry {name!r}: names are strings")
+        if not isinstance(entry, Stateful):
+            raise WrongUse(
+                f"entry {name!r} is a {type(entry).__qualname__} without state_dict() and load_state_dict(): "
+                "give it both, or leave it out if it has no state"
+            )

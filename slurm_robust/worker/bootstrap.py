@@ -1,0 +1,153 @@
+"""From a fork of the zygote to the user's program: one worker, as if it had been started afresh."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.job import CommandKind
+from slurm_robust.wire.spawning import Spawn, WorkerSpec
+from slurm_robust.worker import crash, process, rendezvous, script, stepcount
+
+_HIDDEN = script.RUNNER_FILES | {__file__}
+# The shell's codes for a program that is not there, or is no program.
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_FLUSH_FAILED = 120  # Python's own
+
+
+def become_worker(spawn: Spawn, worker: WorkerSpec, zygote: int, blocked: Iterable[int]) -> NoReturn:
+    """Turn this process, a fresh fork of process ``zygote``, into the worker; never returns.
+
+    All signals are blocked when it is called and those in ``blocked`` stay so: a signal that comes in
+    between must find the worker's handlers, not the zygote's.
+    """
+    code = 1
+    try:
+        _separate(worker, zygote, blocked)
+        if _enter_environment(spawn, worker):
+            code = _execute(spawn, worker) if spawn.command_kind is CommandKind.EXEC else _run(spawn, worker)
+    finally:
+        # Not sys.exit: the interpreter's teardown belongs to the zygote, and torch's sometimes aborts.
+        os._exit(code)
+
+
+def _separate(worker: WorkerSpec, zygote: int, blocked: Iterable[int]) -> None:
+    os.setpgid(0, 0)
+    process.die_with_parent(zygote)
+    process.set_title(worker.rank)
+    process.prefer_for_oom()
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
+    """Environment, output files and working directory. False when that is not possible.
+
+    The files are opened here, not in the agent or the zygote: a hung file system holds only this
+    rank, and the controller sees that it does not progress.
+    """
+    os.environ.update(worker.env)
+    place = worker.out
+    try:
+        for path, target in ((worker.out, 1), (worker.err, 2)):
+            place = path
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        place = spawn.cwd
+        os.chdir(spawn.cwd)
+    except OSError as error:
+        message = f"{place}: {error.strerror}; rank {worker.rank} cannot start without it on this node"
+        print(f"slurm_robust: {message}", file=sys.stderr)
+        crash.leave(WorkerError(type=type(error).__name__, message=message), worker.error)
+        return False
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return True
+
+
+def _execute(spawn: Spawn, worker: WorkerSpec) -> int:
+    """Become another program; returns only when that fails."""
+    # Python ignores these two, and an ignored signal stays so in the program.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvpe(spawn.command[0], list(spawn.command), os.environ)
+    except OSError as error:
+        message = f"cannot execute {spawn.command[0]}: {error.strerror}; PATH is {os.environ.get('PATH')}"
+        print(f"slurm_robust: {message}", file=sys.stderr)
+        crash.leave(WorkerError(type=type(error).__name__, message=message), worker.error)
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+
+
+def _run(spawn: Spawn, worker: WorkerSpec) -> int:
+    """Run the script with all that Python does after its last line; gives the exit code."""
+    _renew_entropy()
+    entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
+    if entry is not None:
+        sys.path[0] = entry
+    stepcount.count_optimizer_steps(worker.record)
+    rendezvous.await_rank_zero()
+    interrupted = False
+    try:
+        script.run(spawn.command_kind, spawn.command)
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException as error:  # noqa: BLE001 - what ends a script is reported, whatever it is
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        trace = crash.own_traceback(error, _HIDDEN)
+        crash.leave(crash.describe(error, trace, spawn.cwd), worker.error)
+        crash.show(error, trace)
+    code = _finish(code)
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return code
+
+
+def _finish(code: int) -> int:
+    """Wait for the script's threads, run its exit handlers, flush: what Python does at its end."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException as error:  # noqa: BLE001 - as in Python, too late to change the exit code
+        crash.show(error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:  # noqa: BLE001 - a full disk, or a stream object of the script's own
+            code = code or _FLUSH_FAILED
+    return code
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _renew_entropy() -> None:
+    """Give this fork its own randomness where a fresh process would draw it.
+
+    Python's ``random`` renews itself after a fork. torch's CPU generator and NumPy's would otherwise be
+    those of the zygote, the same on all ranks, if anything imported there has used them.
+    """
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.default_generator.seed()

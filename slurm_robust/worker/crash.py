@@ -1,0 +1,118 @@
+"""An exception that ends a worker's script: shown as Python shows it, and kept for the agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from slurm_robust.model.exits import WorkerError
+
+_MESSAGE_CHARS = 2_000
+_TRACEBACK_CHARS = 16_000
+
+
+def own_traceback(error: BaseException, hidden: frozenset[str]) -> TracebackType | None:
+    """The traceback of ``error`` without the leading frames whose files are in ``hidden``."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in hidden:
+        trace = trace.tb_next
+    return trace
+
+
+def show(error: BaseException, trace: TracebackType | None) -> None:
+    """Print to stderr by ``sys.excepthook``, which a script may have replaced."""
+    error.__traceback__ = trace
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException as in_hook:  # noqa: BLE001 - it must not hide the error it was called for
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exception(in_hook)
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(error)
+
+
+def describe(error: BaseException, trace: TracebackType | None, cwd: str) -> WorkerError:
+    """The facts of ``error``; its place is the innermost frame of the user's own code.
+
+    A place below ``cwd`` is told relative to it.
+    """
+    file, line = _place(error, trace)
+    if file and os.path.isabs(file) and file.startswith(cwd.rstrip("/") + "/"):
+        file = os.path.relpath(file, cwd)
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return WorkerError(
+        type=_type_name(error),
+        message=_message(error)[:_MESSAGE_CHARS],
+        file=file,
+        line=line,
+        traceback=_shortened(text),
+    )
+
+
+def leave(error: WorkerError, path: str) -> None:
+    """Write ``error`` for the agent; a node whose memory is full loses only this, not the exit code."""
+    beside = f"{path}.{os.getpid()}"
+    try:
+        Path(beside).write_bytes(msgspec.json.encode(error))
+        os.replace(beside, path)
+    except OSError as problem:
+        print(f"slurm_robust: cannot leave the error for the agent: {problem}", file=sys.stderr)
+
+
+def collect(path: str) -> WorkerError | None:
+    """What a worker left by :func:`leave`; None when there is nothing whole."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=WorkerError)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _place(error: BaseException, trace: TracebackType | None) -> tuple[str, int]:
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
+    own = [place for place in frames if _is_users(place[0])]
+    if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
+        own.append((error.filename, error.lineno or 0))
+    if own:
+        return own[-1]
+    return frames[-1] if frames else ("", 0)
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith("<"):
+        return False
+    return not file.startswith(_foreign_folders())
+
+
+def _foreign_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
+    folders |= {entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
+    folders.add(str(Path(__file__).parent.parent))
+    return tuple(folder.rstrip("/") + "/" for folder in folders)
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the user's __str__ may do anything
+        return "<message cannot be shown: its __str__ failed>"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _TRACEBACK_CHARS:
+        return text
+    half = _TRACEBACK_CHARS // 2
+    return f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"

@@ -1,0 +1,75 @@
+"""What an agent tells its workers, as environment variables beside those that torchrun gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_robust.model.record import Record
+
+JOB_DIR = "SROBUST_JOB_DIR"
+RUN_ID = "SROBUST_RUN_ID"
+GENERATION = "SROBUST_GENERATION"
+RECORD = "SROBUST_RECORD"
+RESTORE = "SROBUST_RESTORE"
+CHECKPOINT_DIR = "SROBUST_CHECKPOINT_DIR"
+
+
+class BadWorkerEnvironment(ValueError):
+    """Some of the variables are there and others are missing or no good: the message names which."""
+
+
+class WorkerEnvironment(Record):
+    """One worker's place in its run.
+
+    ``record`` is the path of its step record (:mod:`slurm_robust.wire.record`); ``restore`` the
+    checkpoint to continue from as ``CheckpointRef.token()``, ``""`` for a fresh start;
+    ``checkpoint_dir`` the folder of the run's checkpoints.
+    """
+
+    job_dir: str
+    run_id: str
+    generation: int
+    record: str
+    checkpoint_dir: str
+    restore: str = ""
+
+    def to_env(self) -> dict[str, str]:
+        """The variables to set; :meth:`from_env` reads them back."""
+        return {
+            JOB_DIR: self.job_dir,
+            RUN_ID: self.run_id,
+            GENERATION: str(self.generation),
+            RECORD: self.record,
+            RESTORE: self.restore,
+            CHECKPOINT_DIR: self.checkpoint_dir,
+        }
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> WorkerEnvironment | None:
+        """The place that ``environ`` describes; None outside of ``srobust run``.
+
+        Raises :class:`BadWorkerEnvironment` when only a part of it is there.
+        """
+        if RUN_ID not in environ:
+            return None
+        missing = [n for n in (JOB_DIR, GENERATION, RECORD, CHECKPOINT_DIR) if not environ.get(n)]
+        if missing:
+            raise BadWorkerEnvironment(
+                f"{RUN_ID} is set but {', '.join(missing)} is not: start workers by 'srobust run', "
+                f"or unset {RUN_ID} to run without it"
+            )
+        try:
+            generation = int(environ[GENERATION])
+        except ValueError:
+            raise BadWorkerEnvironment(
+                f"{GENERATION}={environ[GENERATION]!r} is not a whole number: 'srobust run' sets it, "
+                "so something between it and this process changed it"
+            ) from None
+        return cls(
+            job_dir=environ[JOB_DIR],
+            run_id=environ[RUN_ID],
+            generation=generation,
+            record=environ[RECORD],
+            restore=environ.get(RESTORE, ""),
+            checkpoint_dir=environ[CHECKPOINT_DIR],
+        )

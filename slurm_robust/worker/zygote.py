@@ -1,0 +1,273 @@
+"""A process that has imported what the workers need and forks them: ``python -m slurm_robust.worker.zygote``.
+
+Importing torch takes seconds, a fork milliseconds; this is most of a restart. The price: what a
+script sets in ``os.environ`` to influence an import (of torch or a ``preload`` module) comes too
+late; such a script is run as a program of its own (``-- python train.py``).
+
+It must stay one thread and create no CUDA context, since neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import importlib.util
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+
+from slurm_robust.model.job import CommandKind
+from slurm_robust.wire import spawning
+from slurm_robust.wire.spawning import (
+    Exited,
+    Fatal,
+    FromZygote,
+    Prepare,
+    Ready,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Sweep,
+    WorkerSpec,
+)
+from slurm_robust.worker import crash, script
+from slurm_robust.worker.bootstrap import become_worker
+
+# What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
+# Releases of torch differ in the inner ones; a missing one is imported by whoever needs it.
+_TORCH_MODULES = (
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch._dynamo",
+    "torch._inductor.config",
+    "torch.utils.data",
+    "torch.utils.serialization.config",
+    "encodings.idna",
+)
+
+
+class CannotPrepare(Exception):
+    """The workers' imports are impossible or not fit for a fork: the message is for the user."""
+
+
+@dataclass
+class _Child:
+    generation: int
+    worker: WorkerSpec
+    ended: bool = False
+
+
+class Zygote:
+    """Serves the agent at the other end of ``channel`` until that ends."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._children: dict[int, _Child] = {}
+        self._wake: tuple[int, ...] = ()
+
+    def serve(self) -> None:
+        """Answer the agent's messages and report the ends of workers; returns when the agent is gone."""
+        wake_read, wake_write = self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Whether and how workers end is the agent's decision; the end of the channel is ours.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN)
+        poller.register(wake_read, select.POLLIN)
+        try:
+            while True:
+                ready = {descriptor for descriptor, _ in poller.poll()}
+                if wake_read in ready:
+                    os.read(wake_read, 4096)
+                    self._report_exits()
+                if self._channel.fileno() in ready:
+                    packet = self._channel.recv(spawning.MAX_PACKET_BYTES)
+                    if not packet or not self._obey(spawning.decode_to_zygote(packet)):
+                        return
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the agent died while we told it something
+        finally:
+            self._kill_all()
+
+    def _obey(self, message: spawning.ToZygote) -> bool:
+        match message:
+            case Prepare():
+                return self._prepare(message)
+            case Spawn():
+                for worker in message.workers:
+                    self._fork(message, worker)
+            case Sweep():
+                self._sweep()
+        return True
+
+    def _prepare(self, order: Prepare) -> bool:
+        began = time.monotonic()
+        try:
+            notes = prepare(order)
+        except CannotPrepare as error:
+            self._tell(Fatal(reason=str(error)))
+            return False
+        # Objects made so far will not be touched by the workers' garbage collections, so that their
+        # memory stays shared.
+        gc.collect()
+        gc.freeze()
+        self._tell(Ready(import_s=time.monotonic() - began, notes=tuple(notes)))
+        return True
+
+    def _fork(self, spawn: Spawn, worker: WorkerSpec) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        zygote = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._forget_parent()
+                become_worker(spawn, worker, zygote, blocked)
+        except OSError as error:
+            reason = f"fork: {error.strerror}; see ulimit -u and the memory of the node"
+            self._tell(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        try:
+            # The child does it as well: whoever is first, the group exists before anybody signals it.
+            os.setpgid(pid, pid)
+        except (PermissionError, ProcessLookupError):
+            pass  # it was first and has executed another program, or has ended
+        self._children[pid] = _Child(spawn.generation, worker)
+        self._tell(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
+
+    def _forget_parent(self) -> None:
+        signal.set_wakeup_fd(-1)
+        self._channel.close()
+        for descriptor in self._wake:
+            os.close(descriptor)
+
+    def _report_exits(self) -> None:
+        now = time.monotonic()
+        for pid, child in self._children.items():
+            if child.ended:
+                continue
+            # WNOWAIT: it stays a zombie until the sweep, see Sweep.
+            result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if result is None:
+                continue
+            child.ended = True
+            by_itself = result.si_code == os.CLD_EXITED
+            self._tell(
+                Exited(
+                    generation=child.generation,
+                    rank=child.worker.rank,
+                    pid=pid,
+                    ended=now,
+                    code=result.si_status if by_itself else None,
+                    signal=None if by_itself else result.si_status,
+                    error=crash.collect(child.worker.error),
+                )
+            )
+
+    def _sweep(self) -> None:
+        for pid in [pid for pid, child in self._children.items() if child.ended]:
+            _kill_group(pid)
+            os.waitpid(pid, 0)
+            del self._children[pid]
+
+    def _kill_all(self) -> None:
+        for pid in self._children:
+            _kill_group(pid)
+
+    def _tell(self, message: FromZygote) -> None:
+        self._channel.send(spawning.encode(message))
+
+
+def prepare(order: Prepare) -> list[str]:
+    """Import what the workers need; gives notes. Raises :class:`CannotPrepare`."""
+    notes: list[str] = []
+    if order.command_kind is CommandKind.EXEC:
+        return notes
+    entry = script.first_path_entry(order.command_kind, order.command, order.cwd)
+    if entry is not None:
+        # Python's own first entry is this process's folder, as it was started by -m.
+        sys.path[0] = entry
+    try:
+        os.chdir(order.cwd)
+    except OSError as error:
+        raise CannotPrepare(
+            f"cannot enter the working directory {order.cwd}: {error.strerror}; "
+            "it must be the same on all nodes"
+        ) from error
+    if order.nproc_per_node > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        notes.append(
+            "OMP_NUM_THREADS is set to 1 for each worker, as torchrun does; set it yourself for more"
+        )
+    if importlib.util.find_spec("torch") is not None:
+        _import("torch", "torch cannot be imported")
+        for name in _TORCH_MODULES:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue
+        # The library's own half, so that importing it costs a restart nothing.
+        _import("slurm_robust.worker.api", "slurm_robust cannot be imported")
+    threads = _threads()
+    for name in order.preload:
+        _import(name, f"'{name}' of 'preload' cannot be imported")
+        if (found := _threads()) > threads:
+            notes.append(f"importing '{name}' started {found - threads} threads, which workers will lack")
+            threads = found
+    _refuse_cuda(order)
+    return notes
+
+
+def _import(name: str, problem: str) -> None:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # a module may also call sys.exit()
+        text = "".join(traceback.format_exception(error))
+        raise CannotPrepare(f"{problem} (sys.path is {sys.path}):\n{text}") from error
+
+
+def _refuse_cuda(order: Prepare) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise CannotPrepare(
+            f"one of the modules of 'preload' ({', '.join(order.preload)}) uses CUDA while it is "
+            "imported; a fork cannot use the GPU after that: take that module out of 'preload'"
+        )
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nothing left, or only programs of another user, which Slurm ends with the step
+
+
+def main() -> None:
+    """Serve on the socket whose descriptor is given by ``--channel``."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_robust.worker.zygote", description=__doc__)
+    parser.add_argument("--channel", type=int, required=True, help="descriptor of a SOCK_SEQPACKET socket")
+    arguments = parser.parse_args()
+    Zygote(socket.socket(fileno=arguments.channel)).serve()
+
+
+if __name__ == "__main__":
+    # By the module's own name: this copy of it gives way to the user's __main__.
+    from slurm_robust.worker import zygote
+
+    zygote.main()

@@ -1,0 +1,21 @@
+"""A script without a word of slurm_robust; progress is seen through the optimizer's hook."""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--step-s", type=float, default=0.1)
+options = parser.parse_args()
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(options.steps):
+    model(torch.randn(2, 4)).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+    time.sleep(options.step_s)
+dist.destroy_process_group()

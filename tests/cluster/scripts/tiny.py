@@ -1,0 +1,45 @@
+"""A training in miniature: two ranks or more, gloo, checkpoints, a hash of the final weights."""
+
+import argparse
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import slurm_robust as sr
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--step-s", type=float, default=0.05)
+parser.add_argument("--every", type=int, default=1)
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--fail-at", type=int, default=-1, help="raise ValueError in rank 0 at this step, always")
+options = parser.parse_args()
+
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(100 + rank)
+checkpointer = sr.Checkpointer({"model": model, "optimizer": optimizer}, every=options.every)
+for step in range(checkpointer.restore(), options.steps):
+    if step == options.fail_at and rank == 0:
+        raise ValueError(f"a bug at step {step}")
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 16)).square().mean()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    time.sleep(options.step_s)
+    checkpointer.step(step, loss=loss.item())
+    print(f"step {step} pid {os.getpid()}", flush=True)
+if rank == 0:
+    state = b"".join(t.numpy().tobytes() for _, t in sorted(model.state_dict().items()))
+    options.out.write_text(hashlib.sha256(state).hexdigest())
+dist.destroy_process_group()

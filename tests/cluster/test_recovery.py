@@ -1,0 +1,260 @@
+"""Jobs on a real Slurm lose ranks, nodes, networks and controllers, and go on by themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import Requeue, Symptom
+from slurm_robust.sandbox import Sandbox
+from tests.cluster.jobs import USER, ProtectedJob
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TINY = "tiny.py --out OUT --steps"
+
+
+@pytest.fixture(scope="module")
+def reference(shared_sandbox: Sandbox) -> str:
+    """Hash of the weights after 60 steps of two ranks without a fault."""
+    job = ProtectedJob(shared_sandbox, f"{TINY} 60 --step-s 0", nodes=2)
+    assert job.wait_end() == 0, job.log
+    assert job.exit_code() == "0:0"
+    return job.out.read_text()
+
+
+def test_a_killed_rank_and_a_dead_node_leave_no_trace_in_the_weights(
+    sandbox: Sandbox, reference: str
+) -> None:
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.2", nodes=3)
+    job.wait_step(5)
+    sandbox.fault.kill_rank(job.id, 1)
+    job.wait_recovered(1)
+    dead = job.state.slots[1]
+    sandbox.fault.power_cut(dead)
+    job.wait_recovered(2)
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+    first, second = job.events(ev.IncidentOpened)
+    assert (first.symptom, second.symptom) == (Symptom.WORKER_EXIT, Symptom.NODE_LOST)
+    assert dead not in job.state.slots
+    assert second.detect_s < 6.0
+
+
+def test_ranks_beyond_a_cut_network_write_nothing_that_counts(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.3", nodes=3)
+    job.wait_step(5)
+    cut = job.state.slots[1]
+    sandbox.fault.cut_network(cut)
+    job.wait_recovered(1)
+    sandbox.fault.heal_network(cut)
+    job.wait(lambda: job.events(ev.NodeReturned) or job.state.ended, 60, "return of the node")
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+    pids = sandbox.host_pids(cut)
+    assert not [p for p in pids if (Path(f"/proc/{p}/comm").read_text().startswith("srobust-rank"))]
+
+
+def test_without_a_spare_the_job_is_requeued_without_the_dead_node(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2, sbatch=("--nodelist=n1,n2",))
+    job.wait_step(5)
+    sandbox.fault.power_cut("n2")
+    job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+    (requeue,) = [a for d in job.events(ev.Decided) for a in d.actions if isinstance(a, Requeue)]
+    assert requeue.exclude == ("n2",)
+    assert "n2" not in job.state.slots  # though the user had pinned it
+    assert job.log.count("controller 1 of job") == 1  # appended, not truncated
+    assert "controller 2 of job" in job.log
+    launched = job.events(ev.GenerationLaunched)[-1]
+    assert launched.restore_step >= 4
+
+
+def test_a_killed_controller_is_replaced_and_training_never_stops(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    job.wait_step(5)
+    (controller,) = job.events(ev.ControllerStarted)
+    sandbox.exec(["kill", "-9", str(controller.pid)], node=controller.host, user="root", check=True)
+    job.wait(lambda: job.state.epoch == 2, 60, "second controller")
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+    assert job.state.generation == 1
+    assert job.events(ev.IncidentOpened) == []
+
+
+def test_before_the_time_limit_the_job_checkpoints_and_goes_on(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2 --every 1000", nodes=2)
+    job.wait_step(5)
+    sandbox.exec(["scancel", "--batch", "--signal=USR1", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+    (asked,) = job.events(ev.CheckpointRequested)
+    assert job.events(ev.GenerationLaunched)[-1].restore_step == asked.step
+    assert job.events(ev.IncidentOpened) == []
+    assert job.state.attempts == ()
+
+
+def test_a_bug_in_the_script_gives_up_with_its_traceback(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --fail-at 3", nodes=2)
+    assert job.wait_end() == ExitCode.DO_NOT_REQUEUE
+    assert job.exit_code() == f"{int(ExitCode.DO_NOT_REQUEUE)}:0"
+    assert "ValueError: a bug at step 3" in job.log
+    assert "ValueError at" in (job.state.ended.reason if job.state.ended else "")
+    assert job.state.generation == 2  # restarted once
+
+
+def test_a_killed_agent_costs_its_node_and_not_the_job(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.2", nodes=3)
+    job.wait_step(5)
+    node = job.state.slots[1]
+    pattern = "slurm_robust.agent --job-dir"
+    sandbox.exec(["pkill", "-9", "-f", pattern], node=node, user="root", check=True)
+    job.wait_recovered(1)
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+
+
+def test_the_loss_of_the_batch_host_does_not_leave_a_job_that_nobody_watches(
+    sandbox: Sandbox, reference: str
+) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.3", nodes=2)
+    job.wait_step(5)
+    host = job.state.slots[0]
+    sandbox.fault.power_cut(host)
+    # 60 s of silence and Slurm's own word that the host is DOWN, then an agent requeues the job.
+    job.wait(lambda: job.state.restart_count == 1, 240, "next run of the job")
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+    assert host not in job.state.slots
+
+
+def test_slurms_own_daemons_may_stop_and_come_back(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    job.wait_step(3)
+    sandbox.fault.restart_slurmctld()
+    sandbox.fault.kill_slurmd(job.state.slots[1])
+    job.wait_step(20)
+    sandbox.fault.start_slurmd(job.state.slots[1])
+    assert job.wait_end() == 0
+    assert job.out.read_text() == reference
+    assert job.events(ev.IncidentOpened) == []
+
+
+def test_a_script_that_knows_nothing_of_us_is_restarted_too(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, "plain.py --steps 100 --step-s 0.1", nodes=2)
+    job.wait(lambda: job.events(ev.FirstStep), 120, "first optimizer step")
+    sandbox.fault.kill_rank(job.id, 0)
+    job.wait_recovered(1)
+    assert job.wait_end() == 0
+    assert not job.events(ev.FirstStep)[0].reported
+
+
+def test_any_command_runs_without_a_zygote(sandbox: Sandbox) -> None:
+    job = ProtectedJob(
+        sandbox, "--nproc-per-node 2 -- bash -c 'echo rank $RANK of $WORLD_SIZE on $(hostname)'", nodes=2
+    )
+    assert job.wait_end() == 0
+    lines = sorted(p.read_text() for p in job.folder.glob("logs/gen-001/rank-*.out"))
+    assert [line.rpartition(" on ")[0] for line in lines] == [f"rank {r} of 4" for r in range(4)]
+
+
+def test_the_exit_code_of_a_training_that_ends_for_good_is_the_jobs(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, "-- bash -c 'exit 2'", nodes=1)
+    assert job.wait_end() == 2
+    assert job.exit_code() == "2:0"
+
+
+def test_status_and_drill_on_the_own_job(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    job.wait_step(3)
+    head = sandbox.exec(
+        ["srobust", "drill", str(job.id), "kill-rank", "--rank", "1"], user=USER, timeout_s=30
+    )
+    assert head.returncode == 0, head.stderr
+    job.wait_recovered(1)
+    status = sandbox.exec(["srobust", "status", str(job.id), "--json"], user=USER, timeout_s=30, check=True)
+    facts = json.loads(status.stdout)
+    assert (facts["phase"], facts["generation"], len(facts["incidents"])) == ("training", 2, 1)
+    table = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
+    assert "transient (SIGKILL)" in table
+    stranger = sandbox.exec(["srobust", "drill", str(job.folder), "kill-rank"], user="bob", check=False)
+    assert stranger.returncode != 0
+    assert job.wait_end() == 0
+
+
+def test_scancel_ends_everything_at_once(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 1000 --step-s 0.1", nodes=2)
+    job.wait_step(3)
+    sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.slurm_state() not in ("RUNNING", "COMPLETING"), 60, "end of the job")
+    assert job.state.ended is None
+
+    def left() -> list[str]:
+        found = sandbox.exec(["ls", "/dev/shm"], node="n1", user="root").stdout.split()
+        return [name for name in found if name.startswith("srobust-")]
+
+    wait_for(lambda: not left(), 20, "runtime folder removed")
+
+
+# -- bad input, as a user meets it ------------------------------------------------------------------------
+
+
+def test_a_job_directory_that_nodes_do_not_share(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"--job-dir /tmp/jobs {TINY} 5", nodes=2)
+    assert job.wait_left() == f"{int(ExitCode.JOB_DIR)}:0"
+    assert "every node of the job mounts" in job.log
+
+
+def test_more_nodes_than_the_allocation_has(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"--nodes 4 {TINY} 5", nodes=2)
+    assert job.wait_left() == f"{int(ExitCode.ALLOCATION)}:0"
+    assert "the allocation has 2" in job.log
+
+
+def test_a_second_controller_on_the_same_job_is_refused(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=1)
+    job.wait_step(2)
+    again = ["srun", f"--jobid={job.id}", "--overlap", "-N1", "-n1"]
+    command = ["srobust", "run", "tiny.py", "--out", job.out.name, "--steps", "60", "--step-s", "0.2"]
+    second = sandbox.exec([*again, *command], user=USER, check=False)
+    assert second.returncode == ExitCode.OTHER_CONTROLLER, second.stderr
+    assert "another controller holds this job" in second.stderr + second.stdout
+    assert job.wait_end() == 0
+    assert job.state.epoch == 1
+
+
+def test_a_port_that_is_taken(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"--config port.yaml {TINY} 5", nodes=1, sbatch=("--hold",))
+    (job.home / "port.yaml").write_text("wire: {port: 6818}\n")
+    listener = "import socket,time; s=socket.create_server(('', 6818)); time.sleep(60)"
+    taker = sandbox.popen(["python3", "-c", listener], node="n1", user="root")
+    try:
+        sandbox.exec(["scontrol", "update", f"jobid={job.id}", "reqnodelist=n1"], user=USER, check=True)
+        sandbox.exec(["scontrol", "release", str(job.id)], user=USER, check=True)
+        code = job.wait_left()
+    finally:
+        taker.send_signal(signal.SIGKILL)
+    assert "6818" in job.log
+    assert code not in ("0:0", f"{int(ExitCode.INTERNAL)}:0")
+
+
+def test_a_damaged_journal_stops_the_next_run_and_keeps_every_byte(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, "-- sleep 1", nodes=1)
+    assert job.wait_end() == 0
+    journal = job.folder / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    damaged = b"".join([lines[0], b"\x00garbage\n", *lines[2:]])
+    journal.write_bytes(damaged)
+    sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
+    job.wait(lambda: f"{journal.name}, line 2" in job.log or "line 2" in job.log, 180, "message")
+    assert job.wait_left() == f"{int(ExitCode.JOURNAL)}:0"
+    assert hashlib.sha256(journal.read_bytes()).digest() == hashlib.sha256(damaged).digest()

@@ -1,0 +1,186 @@
+"""A job of this machine: real agents as processes, and a controller that the test speaks for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.agent.runtime import SHARED_MEMORY
+from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.wire.epochs import take_epoch
+from slurm_robust.wire.keys import create_keys, load_server
+from slurm_robust.wire.messages import Ack, Beat, FromController, Launch, Stop
+from slurm_robust.wire.server import ControllerSocket
+
+
+class ScriptedController:
+    """Answers Beats, remembers all of them, and sends what the test says."""
+
+    def __init__(self, job: JobDirectory, run_id: str) -> None:
+        self.socket = ControllerSocket(load_server(job.keys))
+        record = take_epoch(
+            job.epochs,
+            host="127.0.0.1",
+            addresses=("127.0.0.1",),
+            port=self.socket.port,
+            pid=os.getpid(),
+            run_id=run_id,
+        )
+        self.epoch = record.epoch
+        self.identities: dict[str, bytes] = {}
+        self.beats: list[tuple[float, Beat]] = []
+        self.silent = False
+        self.answering = True
+
+    def pump(self) -> None:
+        """Take in what has come, waiting up to 20 ms for the first."""
+        self.socket.socket.poll(20)
+        while (received := self.socket.recv()) is not None:
+            identity, message = received
+            assert isinstance(message, Beat)
+            self.identities[message.node] = identity
+            self.beats.append((time.monotonic(), message))
+            if self.answering:
+                self.socket.send(identity, Ack(epoch=self.epoch, seq=message.seq))
+
+    def newest(self, node: str) -> Beat | None:
+        """The newest Beat of ``node``."""
+        return next((b for _, b in reversed(self.beats) if b.node == node), None)
+
+    def wait_for(self, node: str, condition: Callable[[Beat], bool], timeout: float = 20.0) -> Beat:
+        """The first newest Beat of ``node`` that meets ``condition``."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self.pump()
+            beat = self.newest(node)
+            if beat is not None and condition(beat):
+                return beat
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{node} never told it within {timeout} s; last Beat: {beat}")
+
+    def send(self, node: str, message: FromController) -> None:
+        """Send to the agent of ``node``, which has spoken before."""
+        assert self.socket.send(self.identities[node], message)
+
+    def launch(
+        self,
+        node: str,
+        generation: int,
+        ranks: tuple[int, ...],
+        world: int = 0,
+        slot: int = 0,
+        slots: int = 1,
+        master: str = "",
+    ) -> None:
+        """Order workers; ``master`` is the node of slot 0, by default the same."""
+        at = self.newest(master or node)
+        assert at is not None
+        self.send(
+            node,
+            Launch(
+                epoch=self.epoch,
+                generation=generation,
+                ranks=ranks,
+                world_size=world or len(ranks),
+                slot=slot,
+                slots=slots,
+                master_addr=at.address,
+                master_port=at.rendezvous_port,
+                restart_count=generation - 1,
+            ),
+        )
+
+    def stop(self, node: str, generation: int, grace_s: float = 5.0) -> None:
+        """Order the end of the workers."""
+        self.send(node, Stop(epoch=self.epoch, generation=generation, grace_s=grace_s))
+
+    def close(self) -> None:
+        """Vanish."""
+        self.socket.close()
+
+
+class LocalJob:
+    """A job directory and the agents started on it; all processes end with :meth:`close`."""
+
+    def __init__(self, folder: Path, script: str, *, kind: CommandKind = CommandKind.SCRIPT, **spec: object):
+        self.folder = folder
+        self.job = JobDirectory(folder / "job")
+        self.job.path.mkdir(mode=0o700)
+        self.script = folder / "train.py"
+        self.script.write_text(script)
+        fields: dict[str, object] = {
+            "run_id": f"test-{os.getpid()}-{os.urandom(3).hex()}",
+            "job_id": 1,
+            "kind": kind,
+            "command": (str(self.script),),
+            "cwd": str(folder),
+            "nproc_per_node": 2,
+            "heartbeat_s": 0.2,
+            "kill_wait_s": 1.0,
+            **spec,
+        }
+        self.spec = JobSpec(**fields)  # type: ignore[arg-type]
+        self.job.spec.write_bytes(msgspec.json.encode(self.spec))
+        create_keys(self.job.keys)
+        self.controllers: list[ScriptedController] = []
+        self.agents: dict[str, subprocess.Popen[str]] = {}
+
+    def controller(self) -> ScriptedController:
+        """Another controller takes the job."""
+        controller = ScriptedController(self.job, self.spec.run_id)
+        self.controllers.append(controller)
+        return controller
+
+    def start_agent(self, node: str, **environ: str) -> subprocess.Popen[str]:
+        """Start an agent that believes to be on ``node``."""
+        log = (self.folder / f"agent-{node}.log").open("w")
+        env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(self.job.path)],
+            env={**env, "SLURMD_NODENAME": node, **environ},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
+        )
+        log.close()
+        self.agents[node] = agent
+        return agent
+
+    def output(self, generation: int, rank: int, stream: str = "out") -> str:
+        """What a worker has printed."""
+        return self.job.worker_log(generation, rank, stream).read_text()
+
+    def close(self) -> None:
+        """End everything, and remove what killed agents leave to the next ones of their run."""
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGCONT)
+                agent.kill()
+            agent.wait()
+        for controller in self.controllers:
+            controller.close()
+        for folder in SHARED_MEMORY.glob(f"srobust-{os.getuid()}-{self.spec.run_id}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def pause(seconds: float) -> None:
+    """For proofs that something does not happen within ``seconds``."""
+    threading.Event().wait(seconds)

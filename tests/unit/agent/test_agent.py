@@ -1,0 +1,333 @@
+"""Real agents, zygotes and workers of this machine, without Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.model.job import CommandKind
+from slurm_robust.wire.messages import Beat, Inject, Phase, RequestCheckpoint, Shutdown
+from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+MakeJob = Callable[..., LocalJob]
+
+SLEEPER = """
+import os, signal, time
+print(os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+STEPPER = """
+import os, time
+from slurm_robust.wire.record import StepRecord
+record = StepRecord.open(os.environ["SROBUST_RECORD"])
+for step in range(100000):
+    time.sleep(0.01)
+    record.report(step, loss=1.0 / (step + 1))
+    if record.requested_checkpoint == step:
+        record.set_checkpoint(step)
+"""
+
+DDP = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(os.environ.get("STEPS", "1000000"))):
+    optimizer.zero_grad()
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+print("done", dist.get_world_size())
+"""
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+    jobs: list[LocalJob] = []
+
+    def make(script: str, **spec: object) -> LocalJob:
+        jobs.append(LocalJob(tmp_path, script, **spec))  # type: ignore[arg-type]
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()
+
+
+def as_program(job_script: str) -> dict[str, object]:
+    """Spec fields for a plain program: no torch to import, so these tests are quick."""
+    return {"kind": CommandKind.EXEC, "command": (sys.executable, "-c", job_script)}
+
+
+def all_stepped(beat: Beat, ranks: int = 2) -> bool:
+    return len(beat.progress) == ranks and all(p.step >= 0 for p in beat.progress)
+
+
+def up(job: LocalJob, controller: ScriptedController, generation: int = 1) -> list[int]:
+    """Launch two sleepers on n1; their pids."""
+    controller.wait_for("n1", lambda b: b.ready)
+    controller.launch("n1", generation, (0, 1))
+    controller.wait_for("n1", lambda b: b.phase is Phase.RUNNING and b.generation == generation)
+    logs = [job.job.worker_log(generation, rank, "out") for rank in (0, 1)]
+    wait_for(lambda: all(log.exists() and log.read_text() for log in logs), 20)
+    return [int(log.read_text()) for log in logs]
+
+
+def runtime_folders(job: LocalJob) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"srobust-{os.getuid()}-{job.spec.run_id}*"))
+
+
+def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> None:
+    """Two nodes, four ranks; the second generation meets at the port that rank 0's agent held."""
+    job = make_job(DDP)
+    controller = job.controller()
+    for node in ("n1", "n2"):
+        job.start_agent(node)
+    for node in ("n1", "n2"):
+        controller.wait_for(node, lambda b: b.ready, 60)
+    for generation in (1, 2, 3):
+        for slot, (node, ranks) in enumerate({"n1": (0, 1), "n2": (2, 3)}.items()):
+            controller.launch(node, generation, ranks, 4, slot, 2, master="n1")
+        for node in ("n1", "n2"):
+            controller.wait_for(
+                node, lambda b, g=generation: b.generation == g and all_stepped(b), 60  # type: ignore[misc]
+            )
+        controller.send("n2", Inject(epoch=controller.epoch, rank=2, signal=signal.SIGKILL))
+        beat = controller.wait_for("n2", lambda b: any(e.rank == 2 for e in b.exits))
+        (exit,) = (e for e in beat.exits if e.rank == 2)
+        assert exit.signal == signal.SIGKILL
+        for node in ("n1", "n2"):
+            controller.stop(node, generation)
+        for node in ("n1", "n2"):
+            beat = controller.wait_for(node, lambda b: b.phase is Phase.ENDED)
+            assert len(beat.exits) == 2
+    assert beat.timings["stop"] < 5
+    assert beat.timings["launch"] < 5
+
+
+def test_an_unmodified_ddp_script_ends_by_itself(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(DDP)
+    controller = job.controller()
+    job.start_agent("n1", STEPS="3")
+    controller.wait_for("n1", lambda b: b.ready, 60)
+    controller.launch("n1", 1, (0, 1))
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED, 60)
+    assert [(e.code, e.signal) for e in beat.exits] == [(0, None), (0, None)]
+    assert [p.step for p in beat.progress] == [2, 2]
+    assert not any(p.reported for p in beat.progress)
+    assert job.output(1, 0) == "done 2\n"
+
+
+def test_an_exception_of_a_script_comes_with_its_place(make_job: MakeJob) -> None:
+    job = make_job('import sys\nprint("hello")\nsys.stderr.write("last words\\n")\nraise ValueError("no")\n')
+    controller = job.controller()
+    job.start_agent("n1")
+    controller.wait_for("n1", lambda b: b.ready, 60)
+    controller.launch("n1", 1, (0, 1))
+    beat = controller.wait_for("n1", lambda b: len([e for e in b.exits if e.tail]) == 2, 60)
+    error = beat.exits[0].error
+    assert error is not None
+    assert (error.type, error.message, error.file, error.line) == ("ValueError", "no", "train.py", 4)
+    assert beat.exits[0].tail[0] == "last words"
+    assert beat.exits[0].tail[-1] == "ValueError: no"
+
+
+def test_a_preload_that_cannot_be_imported_is_fatal(make_job: MakeJob) -> None:
+    job = make_job("", preload=("there_is_no_such_module",))
+    controller = job.controller()
+    job.start_agent("n1")
+    beat = controller.wait_for("n1", lambda b: bool(b.fatal), 60)
+    assert "'there_is_no_such_module' of 'preload' cannot be imported" in beat.fatal
+    assert "ModuleNotFoundError" in beat.fatal
+    assert not beat.ready
+
+
+def test_stop_kills_after_the_grace_and_does_not_wait_for_the_stopped(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    job.start_agent("n1")
+    pids = up(job, controller)
+    controller.send("n1", Inject(epoch=controller.epoch, rank=0, signal=signal.SIGSTOP))
+    wait_for(lambda: Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    controller.stop("n1", 1, grace_s=60.0)
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED, 10)
+    assert {e.rank: e.signal for e in beat.exits} == {0: signal.SIGKILL, 1: signal.SIGTERM}
+
+
+def test_training_goes_on_without_a_controller_and_the_next_one_is_found(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    first = job.controller()
+    job.start_agent("n1")
+    pids = up(job, first)
+    first.close()
+    job.controllers.remove(first)
+    second = job.controller()
+    beat = second.wait_for("n1", lambda b: b.epoch == second.epoch, 20)
+    assert (beat.phase, beat.generation) == (Phase.RUNNING, 1)
+    assert all(is_alive(pid) for pid in pids)
+
+
+def test_a_controller_of_a_lower_epoch_is_not_obeyed(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    old = job.controller()
+    job.start_agent("n1")
+    pids = up(job, old)
+    new = job.controller()
+    # The old one falls silent, so the agent looks for a newer one.
+    old.answering = False
+    new.wait_for("n1", lambda b: b.epoch == new.epoch, 20)
+    old.socket.send(old.identities["n1"], Shutdown(epoch=old.epoch, grace_s=0))
+    pause(0.5)
+    assert all(is_alive(pid) for pid in pids)
+
+
+def test_notes_are_repeated_until_they_are_acknowledged(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    controller.answering = False
+    cpus = str(os.cpu_count())
+    job.start_agent("n1", SLURM_CPUS_ON_NODE=cpus, SLURM_GPUS_ON_NODE="8", CUDA_VISIBLE_DEVICES="0,1")
+    controller.wait_for("n1", lambda b: b.seq >= 3 and any("2 of the 8 GPUs" in n for n in b.notes))
+    controller.answering = True
+    controller.wait_for("n1", lambda b: not b.notes)
+
+
+def test_progress_and_a_requested_checkpoint_are_told(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(STEPPER), heartbeat_s=1.0)
+    controller = job.controller()
+    job.start_agent("n1")
+    controller.wait_for("n1", lambda b: b.ready)
+    controller.launch("n1", 1, (0, 1))
+    beat = controller.wait_for("n1", all_stepped)
+    target = max(p.step for p in beat.progress) + 50
+    controller.send("n1", RequestCheckpoint(epoch=controller.epoch, generation=1, step=target))
+    beat = controller.wait_for("n1", lambda b: all(p.checkpoint == target for p in b.progress))
+    assert all(p.reported and p.loss is not None for p in beat.progress)
+
+
+def test_shutdown_ends_the_agent_and_leaves_nothing(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    agent = job.start_agent("n1")
+    pids = up(job, controller)
+    assert runtime_folders(job)
+    controller.send("n1", Shutdown(epoch=controller.epoch, grace_s=2.0))
+    assert agent.wait(10) == 0
+    assert not any(is_alive(pid) for pid in pids)
+    assert not runtime_folders(job)
+    controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+
+
+def test_term_of_the_step_reaches_the_workers(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    agent = job.start_agent("n1")
+    pids = up(job, controller)
+    agent.terminate()
+    assert agent.wait(10) == 0
+    assert not any(is_alive(pid) for pid in pids)
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert [e.signal for e in beat.exits] == [signal.SIGTERM] * 2
+
+
+def test_workers_die_with_a_killed_agent_and_the_next_one_tidies_up(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    agent = job.start_agent("n1")
+    pids = up(job, controller)
+    agent.kill()
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), 10)
+    (left,) = runtime_folders(job)
+    old = controller.newest("n1")
+    assert old is not None
+    job.start_agent("n1")
+    beat = controller.wait_for("n1", lambda b: b.agent != old.agent)
+    assert (beat.phase, beat.generation) == (Phase.IDLE, 0)
+    assert left not in runtime_folders(job)
+
+
+def test_a_killed_zygote_is_replaced(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    agent = job.start_agent("n1")
+    pids = up(job, controller)
+    (zygote,) = map(int, Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split())
+    os.kill(zygote, signal.SIGKILL)
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED and bool(b.notes))
+    assert any("it is started again" in note for note in beat.notes)
+    assert not any(is_alive(pid) for pid in pids)
+    up(job, controller, 2)
+
+
+def test_a_log_folder_that_cannot_be_written_is_told_as_the_reason(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    (job.job.path / "logs").write_text("a file in the way")
+    controller = job.controller()
+    job.start_agent("n1")
+    controller.wait_for("n1", lambda b: b.ready)
+    controller.launch("n1", 1, (0, 1))
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    error = beat.exits[0].error
+    assert error is not None
+    assert "cannot start without it" in error.message
+
+
+def test_a_hung_file_system_holds_only_the_rank_that_needs_it(make_job: MakeJob) -> None:
+    """A pipe that nobody reads hangs who opens it, as dead storage does."""
+    job = make_job("", **as_program(SLEEPER))
+    log = job.job.worker_log(1, 0, "out")
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)
+    controller = job.controller()
+    job.start_agent("n1")
+    controller.wait_for("n1", lambda b: b.ready)
+    controller.launch("n1", 1, (0, 1))
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.RUNNING)
+    other = job.job.worker_log(1, 1, "out")
+    wait_for(lambda: other.exists() and other.read_text())
+    controller.wait_for("n1", lambda b: b.seq >= beat.seq + 5)
+    controller.stop("n1", 1)
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert [e.signal for e in beat.exits] == [signal.SIGTERM] * 2
+
+
+def test_a_last_line_on_hung_storage_does_not_hold_the_agent(make_job: MakeJob) -> None:
+    job = make_job("", **as_program("import os; os.rename(os.environ['LOG'], os.environ['LOG'] + '.away');"
+                                    "os.mkfifo(os.environ['LOG']); os.abort()"))  # fmt: skip
+    controller = job.controller()
+    job.start_agent("n1", LOG=str(job.job.worker_log(1, 0, "err")))
+    controller.wait_for("n1", lambda b: b.ready)
+    controller.launch("n1", 1, (0,))
+    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert beat.exits[0].signal == signal.SIGABRT
+    controller.wait_for("n1", lambda b: b.seq >= beat.seq + 5)
+    controller.launch("n1", 2, (0,))
+    controller.wait_for("n1", lambda b: b.generation == 2)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b'{"run_id": 1}'])
+def test_a_job_directory_that_is_not_there_is_told_in_one_line(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "job.json").write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(tmp_path)],
+        env={**os.environ, "SLURMD_NODENAME": "n3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    told = json.loads(done.stdout)
+    assert told["node"] == "n3"
+    assert "job.json" in told["srobust_agent_error"]
+    assert told["fix"]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from slurm_robust.agent.ports import PortHolder, local_address
+
+
+def listen(port: int) -> socket.socket:
+    """What torch's TCPStore does."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind(("", port))
+    server.listen()
+    return server
+
+
+def test_a_held_port_can_be_listened_on_by_who_shares_it() -> None:
+    holder = PortHolder()
+    with listen(holder.port), socket.create_connection(("127.0.0.1", holder.port)):
+        pass
+    holder.close()
+
+
+def test_nobody_else_gets_a_held_port() -> None:
+    holder = PortHolder()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", holder.port))
+    holder.close()
+
+
+def test_each_launch_gets_another_port_and_the_used_one_stays_held() -> None:
+    holder = PortHolder()
+    first = holder.port
+    holder.renew()
+    assert holder.port != first
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", first))
+    holder.renew()
+    with socket.socket() as other:
+        other.bind(("", first))
+    holder.close()
+
+
+def test_ports_come_from_the_configured_ones_and_taken_ones_are_passed_over() -> None:
+    with socket.socket() as blocked, socket.socket() as probe:
+        blocked.bind(("", 0))
+        probe.bind(("", 0))
+        free = probe.getsockname()[1]
+        probe.close()
+        holder = PortHolder((blocked.getsockname()[1], free))
+        assert holder.port == free
+        with pytest.raises(OSError, match="no rendezvous port is free"):
+            holder.renew()
+        holder.close()
+
+
+def test_ports_are_used_in_turn() -> None:
+    with socket.socket() as a, socket.socket() as b:
+        a.bind(("", 0))
+        b.bind(("", 0))
+        ports = a.getsockname()[1], b.getsockname()[1]
+    holder = PortHolder(ports)
+    used = [holder.port]
+    for _ in range(3):
+        with listen(holder.port), socket.create_connection(("127.0.0.1", holder.port)):
+            pass  # leaves the kernel a connection to remember (TIME_WAIT)
+        holder.renew()
+        used.append(holder.port)
+    assert used == [*ports, *ports]
+    holder.close()
+
+
+@pytest.mark.slow
+def test_torchs_store_listens_on_a_held_port() -> None:
+    holder = PortHolder()
+    code = (
+        "import sys, torch.distributed as dist\n"
+        f"store = dist.TCPStore('127.0.0.1', {holder.port}, 1, True)\n"
+        "store.set('key', 'value'); print(store.get('key').decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "value\n", done.stderr
+    holder.close()
+
+
+def test_the_own_address_is_that_of_the_route_to_the_peer() -> None:
+    assert local_address("127.0.0.1", 5) == "127.0.0.1"
+    assert local_address("::1", 5) == "::1"

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from slurm_robust.agent.progress import StepWatch
+from slurm_robust.agent.rankenv import record_path
+from slurm_robust.wire.record import StepRecord
+
+
+def test_first_steps_and_the_requested_checkpoint_are_news_other_steps_are_not(tmp_path: Path) -> None:
+    watch = StepWatch()
+    watch.create(tmp_path, 1, (4, 5))
+    assert watch.expects_news
+    assert not watch.has_news(time.monotonic())
+    assert watch.waiting_for_steps
+    assert watch.expects_news
+    workers = [StepRecord.open(record_path(tmp_path, rank)) for rank in (4, 5)]
+    workers[0].report(10)
+    assert watch.has_news(time.monotonic())
+    workers[1].report(10)
+    assert watch.has_news(time.monotonic())
+    assert not watch.waiting_for_steps
+    workers[0].report(11)
+    workers[0].set_checkpoint(11)
+    assert not watch.has_news(time.monotonic())
+    assert not watch.expects_news
+    watch.request_checkpoint(12)
+    assert watch.expects_news
+    assert workers[1].requested_checkpoint == 12
+    workers[1].set_checkpoint(12)
+    assert watch.has_news(time.monotonic())
+    assert [p.step for p in watch.read(time.monotonic())] == [11, 10]
+    workers[0].set_checkpoint(12)
+    assert watch.has_news(time.monotonic())
+    assert not watch.expects_news
+    watch.request_checkpoint(20)
+    assert watch.expects_news
+    for worker in workers:
+        worker.close()
+    watch.forget()
+    assert not watch.expects_news
+    assert watch.read(time.monotonic()) == ()
+    assert not watch.has_news(time.monotonic())

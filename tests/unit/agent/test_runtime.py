@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slurm_robust.agent.runtime import RuntimeFolder
+
+
+def test_the_folder_is_private_and_goes_with_the_agent(tmp_path: Path) -> None:
+    runtime = RuntimeFolder("run", tmp_path)
+    assert runtime.path.stat().st_mode & 0o777 == 0o700
+    assert runtime.path.name.startswith(f"srobust-{os.getuid()}-run-")
+    runtime.generation(1)
+    runtime.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_generation_replaces_the_folder_of_the_last(tmp_path: Path) -> None:
+    runtime = RuntimeFolder("run", tmp_path)
+    (runtime.generation(1) / "rank-00000.rec").touch()
+    second = runtime.generation(2)
+    assert [p.name for p in runtime.path.glob("gen-*")] == ["gen-002"]
+    assert runtime.generation(2) == second
+    runtime.close()
+
+
+def test_folders_of_living_agents_other_runs_and_strangers_are_left_alone(tmp_path: Path) -> None:
+    """Two agents of one run may share a machine (a test cluster)."""
+    other = RuntimeFolder("other", tmp_path)
+    alive = RuntimeFolder("run", tmp_path)
+    strange = tmp_path / f"srobust-{os.getuid()}-run-strange"
+    strange.mkdir()
+    runtime = RuntimeFolder("run", tmp_path)
+    assert all(folder.exists() for folder in (other.path, alive.path, strange))
+    for agent in (other, alive, runtime):
+        agent.close()
+
+
+def test_what_a_killed_agent_of_the_run_left_is_removed(tmp_path: Path) -> None:
+    dead = RuntimeFolder("run", tmp_path)
+    os.close(dead._lock)  # what the kernel does
+    runtime = RuntimeFolder("run", tmp_path)
+    assert not dead.path.exists()
+    runtime.close()

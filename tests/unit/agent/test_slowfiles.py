@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import select
+import threading
+from pathlib import Path
+
+from slurm_robust.agent.slowfiles import SlowFiles, read_tail
+
+
+def collect(files: SlowFiles[str], count: int) -> list[str]:
+    found: list[str] = []
+    while len(found) < count:
+        assert select.select([files.fileno()], [], [], 10)[0]
+        found.extend(files.results())
+    return found
+
+
+def test_results_come_in_order_and_failures_are_dropped() -> None:
+    files: SlowFiles[str] = SlowFiles()
+
+    def fail() -> str:
+        raise OSError("the server is gone")
+
+    files.submit(lambda: "a")
+    files.submit(fail)
+    files.submit(lambda: "b")
+    assert collect(files, 2) == ["a", "b"]
+    files.close()
+
+
+def test_a_job_that_hangs_holds_nobody() -> None:
+    files: SlowFiles[str] = SlowFiles()
+    release = threading.Event()
+
+    def hang() -> str:
+        release.wait(30)
+        return "late"
+
+    files.submit(hang)
+    assert files.results() == []
+    files.close(timeout_s=0.01)
+    release.set()
+
+
+def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
+    err = tmp_path / "err"
+    err.write_text("".join(f"line {i}\n" for i in range(1000)))
+    assert read_tail((err,), 3) == ("line 997", "line 998", "line 999")
+
+
+def test_an_empty_stream_gives_way_to_the_next(tmp_path: Path) -> None:
+    err, out = tmp_path / "err", tmp_path / "out"
+    err.write_text("\n\n")
+    out.write_text("hello")
+    assert read_tail((tmp_path / "missing", err, out)) == ("hello",)
+    assert read_tail((tmp_path / "missing",)) == ()
+
+
+def test_a_huge_line_and_broken_text_are_bounded(tmp_path: Path) -> None:
+    err = tmp_path / "err"
+    err.write_bytes(b"\xff" * 1_000_000)
+    (line,) = read_tail((err,))
+    assert line == "\N{REPLACEMENT CHARACTER}" * 500

@@ -1,0 +1,368 @@
+"""The agent's decisions: lists of stimuli in, lists of instructions out."""
+
+from __future__ import annotations
+
+from slurm_robust.agent.launcher import Gone, LauncherMessage
+from slurm_robust.agent.state import LAUNCHER_PROVEN_S, LAUNCHER_STARTS, AgentState
+from slurm_robust.agent.stimuli import (
+    AskCheckpoint,
+    End,
+    EpochSeen,
+    ForgetRecords,
+    InjectSignal,
+    Instruction,
+    Kill,
+    LauncherSaid,
+    Order,
+    OrderCame,
+    ReadTail,
+    RenewPort,
+    SendBeat,
+    SpawnWorkers,
+    StartLauncher,
+    SweepGroups,
+    TailRead,
+    TermCame,
+    Terminate,
+    Ticked,
+)
+from slurm_robust.wire.messages import Inject, Launch, Phase, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
+
+
+class Machine:
+    """A state machine with a clock that the test turns, and two ranks with pids 100 + rank."""
+
+    def __init__(self, *, ready: bool = True) -> None:
+        self.state = AgentState(kill_wait_s=5.0)
+        self.now = 1000.0
+        if ready:
+            self.say(Ready(import_s=1.0))
+
+    def order(self, order: Order) -> list[Instruction]:
+        return self.state.handle(OrderCame(order=order), self.now)
+
+    def say(self, message: LauncherMessage) -> list[Instruction]:
+        return self.state.handle(LauncherSaid(message=message), self.now)
+
+    def tick(self, seconds: float) -> list[Instruction]:
+        self.now += seconds
+        return self.state.handle(Ticked(), self.now)
+
+    def spawned(self, rank: int, generation: int = 1) -> list[Instruction]:
+        return self.say(Spawned(generation=generation, rank=rank, pid=pid_of(rank, generation)))
+
+    def exited(
+        self, rank: int, generation: int = 1, *, code: int | None = None, signal: int | None = None
+    ) -> list[Instruction]:
+        return self.say(
+            Exited(
+                generation=generation,
+                rank=rank,
+                pid=pid_of(rank, generation),
+                ended=self.now,
+                code=code,
+                signal=signal,
+            )
+        )
+
+    def run(self, generation: int = 1) -> None:
+        """Bring the generation up."""
+        self.order(launch(generation))
+        self.spawned(0, generation)
+        self.spawned(1, generation)
+        assert self.state.phase is Phase.RUNNING
+
+
+def pid_of(rank: int, generation: int = 1) -> int:
+    return 100 * generation + rank
+
+
+def launch(generation: int = 1, epoch: int = 1, slot: int = 0) -> Launch:
+    return Launch(
+        epoch=epoch,
+        generation=generation,
+        ranks=(0, 1),
+        world_size=2,
+        slot=slot,
+        slots=1,
+        master_addr="n1",
+        master_port=5,
+    )
+
+
+def stop(generation: int = 1, grace_s: float = 3.0, epoch: int = 1) -> Stop:
+    return Stop(epoch=epoch, generation=generation, grace_s=grace_s)
+
+
+BEAT = SendBeat()
+
+
+def test_a_launch_spawns_and_the_rendezvous_nodes_port_is_renewed() -> None:
+    m = Machine()
+    order = launch()
+    assert m.order(order) == [ForgetRecords(), SpawnWorkers(launch=order), RenewPort(), BEAT]
+    assert (m.state.phase, m.state.generation) == (Phase.STARTING, 1)
+    assert m.spawned(0) == []
+    m.now += 0.25
+    assert m.spawned(1) == [BEAT]
+    assert m.state.phase is Phase.RUNNING
+    assert m.state.timings["launch"] == 0.25
+
+
+def test_other_nodes_keep_their_port() -> None:
+    assert RenewPort() not in Machine().order(launch(slot=1))
+
+
+def test_a_launch_before_the_imports_are_done_waits_for_them() -> None:
+    m = Machine(ready=False)
+    order = launch()
+    assert m.order(order) == [ForgetRecords(), BEAT]
+    assert m.state.phase is Phase.STARTING
+    assert SpawnWorkers(launch=order) in m.say(Ready(import_s=1.0, notes=("n",)))
+    assert m.state.new_notes == ["n"]
+
+
+def test_a_stop_before_the_imports_are_done_takes_the_launch_back() -> None:
+    m = Machine(ready=False)
+    m.order(launch())
+    assert m.order(stop()) == [BEAT]
+    assert (m.state.phase, m.state.generation) == (Phase.IDLE, 1)
+    assert m.say(Ready(import_s=1.0)) == [BEAT]
+
+
+def test_a_launch_that_is_repeated_does_nothing() -> None:
+    m = Machine()
+    m.run()
+    assert m.order(launch()) == []
+
+
+def test_a_launch_of_a_stopped_generation_is_refused() -> None:
+    """The order was overtaken by the stop."""
+    m = Machine()
+    m.order(stop(3))
+    assert m.order(launch(3)) == []
+    assert m.order(launch(2)) == []
+    assert m.order(launch(4)) != []
+
+
+def test_a_newer_launch_kills_older_workers_first() -> None:
+    m = Machine()
+    m.run()
+    assert m.order(launch(2)) == [Kill(pid=100), Kill(pid=101), BEAT]
+    assert (m.state.phase, m.state.generation) == (Phase.STOPPING, 1)
+    m.exited(0, signal=9)
+    done = m.exited(1, signal=9)
+    assert done[:2] == [SweepGroups(), ForgetRecords()]
+    assert SpawnWorkers(launch=launch(2)) in done
+    assert m.state.generation == 2
+    assert m.state.exits(m.now) == ()
+
+
+def test_stop_asks_first_and_kills_when_the_grace_is_over() -> None:
+    m = Machine()
+    m.run()
+    assert m.order(stop(grace_s=3.0)) == [Terminate(pid=100), Terminate(pid=101), BEAT]
+    assert m.state.phase is Phase.STOPPING
+    assert m.state.deadline == m.now + 3.0
+    m.now += 1.0
+    assert m.exited(0, signal=15) == [BEAT]
+    assert m.tick(2.0) == [Kill(pid=101)]
+    m.now += 0.5
+    assert m.exited(1, signal=9) == [SweepGroups(), BEAT]
+    assert m.state.phase is Phase.ENDED
+    assert m.state.deadline is None
+    assert m.state.timings["stop"] == 3.5
+
+
+def test_a_repeated_stop_changes_nothing_but_may_shorten_the_grace() -> None:
+    m = Machine()
+    m.run()
+    m.order(stop(grace_s=30.0))
+    assert m.order(stop(grace_s=30.0)) == []
+    m.order(stop(grace_s=1.0))
+    assert m.state.deadline == m.now + 1.0
+
+
+def test_a_stop_while_the_forks_are_on_their_way_reaches_them() -> None:
+    m = Machine()
+    m.order(launch())
+    m.order(stop())
+    assert m.spawned(0) == [Terminate(pid=100)]
+    m.tick(3.0)
+    assert m.spawned(1) == [Kill(pid=101)]
+
+
+def test_a_stop_of_a_generation_that_never_was_here_is_done_at_once() -> None:
+    """A node that was lost and came back must be able to say that nothing runs."""
+    m = Machine()
+    assert BEAT in m.order(stop(7))
+    assert (m.state.phase, m.state.generation) == (Phase.IDLE, 7)
+
+
+def test_a_stop_of_an_older_generation_leaves_the_newer_alone() -> None:
+    m = Machine()
+    m.run(2)
+    assert m.order(stop(1)) == []
+    assert m.state.phase is Phase.RUNNING
+
+
+def test_a_stop_of_ended_workers_sweeps_what_they_left() -> None:
+    m = Machine()
+    m.run()
+    m.exited(0, code=0)
+    m.exited(1, code=0)
+    assert m.order(stop()) == [SweepGroups(), BEAT]
+    assert len(m.state.exits(m.now)) == 2
+
+
+def test_what_survives_kill_is_told() -> None:
+    m = Machine()
+    m.run()
+    m.order(stop())
+    m.tick(3.0)
+    assert m.tick(5.0) == [BEAT]
+    assert "unkillable: rank 0 (pid 100), rank 1 (pid 101)" in m.state.new_notes[-1]
+    assert m.state.phase is Phase.STOPPING
+    m.exited(0, signal=9)
+    m.exited(1, signal=9)
+    assert m.state.phase is Phase.ENDED
+
+
+def test_an_exit_is_told_at_once_and_its_last_lines_follow() -> None:
+    m = Machine()
+    m.run()
+    assert m.exited(1, signal=11) == [BEAT, ReadTail(generation=1, rank=1)]
+    assert m.state.phase is Phase.RUNNING
+    tail = TailRead(generation=1, rank=1, lines=("Segmentation fault",))
+    assert m.state.handle(tail, m.now) == [BEAT]
+    (exit,) = m.state.exits(m.now + 2.0)
+    assert (exit.rank, exit.signal, exit.age_s, exit.tail) == (1, 11, 2.0, ("Segmentation fault",))
+
+
+def test_a_tail_of_another_generation_is_dropped() -> None:
+    m = Machine()
+    m.run()
+    m.exited(1, signal=11)
+    assert m.state.handle(TailRead(generation=9, rank=1, lines=("x",)), m.now) == []
+
+
+def test_when_all_ranks_end_by_themselves_the_generation_has_ended() -> None:
+    m = Machine()
+    m.run()
+    assert m.exited(0, code=0) == [BEAT]
+    assert m.exited(1, code=0) == [BEAT]
+    assert m.state.phase is Phase.ENDED
+
+
+def test_orders_of_a_lower_epoch_are_void() -> None:
+    m = Machine()
+    m.order(launch(1, epoch=3))
+    assert m.order(launch(2, epoch=2)) == []
+    assert m.order(stop(1, epoch=1)) == []
+    m.state.handle(EpochSeen(epoch=5), m.now)
+    assert m.order(stop(1, epoch=4)) == []
+    assert m.order(stop(1, epoch=5)) != []
+
+
+def test_a_checkpoint_is_asked_of_the_running_generation_only() -> None:
+    m = Machine()
+    m.run()
+    assert m.order(RequestCheckpoint(epoch=1, generation=1, step=7)) == [AskCheckpoint(step=7)]
+    assert m.order(RequestCheckpoint(epoch=1, generation=2, step=7)) == []
+    m.order(stop())
+    assert m.order(RequestCheckpoint(epoch=1, generation=1, step=7)) == []
+
+
+def test_a_drill_hits_a_living_worker_only() -> None:
+    m = Machine()
+    m.run()
+    assert m.order(Inject(epoch=1, rank=1, signal=19)) == [InjectSignal(pid=101, number=19)]
+    assert m.order(Inject(epoch=1, rank=5, signal=19)) == []
+    m.exited(1, signal=9)
+    assert m.order(Inject(epoch=1, rank=1, signal=9)) == []
+
+
+def test_a_fork_that_fails_is_an_exit_with_the_reason() -> None:
+    m = Machine()
+    m.order(launch())
+    m.spawned(0)
+    assert BEAT in m.say(SpawnFailed(generation=1, rank=1, reason="no memory"))
+    assert m.state.phase is Phase.RUNNING
+    (exit,) = m.state.exits(m.now)
+    assert exit.failed
+    assert exit.error is not None
+    assert exit.error.message == "no memory"
+
+
+def test_a_zygote_that_dies_takes_its_workers_and_is_started_again() -> None:
+    m = Machine()
+    m.order(launch())
+    m.spawned(0)
+    done = m.say(Gone(reason="the zygote ended"))
+    assert done == [Kill(pid=100), StartLauncher(), BEAT]
+    assert m.state.phase is Phase.ENDED
+    first, second = m.state.exits(m.now)
+    assert first.signal == 9
+    assert second.error is not None
+    assert second.error.message == "the zygote ended"
+    assert not m.state.ready
+
+
+def test_a_zygote_that_dies_again_and_again_is_given_up() -> None:
+    m = Machine(ready=False)
+    for _ in range(LAUNCHER_STARTS - 1):
+        assert StartLauncher() in m.say(Gone(reason="the zygote ended by signal SIGSEGV"))
+    assert m.say(Gone(reason="the zygote ended by signal SIGSEGV")) == [BEAT]
+    assert "SIGSEGV, 3 times" in m.state.fatal
+    assert m.order(launch()) == []
+
+
+def test_a_zygote_that_lived_long_is_counted_anew() -> None:
+    m = Machine()
+    for _ in range(10):
+        m.now += LAUNCHER_PROVEN_S + 1
+        assert StartLauncher() in m.say(Gone(reason="gone"))
+        m.say(Ready(import_s=1.0))
+
+
+def test_what_cannot_be_prepared_is_not_tried_again() -> None:
+    m = Machine(ready=False)
+    assert m.say(Fatal(reason="no module named x")) == [BEAT]
+    assert StartLauncher() not in m.say(Gone(reason="the zygote ended by exit code 0"))
+    assert m.state.fatal == "no module named x"
+
+
+def test_shutdown_stops_the_workers_and_ends() -> None:
+    m = Machine()
+    m.run()
+    assert m.order(Shutdown(epoch=1, grace_s=2.0)) == [Terminate(pid=100), Terminate(pid=101), BEAT]
+    m.exited(0, signal=15)
+    assert m.exited(1, signal=15) == [SweepGroups(), BEAT, End(), BEAT]
+
+
+def test_shutdown_without_workers_ends_at_once() -> None:
+    assert Machine().order(Shutdown(epoch=1, grace_s=2.0)) == [BEAT, End()]
+
+
+def test_no_worker_is_started_after_a_shutdown() -> None:
+    m = Machine()
+    m.run()
+    m.order(Shutdown(epoch=1, grace_s=2.0))
+    assert m.order(launch(2)) == []
+
+
+def test_shutdown_does_not_wait_for_the_unkillable() -> None:
+    m = Machine()
+    m.run()
+    m.order(Shutdown(epoch=1, grace_s=2.0))
+    m.tick(2.0)
+    assert m.tick(5.0) == [BEAT, End()]
+
+
+def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
+    m = Machine()
+    m.run()
+    done = m.state.handle(TermCame(grace_s=10.0), m.now)
+    assert done == [Terminate(pid=100), Terminate(pid=101), BEAT]
+    assert m.tick(10.0) == [Kill(pid=100), Kill(pid=101)]

@@ -1,0 +1,214 @@
+"""A captured state put back into fresh objects gives the same objects, and owes nothing to the file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slurm_robust.checkpoint.disk import DiskTier
+from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.rng import capture_rng, restore_rng
+from slurm_robust.checkpoint.state import Snapshot, Stateful, apply, capture, unwrapped
+from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+
+REF = CheckpointRef(generation=1, step=5)
+
+
+class Notes:
+    """A user's own stateful object."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.state = state_dict
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def trained(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(6, 3)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def through_a_file(snapshot: Snapshot, folder: Path) -> Snapshot:
+    tier = DiskTier(CheckpointStore(folder), run_id="run", rank=0, world_size=1)
+    tier.save(REF, snapshot)
+    return tier.load(REF, tuple(snapshot.own))
+
+
+@pytest.mark.slow  # imports of torch
+def test_parameters_under_ddp_are_shared_and_buffers_are_not(process_group: None) -> None:
+    model = DistributedDataParallel(network())
+    snapshot = capture({"model": model, "optimizer": trained(model)})
+    assert set(snapshot.shared["model"]) == {"0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"}
+    assert set(snapshot.own["model"]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert set(snapshot.shared["optimizer"]["state"]) == set(range(6))
+    assert snapshot.own["optimizer"]["state"] == {}
+
+
+def test_ddp_can_be_told_to_leave_parameters_alone(process_group: None) -> None:
+    inner = network()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ["0.weight"])
+    snapshot = capture({"model": DistributedDataParallel(inner)})
+    assert "0.weight" in snapshot.own["model"]
+
+
+def test_everything_is_own_without_ddp_or_without_deduplication(process_group: None) -> None:
+    model = network()
+    assert capture({"model": model, "optimizer": trained(model)}).shared == {}
+    assert capture({"model": DistributedDataParallel(model)}, deduplicate=False).shared == {}
+
+
+def test_an_optimizer_over_both_kinds_of_parameters_is_split(process_group: None) -> None:
+    replicated, private = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*private.parameters(), *replicated.parameters()], momentum=0.9)
+    private(replicated(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    entries: dict[str, Stateful] = {"m": DistributedDataParallel(replicated), "p": private, "o": optimizer}
+    snapshot = capture(entries)
+    assert set(snapshot.own["o"]["state"]) == {0, 1}
+    assert set(snapshot.shared["o"]["state"]) == {2, 3}
+
+
+@pytest.mark.slow  # imports of torch
+def test_wrappers_may_come_and_go(process_group: None) -> None:
+    inner = network()
+    snapshot = capture({"model": DistributedDataParallel(inner)})
+    other = network()
+    apply({"model": other}, snapshot)
+    assert all(torch.equal(a, b) for a, b in zip(inner.parameters(), other.parameters(), strict=True))
+    assert unwrapped(torch.compile(other)) is other
+
+
+def test_restored_state_does_not_lie_in_the_file(tmp_path: Path) -> None:
+    """Another host may delete the file while it is mapped, and on NFS reading it then kills the process."""
+    model, notes = network(), Notes({"t": torch.ones(4)})
+    entries = {"model": model, "optimizer": trained(model), "notes": notes}
+    snapshot = through_a_file(capture(entries), tmp_path)
+    fresh = network()
+    optimizer = torch.optim.AdamW(fresh.parameters())
+    back = Notes()
+    apply({"model": fresh, "optimizer": optimizer, "notes": back}, snapshot)
+    live = [back.state["t"], *fresh.parameters(), *fresh.buffers()]
+    live += [t for state in optimizer.state.values() for t in state.values()]
+    assert len(live) == 1 + 6 + 3 + 6 * 3
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    mapped = mapped_ranges(str(tmp_path))
+    assert not [t for t in live if any(low <= t.data_ptr() < high for low, high in mapped)]
+
+
+def mapped_ranges(path: str) -> list[tuple[int, int]]:
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if path in line]
+    ends = [line.split()[0].split("-") for line in lines]
+    return [(int(low, 16), int(high, 16)) for low, high in ends]
+
+
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    first, second = nn.Linear(100, 100), nn.Linear(100, 100)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    through_a_file(capture({"model": model}), tmp_path)
+    assert CheckpointStore(tmp_path).parts(REF)[0].stat().st_size < 60_000
+
+
+def test_random_numbers_go_on_as_they_were() -> None:
+    state = capture_rng()
+    expected = random.random(), np.random.rand(), torch.rand(1).item()
+    restore_rng(state)
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def test_an_entry_that_refuses_its_state_is_named() -> None:
+    snapshot = capture({"model": nn.Linear(2, 2)})
+    with pytest.raises(EntryMismatch, match=r"(?s)entry 'model'.*size mismatch.*start afresh"):
+        apply({"model": nn.Linear(3, 3)}, snapshot)
+
+
+def test_state_that_is_not_plain_is_refused_with_its_entry() -> None:
+    with pytest.raises(UnsupportedState, match=r"entry 'notes': state_dict\(\)\['x'\] is a"):
+        capture({"notes": Notes({"x": object()})})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 6, 6]),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=50),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 7),
+        lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 0.2),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, total_iters=4),
+                torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+            ],
+            milestones=[4],
+        ),
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+    ],
+    ids=["multistep", "lambda", "onecycle", "cosine", "cyclic", "sequential", "plateau"],
+)
+def test_schedulers_of_torch_are_stored(make: Any, tmp_path: Path) -> None:
+    def built() -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        return optimizer, make(optimizer)
+
+    def rates(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            schedule.step(*([1.0] if "Plateau" in type(schedule).__name__ else []))
+            found.append(float(optimizer.param_groups[0]["lr"]))
+        return found
+
+    optimizer, schedule = built()
+    rates(optimizer, schedule, 5)
+    snapshot = through_a_file(capture({"optimizer": optimizer, "schedule": schedule}), tmp_path)
+    again, schedule_again = built()
+    apply({"optimizer": again, "schedule": schedule_again}, snapshot)
+    assert rates(again, schedule_again, 20) == rates(optimizer, schedule, 20)
+
+
+def test_lbfgs_keeps_its_history(tmp_path: Path) -> None:
+    """Its state holds lists of tensors, and all of it hangs on the first parameter."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.LBFGS([parameter])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (parameter**4).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    snapshot = through_a_file(capture({"o": optimizer}), tmp_path)
+    again = torch.optim.LBFGS([nn.Parameter(torch.ones(3))])
+    apply({"o": again}, snapshot)
+    first, second = optimizer.state[parameter], next(iter(again.state.values()))
+    assert first["n_iter"] == second["n_iter"]
+    assert all(torch.equal(a, b) for a, b in zip(first["old_dirs"], second["old_dirs"], strict=True))

@@ -1,0 +1,295 @@
+"""The store never calls a checkpoint complete that is not, and never loses one that is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.checkpoint import store as store_module
+from slurm_robust.checkpoint.errors import CorruptPart, MissingCheckpoint
+from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore, verify_part
+
+refs = st.builds(CheckpointRef, generation=st.integers(1, 4), step=st.integers(0, 6))
+
+
+def ref(generation: int, step: int) -> CheckpointRef:
+    return CheckpointRef(generation=generation, step=step)
+
+
+def publish(store: CheckpointStore, where: CheckpointRef, rank: int, world_size: int) -> None:
+    with store.publishing(where, rank, world_size) as path:
+        path.write_bytes(b"part")
+
+
+def publish_all(store: CheckpointStore, *refs: CheckpointRef, world_size: int = 2) -> None:
+    for where in refs:
+        for rank in range(world_size):
+            publish(store, where, rank, world_size)
+
+
+@given(st.builds(CheckpointRef, generation=st.integers(0, 10**6), step=st.integers(0, 10**10)))
+def test_tokens_are_reversible(where: CheckpointRef) -> None:
+    assert CheckpointRef.from_token(where.token()) == where
+
+
+def test_tokens_look_like_paths() -> None:
+    assert ref(3, 120).token() == "gen-0003/step-00000120"
+
+
+@pytest.mark.parametrize(
+    "token", ["", "gen-3/step-00000120", "gen-00003/step-00000120", "gen-0003/step-00000120/x", "../x"]
+)
+def test_other_words_are_no_tokens(token: str) -> None:
+    with pytest.raises(ValueError, match="names no checkpoint"):
+        CheckpointRef.from_token(token)
+
+
+def test_the_controller_needs_no_torch() -> None:
+    code = "import sys, slurm_robust.checkpoint.store; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_absent_folder_holds_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "none")
+    assert store.complete() == []
+    assert store.parts(ref(1, 1)) == []
+    assert store.newest_generation() == 0
+    assert store.prune(1) == []
+
+
+def test_complete_means_all_parts_of_one_world_size(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    publish(store, ref(1, 10), 0, 2)
+    publish(store, ref(1, 10), 1, 3)
+    assert store.complete() == []
+    with pytest.raises(MissingCheckpoint):
+        store.world_size(ref(1, 10))
+    publish(store, ref(1, 10), 1, 2)
+    assert store.complete() == store.complete(2) == [ref(1, 10)]
+    assert store.complete(3) == []
+    assert store.world_size(ref(1, 10)) == 2
+
+
+def test_newest_is_the_highest_step_then_the_highest_generation(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    publish_all(store, ref(1, 30), ref(2, 10), ref(3, 10), ref(2, 20))
+    assert store.complete() == [ref(1, 30), ref(2, 20), ref(3, 10), ref(2, 10)]
+    assert store.newest_generation() == 3
+
+
+def test_strange_names_are_passed_over(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    publish_all(store, ref(1, 1))
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "gen-0001" / "step-1").mkdir()
+    (tmp_path / "gen-0007").write_text("a file")
+    (tmp_path / ref(1, 1).token() / "rank-00000-of-00002.pt.swp").write_text("x")
+    assert store.complete() == [ref(1, 1)]
+    assert [p.name for p in store.parts(ref(1, 1))] == ["rank-00000-of-00002.pt", "rank-00001-of-00002.pt"]
+
+
+def test_a_writer_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+
+    def write_half_and_fail() -> None:
+        with store.publishing(ref(1, 1), 0, 1) as path:
+            path.write_bytes(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half_and_fail()
+    assert os.listdir(tmp_path / ref(1, 1).token()) == []
+
+
+def test_pruning_keeps_the_newest_of_all_and_of_the_running_generation(tmp_path: Path) -> None:
+    """After a rollback the running generation is behind; its own checkpoints must still be kept."""
+    store = CheckpointStore(tmp_path)
+    publish_all(store, *(ref(1, step) for step in range(5)), *(ref(2, step) for step in range(3)))
+    removed = store.prune(2)
+    assert store.complete() == [ref(1, 4), ref(1, 3), ref(2, 2), ref(2, 1)]
+    assert set(removed) == {ref(1, 0), ref(1, 1), ref(1, 2), ref(2, 0)}
+
+
+def test_pruning_spares_what_is_protected(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    publish_all(store, *(ref(1, step) for step in range(5)))
+    store.prune(1, protect=[ref(1, 1)])
+    assert store.complete() == [ref(1, 4), ref(1, 1)]
+
+
+def test_pruning_removes_only_leftovers_that_nobody_completes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    publish_all(store, ref(1, 9), ref(2, 12))
+    for leftover in (ref(1, 10), ref(2, 11), ref(2, 13), ref(3, 1)):
+        publish(store, leftover, 0, 2)
+    (tmp_path / ".trash-of-a-pruner-that-died").mkdir()
+    removed = store.prune(5, generation=2)
+    assert set(removed) == {ref(1, 10), ref(2, 11)}
+    assert sorted(os.listdir(tmp_path)) == ["gen-0001", "gen-0002", "gen-0003"]
+    assert store.parts(ref(2, 13)) != []  # a slow rank may still write its part
+    assert store.parts(ref(3, 1)) != []  # another generation than ours is running
+
+
+def test_pruning_removes_empty_folders_of_ended_generations(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    publish_all(store, ref(1, 9), ref(2, 12))
+    store.prune(1)
+    assert os.listdir(tmp_path) == ["gen-0002"]
+
+
+def test_pruning_to_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointStore(tmp_path).prune(0)
+
+
+@given(
+    parts=st.lists(st.tuples(refs, st.integers(0, 2)), max_size=30),
+    keep=st.integers(1, 3),
+    protect=st.sets(refs, max_size=2),
+)
+def test_pruning_never_loses_what_a_restore_may_need(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[tuple[CheckpointRef, int]],
+    keep: int,
+    protect: set[CheckpointRef],
+) -> None:
+    store = CheckpointStore(tmp_path_factory.mktemp("store"))
+    for where, rank in parts:
+        publish(store, where, rank, 3)
+    before = store.complete()
+    removed = store.prune(keep, protect)
+    after = store.complete()
+    assert after == [one for one in before if one not in removed]
+    assert after[:keep] == before[:keep]
+    assert protect & set(before) <= set(after)
+    assert not protect & set(removed)
+    assert store.prune(keep, protect) == []
+
+
+def lines_run(action: Callable[[], None], crash_at: int) -> int:
+    """Run ``action`` counting the store's lines; at line ``crash_at`` the process dies on the spot."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != store_module.__file__:
+            return None
+        if event == "line":
+            count += 1
+            if count == crash_at:
+                os._exit(77)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def dies(action: Callable[[], None], crash_at: int) -> bool:
+    child = os.fork()
+    if child == 0:
+        lines_run(action, crash_at)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
+
+
+def test_a_writer_that_dies_anywhere_leaves_the_old_ones_and_no_torn_part(tmp_path: Path) -> None:
+    crash_at = 0
+    while True:
+        crash_at += 1
+        store = CheckpointStore(tmp_path / str(crash_at))
+        publish_all(store, ref(1, 1))
+        publish(store, ref(2, 2), 0, 2)
+        died = dies(lambda store=store: publish(store, ref(2, 2), 1, 2), crash_at)  # type: ignore[misc]
+        found = store.complete()
+        assert found in ([ref(1, 1)], [ref(2, 2), ref(1, 1)])
+        for one in found:
+            assert [part.read_bytes() for part in store.parts(one)] == [b"part", b"part"]
+        if not died:
+            assert found == [ref(2, 2), ref(1, 1)]
+            break
+        publish(store, ref(2, 2), 1, 2)  # and the next try succeeds
+        assert store.complete() == [ref(2, 2), ref(1, 1)]
+    assert crash_at > 10
+
+
+def test_a_pruner_that_dies_anywhere_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
+    crash_at = 0
+    while True:
+        crash_at += 7
+        store = CheckpointStore(tmp_path / str(crash_at))
+        publish_all(store, ref(1, 1), ref(1, 2), ref(2, 3), ref(2, 4), world_size=1)
+        died = dies(lambda store=store: store.prune(1) and None, crash_at)  # type: ignore[misc]
+        found = store.complete()
+        assert found[0] == ref(2, 4)
+        for one in found:
+            assert [part.read_bytes() for part in store.parts(one)] == [b"part"]
+        if not died:
+            assert found == [ref(2, 4)]
+            break
+        store.prune(1)
+        assert store.complete() == [ref(2, 4)]
+        assert os.listdir(store.path) == ["gen-0002"]
+    assert crash_at > 70
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("archive") / "part.pt"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("part/data.pkl", bytes(range(200)))
+        made.writestr("part/data/0", b"tensor" * 50)
+    return path.read_bytes()
+
+
+def test_a_whole_part_is_accepted(archive: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "part.pt"
+    path.write_bytes(archive)
+    verify_part(path)
+
+
+def test_a_part_that_is_gone_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(MissingCheckpoint, match="not there"):
+        verify_part(tmp_path / "part.pt")
+
+
+@given(data=st.data())
+def test_a_truncated_part_is_refused(
+    archive: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "part.pt"
+    path.write_bytes(archive[: data.draw(st.integers(0, len(archive) - 1))])
+    with pytest.raises(CorruptPart, match="damaged"):
+        verify_part(path)
+
+
+@given(data=st.data())
+def test_changed_data_is_refused(
+    archive: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Any changed byte is found, or it changes nothing that a reader gets."""
+    at = data.draw(st.integers(0, len(archive) - 1))
+    changed = bytearray(archive)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    path = tmp_path_factory.mktemp("flip") / "part.pt"
+    path.write_bytes(changed)
+    try:
+        verify_part(path)
+    except CorruptPart:
+        return
+    with zipfile.ZipFile(path) as part:
+        contents = [part.read(info) for info in part.infolist()]
+    assert contents == [bytes(range(200)), b"tensor" * 50]

@@ -1,0 +1,47 @@
+"""``srobust config``: what it shows is a file that says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.cli.main import main
+from slurm_robust.config.reader import parse
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.settings import build
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("slurm_robust.config.reader.SITE_FILE", tmp_path / "none.yaml")
+
+
+def test_show_prints_a_file_that_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show"]) == 0
+    assert build(parse(capsys.readouterr().out.encode(), "shown")) == JobConfig()
+
+
+def test_show_names_the_origin_of_each_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("spares: 3\nlimits:\n  total: 7\n")
+    monkeypatch.setenv("SROBUST_CONFIG_NODES", "5")
+    assert main(["config", "show", "--config", str(file), "--set", "slurm.requeue=false"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "nodes: 5 # environment variable SROBUST_CONFIG_NODES" in lines
+    assert f"spares: 3 # {file}, line 1" in lines
+    assert f"total: 7 # {file}, line 3" in lines
+    assert "requeue: false # option --set slurm.requeue=false" in lines
+    assert "keep: 2 # default" in lines
+
+
+def test_check_tells_good_from_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("spares: 1\n")
+    bad.write_text("spare: 1\n")
+    assert main(["config", "check", str(good)]) == 0
+    assert "good.yaml: good, 1 keys" in capsys.readouterr().out
+    assert main(["config", "check", str(good), str(bad)]) == 78
+    assert "bad.yaml, line 1: spare is no key; did you mean spares" in capsys.readouterr().err

@@ -1,0 +1,178 @@
+"""Every error ends in one message, the fix and an exit code; the options are frozen."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.cli import main as cli
+from slurm_robust.cli import run
+from slurm_robust.cli.main import main, make_parser
+from slurm_robust.model.exitcodes import ExitCode
+
+FROZEN = Path(__file__).with_name("options.txt")
+
+
+def tree(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every command by its full name."""
+    yield parser.prog, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from tree(child)
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The options and arguments of one command as they are typed."""
+    return [
+        " ".join(action.option_strings) or str(action.metavar or action.dest)
+        for action in parser._actions
+        if not isinstance(action, argparse._HelpAction)
+    ]
+
+
+def test_options_are_frozen() -> None:
+    """An option that changes its name breaks somebody's sbatch script: it must be a decision.
+
+    After such a decision, copy the text that this test shows into options.txt.
+    """
+    found = "".join(f"{name}: {', '.join(options_of(p))}".rstrip() + "\n" for name, p in tree(make_parser()))
+    assert found == FROZEN.read_text()
+
+
+@pytest.mark.parametrize("name", [name for name, _ in tree(make_parser())])
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*name.split()[1:], "--help"])
+    assert ended.value.code == 0
+    assert f"usage: {name}" in capsys.readouterr().out
+
+
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
+    heavy = ("torch", "rich", "yaml", "zmq", "psutil", "ClusterShell", "numpy")
+    code = "import sys, slurm_robust.cli.main as m; m.make_parser(); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(set(found.stdout.split()) & set(heavy)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], ExitCode.USAGE, "required: COMMAND"),
+        (["bogus"], ExitCode.USAGE, "invalid choice: 'bogus'"),
+        (["run"], ExitCode.USAGE, "nothing to run"),
+        (["run", "--"], ExitCode.USAGE, "nothing to run"),
+        (["run", "-m", "--", "x"], ExitCode.USAGE, "-m and -- exclude each other"),
+        (["run", "--nodes", "two", "a.py"], ExitCode.USAGE, "argument --nodes"),
+        (["run", "--node", "2", "a.py"], ExitCode.USAGE, "unknown arguments: --node"),
+        (["run", "--name", "../x", "a.py"], ExitCode.USAGE, "no folder name"),
+        (["run", "--set", "nodes", "a.py"], ExitCode.USAGE, "--set nodes: no value"),
+        (["run", "--nodes", "0", "a.py"], ExitCode.CONFIG, "option --nodes: nodes is 0"),
+        (["run", "--set", "nodez=1", "a.py"], ExitCode.CONFIG, "did you mean nodes"),
+        (["config", "check", "/nowhere/job.yaml"], ExitCode.CONFIG, "cannot be read"),
+        (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),
+        (["status", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
+    ],
+)
+def test_wrong_words_end_with_a_message_and_their_code(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith("srobust: error: ")
+    assert message in said
+    assert "\n  fix: " in said or "did you mean" in said
+    assert "Traceback" not in said
+
+
+def test_outside_slurm_it_says_how_to_get_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (tmp_path / "train.py").touch()
+    assert main(["run", str(tmp_path / "train.py")]) == ExitCode.ALLOCATION
+    assert "sbatch" in capsys.readouterr().err
+
+
+def test_a_traceback_is_shown_only_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SROBUST_DEBUG", "1")
+    main(["bogus"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+class Raising:
+    """A command whose handler fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def register(self, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        commands.add_parser("fail").set_defaults(handler=self.handle)
+
+    def handle(self, args: argparse.Namespace) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "srobust: interrupted"),
+        (RuntimeError("x"), 70, "srobust: internal error: RuntimeError('x')"),
+    ],
+)
+def test_interrupts_and_bugs_have_codes_of_their_own(
+    error: BaseException,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (Raising(error),))
+    assert main(["fail"]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_costs_no_traceback() -> None:
+    code = "import sys; from slurm_robust.cli.main import main; sys.exit(main(['config', 'show']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == ""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("train.py --lr 3", ("", "train.py --lr 3", False)),
+        ("--nodes 2 train.py --nodes 9 -- x", ("--nodes 2", "train.py --nodes 9 -- x", False)),
+        ("--nodes=2 --observe train.py", ("--nodes=2 --observe", "train.py", False)),
+        ("--spares 1 -m pkg.train -x", ("--spares 1 -m", "pkg.train -x", False)),
+        ("--nodes 2 -- python -u train.py --help", ("--nodes 2", "python -u train.py --help", True)),
+        ("-- -weird -- x", ("", "-weird -- x", True)),
+        ("--set a=b --config c --name n t.py", ("--set a=b --config c --name n", "t.py", False)),
+        ("--help", ("--help", "", False)),
+        ("", ("", "", False)),
+    ],
+)
+def test_our_options_end_where_the_users_command_begins(words: str, expected: tuple[str, str, bool]) -> None:
+    own, command, verbatim = run.split_command(words.split())
+    assert (" ".join(own), " ".join(command), verbatim) == expected
+
+
+def test_every_option_with_a_value_is_known_to_the_splitter() -> None:
+    """An option that were missing there would take the script's name as its flag's neighbour."""
+    parser = dict(tree(make_parser()))["srobust run"]
+    with_value = {o for action in parser._actions if action.nargs is None for o in action.option_strings}
+    assert with_value == {*run.OWN_OPTIONS, *run.OTHER_VALUE_OPTIONS}

@@ -1,0 +1,198 @@
+"""A job on paper: scripted agents around the real core, with a clock that only the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import structs
+
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller import effects as fx
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.journal import fold
+from slurm_robust.controller.stages.table import build
+from slurm_robust.controller.transitions import ToGathering, Transition
+from slurm_robust.model import events as ev
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.wire.messages import Beat, Launch, Phase, Progress, RequestCheckpoint, Shutdown, Stop
+
+
+class Job:
+    """Core plus one obedient scripted agent per node; nodes can be made dead, mute or stubborn."""
+
+    def __init__(
+        self,
+        slots: tuple[str, ...] = ("n1", "n2"),
+        spares: tuple[str, ...] = ("n3",),
+        config: JobConfig | None = None,
+        history: tuple[ev.AnyEvent, ...] = (),
+        first: Transition | None = None,
+        reported: bool = True,
+    ) -> None:
+        self.mono, self.wall = 1000.0, 1.7e9
+        self.reported = reported
+        self.journal: list[ev.AnyEvent] = list(history) or [
+            ev.RunStarted(
+                t=self.wall,
+                run_id="r",
+                job_id=7,
+                kind="script",
+                command=("train.py",),
+                cwd="/",
+                slots=len(slots),
+                spares=len(spares),
+                nproc_per_node=1,
+                version="0",
+            ),
+            ev.ControllerStarted(t=self.wall, epoch=1, host="n1", pid=1, port=1),
+            ev.AllocationTaken(
+                t=self.wall, restart_count=0, nodes=(*slots, *spares), slots=slots, spares=spares
+            ),
+        ]
+        self.beats: dict[str, Beat] = {}
+        self.dead: set[str] = set()
+        self.stubborn: set[str] = set()
+        self.said: list[str] = []
+        self.sent: list[tuple[str, object]] = []
+        self.started: list[tuple[str, ...]] = []
+        self.requeued: list[tuple[str, ...]] = []
+        self.pruned = 0
+        self.code: int | None = None
+        self.checkpoints: dict[int, tuple[str, int]] = {}
+        self.refuse_requeue: str | None = None
+        self.core = Core(
+            config or JobConfig(), fold(self.journal), build, first or ToGathering(start=True), self.now()
+        )
+        self.act(self.core.on_tick(self.now()))
+
+    def now(self) -> fx.Now:
+        return fx.Now(mono=self.mono, wall=self.wall)
+
+    # -- the loop's part -----------------------------------------------------------------------------
+
+    def act(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fx.Write(event=event):
+                    self.journal.append(ev.decode_event(ev.encode_event(event)))
+                case fx.Send(node=node, message=message):
+                    self.sent.append((node, message))
+                    if node not in self.dead:
+                        self.obey(node, message)
+                case fx.StartAgents(nodes=nodes):
+                    self.started.append(nodes)
+                    for node in nodes:
+                        self.join(node)
+                case fx.FindCheckpoint(generation=generation):
+                    token, step = self.checkpoints.get(generation, ("", -1))
+                    self.act(self.core.on_checkpoint(generation, token, step, self.now()))
+                case fx.BeginRequeue(exclude=exclude):
+                    self.requeued.append(exclude)
+                    self.act(self.core.on_requeue(self.refuse_requeue, self.now()))
+                case fx.Say(text=text):
+                    self.said.append(text)
+                case fx.Prune():
+                    self.pruned += 1
+                case fx.Exit(code=code):
+                    self.code = code
+
+    # -- the agents' part ----------------------------------------------------------------------------
+
+    def join(self, node: str, agent: str = "a", **changes: object) -> None:
+        if node not in self.dead:
+            self.beats[node] = Beat(
+                node=node, agent=agent, seq=0, epoch=1, phase=Phase.IDLE, address=f"10.0.0.{node[1:]}",
+                rendezvous_port=4000, ready=True,
+            )  # fmt: skip
+            self.change(node, **changes)
+
+    def change(self, node: str, **changes: object) -> None:
+        """The agent of ``node`` has something new to tell."""
+        old = self.beats[node]
+        self.beats[node] = structs.replace(old, seq=old.seq + 1, **changes)
+        if node not in self.dead:
+            self.core.on_beat(self.beats[node], self.now())
+            self.act(self.core.on_tick(self.now()))
+
+    def obey(self, node: str, message: object) -> None:
+        beat = self.beats.get(node)
+        if beat is None:
+            return
+        match message:
+            case Launch(generation=generation, ranks=ranks) if generation > beat.generation:
+                progress = tuple(Progress(rank=r, step=-1, reported=False, age_s=0.0) for r in ranks)
+                self.change(node, generation=generation, phase=Phase.RUNNING, progress=progress, exits=())
+            case Stop(generation=generation) if beat.phase is Phase.RUNNING and node not in self.stubborn:
+                killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in beat.progress)
+                ended = {e.rank for e in beat.exits}
+                self.change(
+                    node,
+                    phase=Phase.ENDED,
+                    exits=(*beat.exits, *(e for e in killed if e.rank not in ended)),
+                )
+            case Stop(generation=generation) if beat.phase is not Phase.RUNNING:
+                self.change(node, generation=max(generation, beat.generation))
+            case RequestCheckpoint(step=step):
+                self.asked_step = step
+            case Shutdown():
+                self.beats.pop(node)
+                self.core.agents_gone = not self.beats
+
+    # -- what happens in the world -----------------------------------------------------------------------
+
+    def pass_time(self, seconds: float, *, tick: float = 0.5, wall_jump: float = 0.0) -> None:
+        """Time passes; living agents beat every ``tick``."""
+        self.wall += wall_jump
+        end = self.mono + seconds
+        while self.mono < end - 1e-9 and self.code is None:
+            step = min(tick, end - self.mono)
+            self.mono += step
+            self.wall += step
+            for node in list(self.beats):
+                self.change(node)
+            self.act(self.core.on_tick(self.now()))
+
+    def train_to(self, step: int) -> None:
+        """All ranks complete steps up to ``step``."""
+        for node in self.core.state.slots:
+            if node in self.dead:
+                continue
+            progress = tuple(
+                structs.replace(p, step=step, reported=self.reported) for p in self.beats[node].progress
+            )
+            self.change(node, progress=progress)
+
+    def kill_rank(self, rank: int, **exit: object) -> None:
+        node = self.core.state.placement.node_of(rank)
+        fields: dict[str, object] = {"signal": 9, **exit}
+        beat = self.beats[node]
+        self.change(node, exits=(*beat.exits, WorkerExit(rank=rank, **fields)), phase=Phase.ENDED)  # type: ignore[arg-type]
+
+    def finish(self) -> None:
+        for node in self.core.state.slots:
+            exits = tuple(WorkerExit(rank=p.rank, code=0) for p in self.beats[node].progress)
+            self.change(node, exits=exits, phase=Phase.ENDED)
+
+    def power_cut(self, node: str) -> None:
+        self.dead.add(node)
+        self.beats.pop(node, None)
+
+    # -- what the test asks ------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> str:
+        return type(self.core.stage).__name__
+
+    def events(self, kind: type) -> list:
+        return [e for e in self.journal if isinstance(e, kind)]
+
+    def until(self, condition: Callable[[], bool], limit: float = 60.0) -> None:
+        start = self.mono
+        while not condition():
+            assert self.mono - start < limit, f"not within {limit} s; stage {self.stage}, said {self.said}"
+            self.pass_time(0.5)
+
+
+def node_exit(node: str, rank: int, **fields: object) -> NodeExit:
+    return NodeExit(node=node, exit=WorkerExit(rank=rank, **fields))  # type: ignore[arg-type]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.controller.journal import Journal, JournalDamaged, fold, parse, read
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+
+EVENTS = [ev.Noted(t=float(i), text=f"fact {i}\n« »", node="n1") for i in range(5)]
+
+
+def write(path: Path) -> bytes:
+    journal = Journal(path)
+    for event in EVENTS:
+        journal.append(event)
+    journal.close()
+    return path.read_bytes()
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path / "j")
+    assert read(tmp_path / "j") == EVENTS
+    assert read(tmp_path / "none") == []
+
+
+def test_lines_are_json_objects_that_jq_could_read(tmp_path: Path) -> None:
+    import json
+
+    lines = write(tmp_path / "j").splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["noted"] * 5
+
+
+@given(cut=st.integers(min_value=0))
+def test_a_journal_cut_anywhere_loses_at_most_its_last_line(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("j") / "journal.jsonl"
+    data = write(path)
+    cut %= len(data) + 1
+    path.write_bytes(data[:cut])
+    whole = data[:cut].count(b"\n")
+    journal = Journal(path)
+    assert journal.events == EVENTS[:whole]
+    journal.append(EVENTS[0])
+    journal.close()
+    assert read(path) == [*EVENTS[:whole], EVENTS[0]]
+    torn = data[:cut].rpartition(b"\n")[2]
+    if torn:
+        assert journal.torn is not None
+        assert journal.torn.read_bytes() == torn  # set aside, not thrown away
+
+
+def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    data = write(tmp_path / "j").splitlines(keepends=True)
+    data[2] = b"\x00" * len(data[2])
+    (tmp_path / "j").write_bytes(b"".join(data))
+    with pytest.raises(JournalDamaged, match="line 3") as caught:
+        Journal(tmp_path / "j")
+    assert caught.value.exit_code == ExitCode.JOURNAL
+    assert caught.value.fix
+    assert (tmp_path / "j").read_bytes() == b"".join(data)
+
+
+def test_the_fold_of_nothing_is_the_beginning() -> None:
+    assert fold(parse(b"")[0]).generation == 0

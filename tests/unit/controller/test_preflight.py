@@ -1,0 +1,164 @@
+"""What can be wrong before the first worker starts: one clear error each, with a fix and a code."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller import preflight
+from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.controller.start import assign
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.state import JobState
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.wire.epochs import take_epoch
+from slurm_robust.wire.keys import load_server
+from slurm_robust.wire.messages import Ping, Pong
+from slurm_robust.wire.server import ControllerSocket
+
+ALLOCATION = Allocation(
+    job_id=7,
+    nodes=("n1", "n2", "n3"),
+    cpus_per_node={},
+    gpus_per_node={"n1": 8, "n2": 8, "n3": 8},
+    batch_host="n1",
+    restart_count=0,
+)
+
+
+def check(error: pytest.ExceptionInfo[PreflightError], code: ExitCode, text: str) -> None:
+    assert error.value.exit_code == code
+    assert text in str(error.value)
+    assert error.value.fix
+
+
+def test_outside_of_slurm() -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.find_allocation({"PATH": "/bin"})
+    check(error, ExitCode.ALLOCATION, "not inside a Slurm job")
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.check_command(CommandKind.SCRIPT, ("train.py",), tmp_path)
+    check(error, ExitCode.NO_INPUT, "script not found")
+    preflight.check_command(CommandKind.EXEC, ("anything",), tmp_path)
+
+
+@pytest.mark.parametrize(("nodes", "spares"), [(4, 0), (3, 1), (None, 3)])
+def test_more_nodes_than_the_allocation_has(nodes: int | None, spares: int) -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.sizes(JobConfig(nodes=nodes, spares=spares), ALLOCATION)
+    check(error, ExitCode.ALLOCATION, "the allocation has 3")
+
+
+def test_sizes_default_to_the_allocation_less_the_spares_and_all_gpus() -> None:
+    assert preflight.sizes(JobConfig(spares=1), ALLOCATION) == (2, 1, 8)
+    assert preflight.sizes(JobConfig(nodes=1, nproc_per_node=2), ALLOCATION) == (1, 0, 2)
+
+
+def test_a_job_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError) as error:
+        preflight.open_directory(JobDirectory(tmp_path / "file" / "7"))
+    check(error, ExitCode.JOB_DIR, "cannot be written")
+
+
+def test_the_job_directory_is_closed_to_others(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path / "jobs" / "7")
+    before = os.umask(0)
+    try:
+        preflight.open_directory(directory)
+        preflight.open_directory(directory)  # twice is fine
+    finally:
+        os.umask(before)
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+    assert directory.keys.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def live_controller(tmp_path: Path) -> Iterator[JobDirectory]:
+    directory = JobDirectory(tmp_path / "7")
+    preflight.open_directory(directory)
+    server = ControllerSocket(load_server(directory.keys))
+    take_epoch(
+        directory.epochs,
+        host=socket.gethostname(),
+        addresses=("127.0.0.1",),
+        port=server.port,
+        pid=42,
+        run_id="r",
+    )
+    ended = threading.Event()
+
+    def answer() -> None:
+        while not ended.is_set():
+            server.socket.poll(20)
+            received = server.recv()
+            if received is not None and isinstance(received[1], Ping):
+                server.send(received[0], Pong(epoch=1, host="n1", pid=42))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield directory
+    ended.set()
+    thread.join()
+    server.close()
+
+
+def test_a_second_controller_is_refused(live_controller: JobDirectory) -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.check_alone(live_controller)
+    check(error, ExitCode.OTHER_CONTROLLER, "pid 42")
+
+
+@pytest.mark.slow
+def test_a_dead_controller_is_no_hindrance(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path / "7")
+    preflight.open_directory(directory)
+    preflight.check_alone(directory)
+    take_epoch(directory.epochs, host="127.0.0.1", addresses=("127.0.0.1",), port=9, pid=42, run_id="r")
+    preflight.check_alone(directory)
+
+
+def started(*command: str) -> ev.RunStarted:
+    return ev.RunStarted(
+        t=0.0, run_id="r", job_id=7, kind="script", command=command, cwd="/", slots=1, spares=0,
+        nproc_per_node=1, version="0",
+    )  # fmt: skip
+
+
+def test_a_directory_of_another_command_is_not_mixed_up() -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.check_history(JobState(), [started("a.py")], ("b.py",))
+    check(error, ExitCode.USAGE, "another command: a.py")
+
+
+def test_a_run_that_is_over_says_so_and_is_not_started_again() -> None:
+    over = JobState(ended=ev.RunEnded(t=1.0, code=93, reason="x"))
+    assert preflight.check_history(over, [started("a.py")], ("a.py",)) == 93
+    assert preflight.check_history(JobState(), [started("a.py")], ("a.py",)) is None
+    assert preflight.check_history(JobState(), [], ("a.py",)) is None
+
+
+def test_evicted_nodes_are_taken_last() -> None:
+    assert assign(("n1", "n2", "n3"), 2, {"n1": "dead"}) == (("n2", "n3"), ())
+    assert assign(("n1", "n2"), 2, {"n1": "dead"}) == (("n2", "n1"), ())
+    assert assign(("n1", "n2", "n3"), 2, {}) == (("n1", "n2"), ("n3",))
+
+
+def test_the_plan_survives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = JobDirectory(tmp_path)
+    plan = preflight.make_plan(
+        JobConfig(spares=1, preload=("numpy",)), CommandKind.MODULE, ("m", "-x"), {}, ALLOCATION, "7-ab"
+    )
+    preflight.save_plan(directory, plan)
+    assert preflight.load_plan(directory) == plan

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from slurm_robust.config.schema import Limits
+from slurm_robust.model import incident as inc
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.state import Attempt, JobState
+from slurm_robust.policy import Rules, decide
+
+RULES = Rules(limits=Limits())
+STATE = JobState(job_id=7, slots=("n1", "n2", "n3"), spares=("n4",), generation=3, running=False, mark=5)
+NODES = ("n1", "n2", "n3", "n4")
+
+
+def failed(**fields: object) -> inc.GenerationFailed:
+    return inc.GenerationFailed(generation=3, **{"alive": ("n1", "n2", "n3"), **fields})  # type: ignore[arg-type]
+
+
+def root(node: str = "n2", **fields: object) -> inc.NodeExit:
+    return inc.NodeExit(node=node, exit=WorkerExit(rank=1, **fields))  # type: ignore[arg-type]
+
+
+def kinds(decision: inc.Decision) -> list[str]:
+    return [type(action).__name__ for action in decision.actions]
+
+
+def test_a_killed_rank_is_restarted_in_place() -> None:
+    decision = decide(STATE, failed(root=root(signal=9)), 0.0, RULES)
+    assert kinds(decision) == ["Restart"]
+    assert decision.verdict is not None
+    assert (decision.verdict.rung, decision.verdict.signature) == (6, "SIGKILL")
+
+
+def test_a_lost_node_is_evicted_and_replaced() -> None:
+    decision = decide(STATE, failed(lost=("n2",), alive=("n1", "n3")), 0.0, RULES)
+    assert decision.actions == (
+        inc.Evict(node="n2", reason="n2 gives no sign of life"),
+        inc.Replace(node="n2", standby="n4"),
+        inc.Restart(),
+    )
+
+
+def test_more_lost_nodes_than_spares_requeue_without_all_evicted_ones() -> None:
+    state = structs.replace(STATE, evicted={"n9": "x"})
+    decision = decide(state, failed(lost=("n2", "n3"), alive=("n1",)), 0.0, RULES)
+    assert kinds(decision) == ["Evict", "Evict", "Requeue"]
+    assert decision.actions[-1] == inc.Requeue(
+        exclude=("n2", "n3", "n9"), reason="2 node(s) to replace, 1 standby(s) left"
+    )
+
+
+def test_a_bug_is_restarted_once() -> None:
+    error = WorkerError(type="KeyError", message="'x'", file="train.py", line=3)
+    observation = failed(root=root(code=1, error=error))
+    first = decide(STATE, observation, 0.0, RULES)
+    assert kinds(first) == ["Restart"]
+    assert first.verdict is not None
+    again = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, mark=5),))
+    second = decide(again, observation, 1.0, RULES)
+    assert second.actions[0] == inc.GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=second.reason)
+    assert "KeyError at train.py:3" in second.reason
+
+
+def test_nobody_can_start_a_worker_blames_the_code_not_the_nodes() -> None:
+    unable = dict.fromkeys(("n1", "n2", "n3"), "No module named 'x'")
+    decision = decide(STATE, failed(unable=unable), 0.0, RULES)
+    assert kinds(decision) == ["GiveUp"]
+    assert "No module named 'x'" in decision.reason
+
+
+def test_one_node_that_cannot_is_the_node() -> None:
+    decision = decide(STATE, failed(unable={"n2": "no space left"}), 0.0, RULES)
+    assert kinds(decision) == ["Evict", "Replace", "Restart"]
+
+
+exits = st.one_of(
+    st.none(),
+    st.builds(root, st.sampled_from(NODES[:3]), signal=st.sampled_from([6, 9, 11])),
+    st.builds(root, st.sampled_from(NODES[:3]), code=st.integers(1, 255)),
+)
+attempts = st.lists(
+    st.builds(
+        Attempt,
+        signature=st.sampled_from(["SIGKILL", "SIGSEGV", "node n2"]),
+        t=st.floats(0, 9000),
+        mark=st.integers(0, 5),
+    ),
+    max_size=12,
+).map(tuple)
+
+
+@given(lost=st.sets(st.sampled_from(NODES[:3])), spares=st.sets(st.just("n4")), root=exits, attempts=attempts)
+def test_every_failure_gets_one_bounded_answer_with_a_reason(
+    lost: set[str], spares: set[str], root: inc.NodeExit | None, attempts: tuple[Attempt, ...]
+) -> None:
+    state = structs.replace(STATE, spares=tuple(spares), attempts=attempts)
+    alive = tuple(n for n in NODES[:3] if n not in lost)
+    decision = decide(state, failed(lost=tuple(sorted(lost)), root=root, alive=alive), 9000.0, RULES)
+    ends = [a for a in decision.actions if isinstance(a, (inc.Restart, inc.Requeue, inc.GiveUp, inc.Finish))]
+    assert ends == [decision.actions[-1]]
+    assert decision.reason
+    used = [a.standby for a in decision.actions if isinstance(a, inc.Replace)]
+    assert set(used) <= spares
+    assert len(set(used)) == len(used)
+    evicted = {a.node for a in decision.actions if isinstance(a, inc.Evict)}
+    assert evicted <= lost  # a healthy node is never evicted by these rungs
+    recent = [a for a in attempts if 9000.0 - a.t < 3600]
+    if len(recent) >= RULES.limits.per_hour:
+        assert isinstance(decision.actions[-1], inc.GiveUp)
+
+
+@given(n=st.integers(1, 30))
+def test_the_same_fault_for_ever_ends(n: int) -> None:
+    state, answers = STATE, 0
+    for i in range(n):
+        decision = decide(state, failed(root=root(signal=9)), float(i), RULES)
+        if isinstance(decision.actions[-1], inc.GiveUp):
+            break
+        answers += 1
+        attempt = Attempt(signature="SIGKILL", t=float(i), mark=state.mark)
+        state = structs.replace(state, attempts=(*state.attempts, attempt))
+    assert answers == min(n, RULES.limits.per_signature)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.sandbox import SandboxConfig
+from slurm_robust.sandbox.errors import InvalidSandbox
+from slurm_robust.sandbox.linux import Mount
+from slurm_robust.sandbox.mounts import Wanted, closed_to_others, plan_mounts, python_paths
+
+
+def plan(*wanted: Wanted, closed: frozenset[str] = frozenset(), node: str = "n1") -> tuple[Mount, ...]:
+    config = SandboxConfig(users=("alice",), shm_mb=64)
+    return plan_mounts(config, state="/state", node=node, wanted=wanted, closed=lambda path: path in closed)
+
+
+def targets(mounts: tuple[Mount, ...]) -> list[str]:
+    return [item.target for item in mounts]
+
+
+def test_a_node_has_its_own_disks_and_the_shared_homes() -> None:
+    mounts = {item.target: item for item in plan()}
+    assert mounts["/dev/shm"].options == "mode=1777,size=64m"
+    assert mounts["/dev/shm"].source == ""
+    assert mounts["/home/alice"].source == "/state/home/alice"
+    assert mounts["/run/slurmd"].source == "/state/spool/n1"
+    assert mounts["/etc/hosts"].source == "/state/etc/hosts"
+    assert mounts["/etc/hosts"].read_only
+
+
+def test_the_head_has_no_slurmd() -> None:
+    assert "/run/slurmd" not in targets(plan(node="head"))
+
+
+def test_what_everybody_reaches_is_left_alone() -> None:
+    assert plan(Wanted("/opt/env")) == plan()
+
+
+def test_a_closed_folder_is_covered_once_and_only_the_wanted_shows() -> None:
+    mounts = plan(Wanted("/root/py/3.11"), Wanted("/root/env"), closed=frozenset({"/root", "/root/py"}))
+    assert [item.target for item in mounts if item.source == ""].count("/root") == 1
+    assert Mount("/root/py/3.11", "/root/py/3.11", read_only=True) in mounts
+    assert Mount("/root/env", "/root/env", read_only=True) in mounts
+    assert "/root/py" not in targets(mounts)
+
+
+def test_covers_come_before_what_is_bound_into_them() -> None:
+    found = targets(plan(Wanted("/root/env"), closed=frozenset({"/root"})))
+    assert found.index("/root") < found.index("/root/env")
+    assert found.index("/home") < found.index("/home/alice")
+
+
+def test_what_the_own_disks_would_hide_shows_through() -> None:
+    mounts = plan(Wanted("/tmp/pytest/x", read_only=False), Wanted("/home/dev/env"))
+    assert Mount("/tmp/pytest/x", "/tmp/pytest/x") in mounts
+    assert Mount("/home/dev/env", "/home/dev/env", read_only=True) in mounts
+
+
+@pytest.mark.parametrize("path", ["/", "/home", "/dev", "/tmp"])
+def test_a_path_that_would_hide_the_own_disks_is_refused(path: str) -> None:
+    with pytest.raises(InvalidSandbox, match="Name a folder below instead"):
+        plan(Wanted(path))
+
+
+def test_this_python_can_be_found() -> None:
+    paths = python_paths()
+    for needed in (sys.executable, sys.base_prefix, __import__("slurm_robust").__file__):
+        assert any(str(needed).startswith(path) for path in paths)
+
+
+def test_closed_is_what_others_may_not_search(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir(mode=0o700)
+    assert closed_to_others(str(folder))
+    folder.chmod(0o711)
+    assert not closed_to_others(str(folder))
+    assert not closed_to_others(str(tmp_path / "nothing"))

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from slurm_robust.sandbox import procs
+from slurm_robust.sandbox.procs import Process, find_rank, ranks_of
+
+
+def worker(pid: int, rank: int, *, parent: int = 1, job: int = 7, state: str = "S") -> Process:
+    """A worker that was started with its rank in the environment."""
+    environ = {"SLURM_JOB_ID": str(job), "RANK": str(rank)}
+    return Process(pid=pid, parent=parent, state=state, comm="python", environ=environ)
+
+
+def forked(pid: int, rank: int, *, parent: int = 1, job: int = 7) -> Process:
+    """A worker that was forked from a zygote: only its name tells the rank."""
+    name = f"srobust-rank{rank}"[:15]
+    return Process(pid=pid, parent=parent, state="S", comm=name, environ={"SLURM_JOB_ID": str(job)})
+
+
+def found(processes: list[Process], job: int, rank: int) -> int | None:
+    process = find_rank(processes, job, rank)
+    return process.pid if process else None
+
+
+def test_a_rank_is_found_by_its_environment_or_its_name() -> None:
+    assert found([worker(10, 0), worker(11, 1)], 7, 1) == 11
+    assert found([forked(10, 0), forked(11, 1)], 7, 1) == 11
+    assert found([forked(10, 1), forked(11, 11)], 7, 1) == 10
+
+
+def test_ranks_of_other_jobs_do_not_count() -> None:
+    assert found([worker(10, 0, job=8), forked(11, 0, job=8)], 7, 0) is None
+
+
+def test_helpers_of_a_worker_are_not_the_worker() -> None:
+    loader = worker(20, 3, parent=10)
+    assert found([loader, worker(10, 3), worker(21, 3, parent=20)], 7, 3) == 10
+    assert found([forked(21, 2, parent=12), forked(12, 2)], 7, 2) == 12
+
+
+def test_the_own_name_beats_an_inherited_environment() -> None:
+    environ = {"SLURM_JOB_ID": "7", "RANK": "0"}
+    misled = Process(pid=30, parent=1, state="S", comm="srobust-rank5", environ=environ)
+    assert found([misled], 7, 0) is None
+    assert found([misled], 7, 5) == 30
+
+
+def test_the_dead_are_no_ranks() -> None:
+    assert found([worker(10, 0, state="Z")], 7, 0) is None
+
+
+def test_all_ranks_are_told_for_the_message() -> None:
+    assert ranks_of([worker(1, 3), forked(2, 0), worker(3, 3, parent=1), worker(4, 9, job=8)], 7) == (0, 3)
+
+
+def test_a_process_is_read_as_it_is() -> None:
+    process = procs.read_process(os.getpid())
+    assert process is not None
+    assert process.parent == os.getppid()
+    assert process.environ["PATH"] == os.environ["PATH"]
+    assert procs.read_process(2**22 + 1) is None
+
+
+def test_a_zombie_counts_as_gone() -> None:
+    child = subprocess.Popen(["true"])
+    try:
+        assert procs.wait_gone([child.pid], 5) == ()
+        assert Path(f"/proc/{child.pid}").exists()
+    finally:
+        child.wait()
+
+
+def test_what_stays_is_returned() -> None:
+    assert procs.wait_gone([os.getpid()], 0.05) == (os.getpid(),)
+
+
+def test_a_listening_port_is_seen() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        assert not procs.listens(os.getpid(), port)
+        server.listen()
+        assert procs.listens(os.getpid(), port)
+
+
+def test_no_sandbox_runs_in_an_empty_folder(tmp_path: Path) -> None:
+    assert procs.sandbox_processes(tmp_path) == ()
+    assert procs.sandbox_init(tmp_path) is None

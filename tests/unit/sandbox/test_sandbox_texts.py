@@ -1,0 +1,137 @@
+"""Files, words and refusals that need neither root nor Slurm."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.cli import sandbox as cli
+from slurm_robust.cli.main import main
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.sandbox import SandboxConfig, etcfiles
+from slurm_robust.sandbox.boot import accounts
+from slurm_robust.sandbox.faults import Fault, Faults
+from slurm_robust.sandbox.requirements import missing_packages
+from slurm_robust.sandbox.services import head_services, node_services, service
+from slurm_robust.sandbox.status import NodeStatus, SandboxStatus, status_table
+
+CONFIG = SandboxConfig(nodes=2)
+
+
+def test_users_of_the_machine_give_way() -> None:
+    machine = "root:x:0:0::/root:/bin/sh\nalice:x:5:5::/x:/bin/sh\ncarol:x:10002:1::/y:/bin/sh\n"
+    assert etcfiles.passwd(CONFIG, machine) == (
+        "root:x:0:0::/root:/bin/sh\n"
+        "alice:x:10001:10001::/home/alice:/bin/bash\n"
+        "bob:x:10002:10002::/home/bob:/bin/bash\n"
+    )
+    assert etcfiles.group(CONFIG, "root:x:0:\nbob:x:9:\n") == "root:x:0:\nalice:x:10001:\nbob:x:10002:\n"
+
+
+def test_only_the_sandbox_has_names() -> None:
+    assert etcfiles.hosts(CONFIG).splitlines() == [
+        "127.0.0.1 localhost",
+        "10.77.0.1 head",
+        "10.77.0.11 n1",
+        "10.77.0.12 n2",
+    ]
+    assert "hosts: files\n" in etcfiles.nsswitch()
+
+
+def test_accounts_are_one_load() -> None:
+    assert accounts(CONFIG).splitlines()[-2:] == [
+        "User - 'alice':DefaultAccount='users':Fairshare=1",
+        "User - 'bob':DefaultAccount='users':Fairshare=1",
+    ]
+
+
+def test_missing_programs_are_told_as_packages() -> None:
+    assert missing_packages(accounting=True, has=lambda program: True) == ()
+    assert missing_packages(accounting=True, has=lambda program: program not in ("slurmd", "mariadbd")) == (
+        "mariadb-server-core",
+        "slurmd",
+    )
+    assert missing_packages(accounting=False, has=lambda program: program != "mariadbd") == ()
+
+
+def test_daemons_are_known_by_node() -> None:
+    assert list(head_services()) == ["munged", "mariadbd", "slurmdbd", "slurmctld"]
+    assert list(node_services("n1")) == ["slurmd"]
+    assert service("n1", "slurmd", ("-b",)).argv == ("slurmd", "-D", "-b")
+    with pytest.raises(ValueError, match="no daemon 'slurmctld' on n1; there are: slurmd"):
+        service("n1", "slurmctld")
+
+
+def test_a_fault_is_one_line_of_json() -> None:
+    fault = Fault(1.5, "power-cut", "n3")
+    assert json.loads(fault.to_json()) == {"t": 1.5, "fault": "power-cut", "target": "n3"}
+
+
+@pytest.mark.parametrize("name", [*cli.NODE_FAULTS, *cli.HEAD_FAULTS, *cli.RANK_FAULTS])
+def test_every_fault_of_the_command_line_exists(name: str) -> None:
+    assert callable(getattr(Faults, name.replace("-", "_")))
+
+
+def node(name: str, **changes: object) -> NodeStatus:
+    fields = {"address": "10.77.0.11", "on": True, "connected": True, "state": "idle", "reason": ""}
+    return NodeStatus(name=name, daemons=("slurmd",), **(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"on": False}, {"connected": False}, {"state": "down*"}, {"state": "drained"}]
+)
+def test_a_broken_node_makes_the_sandbox_unhealthy(changes: dict[str, object]) -> None:
+    status = SandboxStatus("x", "/x", (node("n1"), node("n2", **changes)))
+    assert not status.healthy
+    assert SandboxStatus("x", "/x", (node("n1"), node("n2", state="mixed"))).healthy
+
+
+def test_the_table_has_a_line_per_node() -> None:
+    lines = status_table(SandboxStatus("x", "/x", (node("n1", reason="broken fan"),))).splitlines()
+    assert lines[0].split() == ["NODE", "ADDRESS", "POWER", "NETWORK", "SLURM", "DAEMONS", "REASON"]
+    assert lines[1].split() == ["n1", "10.77.0.11", "on", "plugged", "idle", "slurmd", "broken", "fan"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["up", "--nodes", "0"], ExitCode.USAGE, "nodes: 0 is not between"),
+        (["status", "--name", "../x"], ExitCode.USAGE, "cannot name a sandbox"),
+        (["status"], 1, "srobust sandbox up --name default"),
+        (["exec", "--", "true"], 1, "no sandbox 'default' is up"),
+        (["submit"], ExitCode.USAGE, "no batch script"),
+        (["fault", "power-cut", "n1"], 1, "no sandbox 'default' is up"),
+        (["fault", "burn", "n1"], ExitCode.USAGE, "invalid choice: 'burn'"),
+    ],
+)
+def test_wrong_words_end_with_a_message(
+    words: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SROBUST_SANDBOX_DIR", str(tmp_path))
+    assert main(["sandbox", *words]) == code
+    said = capsys.readouterr()
+    assert message in said.err + said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["exec", "--", "ls", "-l", "--", "x"], ["ls", "-l", "--", "x"]),
+        (["exec", "--node", "n1", "srun", "--user", "x"], ["srun", "--user", "x"]),
+        (["submit", "--", "-N4", "a.sh", "two words", "--user"], ["-N4", "a.sh", "two words", "--user"]),
+        (["submit", "a.sh", "--name", "x"], ["a.sh", "--name", "x"]),
+    ],
+)
+def test_the_callers_words_stay_as_they_are(words: list[str], expected: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    cli.register(parser.add_subparsers())
+    args = parser.parse_args(["sandbox", *words])
+    assert cli._without_dashes(args.words) == expected

@@ -1,0 +1,198 @@
+"""The command line client with a scripted runner: which command, which reading, which error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.slurm import errors
+from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.process import CommandTimeout, CompletedCommand
+from slurm_robust.slurm.requests import StepRequest, SubmitRequest
+from tests.waiting import wait_for
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+class Script:
+    """Answers by the beginning of the command; remembers what was asked."""
+
+    def __init__(self, answers: Mapping[str, str | CompletedCommand]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.env: Mapping[str, str] = {}
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+    ) -> CompletedCommand:
+        self.asked.append(" ".join(command))
+        self.env = env or {}
+        for beginning, answer in self.answers.items():
+            if self.asked[-1].startswith(beginning):
+                if isinstance(answer, str):
+                    return CompletedCommand(command=tuple(command), exit_code=0, stdout=answer, stderr="")
+                return answer
+        raise AssertionError(f"not in the script: {self.asked[-1]}")
+
+
+def failed(stderr: str, exit_code: int = 1, stdout: str = "") -> CompletedCommand:
+    return CompletedCommand(command=("scontrol",), exit_code=exit_code, stdout=stdout, stderr=stderr)
+
+
+def test_text_before_24_11_and_json_from_there_on() -> None:
+    text = (DATA / "slurm_text/22.05.8/nodes.txt").read_text()
+    old = Script({"sinfo": "slurm-wlm 22.05.8", "scontrol show node": text})
+    assert CliSlurmClient(run=old).nodes(["n2", "n1"])[0].name == "n2"
+    assert old.asked == ["sinfo --version", "scontrol show node n[1-2]"]
+    assert old.env["SLURM_TIME_FORMAT"] == "%s"
+    json = (DATA / "slurm_json/24.11.5/scontrol_show_nodes.json").read_text()
+    new = Script({"sinfo": "slurm 24.11.5", "scontrol --json=v0.0.42 show node": json})
+    assert {node.name for node in CliSlurmClient(run=new).nodes()} == {"n1", "n4"}
+
+
+def test_a_release_that_has_dropped_the_schema_is_read_as_text() -> None:
+    text = (DATA / "slurm_text/22.05.8/nodes.txt").read_text()
+    script = Script(
+        {
+            "sinfo": "slurm 27.05.0",
+            "scontrol --json": failed("error: Unable to find plugin: data_parser/v0.0.42"),
+            "scontrol show node": text,
+        }
+    )
+    client = CliSlurmClient(run=script)
+    assert len(client.nodes()) == 4
+    assert len(client.nodes()) == 4
+    assert [words.split()[1] for words in script.asked] == ["--version", "--json=v0.0.42", "show", "show"]
+
+
+def test_json_jobs_of_22_05_without_those_that_ended() -> None:
+    squeue = (DATA / "slurm_json/22.05.8/squeue.json").read_text()
+    script = Script({"sinfo": "slurm-wlm 22.05.8", "squeue --json": squeue})
+    jobs = CliSlurmClient(run=script).jobs("root")
+    assert {"train", "pend"} <= {job.name for job in jobs}
+    assert not [job for job in jobs if job.is_finished]
+    assert CliSlurmClient(run=script).jobs("nobody") == ()
+
+
+def test_output_that_is_no_answer_shows_itself() -> None:
+    script = Script({"sinfo": "slurm 24.11.5", "scontrol": ""})
+    with pytest.raises(errors.UnparsableOutput, match=r"no output.*scontrol --json") as caught:
+        CliSlurmClient(run=script).job(7)
+    assert caught.value.fix
+
+
+def test_a_prefix_enters_another_place_and_keeps_the_time_format() -> None:
+    script = Script({"ssh head env SLURM_TIME_FORMAT=%s sinfo --version": "slurm 22.05.8"})
+    assert CliSlurmClient(prefix=("ssh", "head"), run=script).version().major == 22
+
+
+def test_a_missing_command_prints_the_path() -> None:
+    client = CliSlurmClient(environ={"PATH": "/nowhere"})
+    with pytest.raises(errors.SlurmCommandMissing, match=r"cannot start .*PATH is /nowhere"):
+        client.release(7)
+    with pytest.raises(errors.SlurmCommandMissing):
+        client.launch_step(StepRequest(job_id=1, nodes=("n1",), command=("x",)), Path("/dev/null"))
+
+
+def test_no_answer_in_time() -> None:
+    def run(command: Sequence[str], **rest: object) -> CompletedCommand:
+        raise CommandTimeout(command, 3.0)
+
+    client = CliSlurmClient(3.0, run=run)
+    with pytest.raises(errors.SlurmTimeout, match="scontrol gave no answer within 3 s"):
+        client.release(7)
+    assert not client.ping()
+    with pytest.raises(ValueError, match="timeout_s"):
+        CliSlurmClient(0)
+
+
+def test_requeue_of_a_pending_job_is_harmless() -> None:
+    pending = failed("Job is pending execution for job 7")
+    script = Script({"scontrol requeue 7": pending, "scontrol requeuehold 7": pending, "scontrol hold 7": ""})
+    client = CliSlurmClient(run=script)
+    client.requeue(7)
+    client.requeue(7, hold=True)
+    assert script.asked[-1] == "scontrol hold 7"
+
+
+def test_cancel_of_what_has_ended_is_harmless() -> None:
+    gone = failed("scancel: error: Kill job error on job step id 17: Invalid job id specified", 225)
+    CliSlurmClient(run=Script({"scancel": gone})).cancel(17, step_id="7")
+
+
+def test_steps_of_a_job_without_any() -> None:
+    script = Script(
+        {
+            "sinfo": "slurm-wlm 22.05.8",
+            "scontrol show step 18": failed("", stdout="Job step 18. not found"),
+            "scontrol -d show job 18": (DATA / "slurm_text/22.05.8/job_held.txt").read_text(),
+        }
+    )
+    assert CliSlurmClient(run=script).steps(18) == ()
+
+
+def test_submit_reads_the_id_behind_a_plugin_s_chatter() -> None:
+    script = Script({"sbatch": "welcome to the cluster\n77;mini\n"})
+    request = SubmitRequest(command=("job.sh", "a b"), environment={"X": "1"}, nodes=2)
+    assert CliSlurmClient(run=script).submit(request) == 77
+    assert script.env["X"] == "1"
+    assert script.asked == ["sbatch --parsable --requeue --nodes=2 job.sh a b"]
+    with pytest.raises(errors.UnparsableOutput, match="no job id"):
+        CliSlurmClient(run=Script({"sbatch": "later\n"})).submit(request)
+
+
+def test_required_nodes_of_a_running_job_are_never_sent() -> None:
+    """Slurm would take it as: shrink to these nodes."""
+    script = Script(
+        {
+            "sinfo": "slurm-wlm 22.05.8",
+            "scontrol -d show job": (DATA / "slurm_text/22.05.8/job_running.txt").read_text(),
+        }
+    )
+    with pytest.raises(errors.JobNotPending):
+        CliSlurmClient(run=script).set_required_nodes(41, ["n1"])
+
+
+def test_orders_without_substance() -> None:
+    client = CliSlurmClient(run=Script({}))
+    with pytest.raises(ValueError, match="reason"):
+        client.drain(["n1"], " \n")
+    with pytest.raises(ValueError, match="cancel"):
+        client.shrink(7, [])
+    client.drain([], "x")
+    client.resume([])
+
+
+def test_topology_where_there_is_none() -> None:
+    none = failed("scontrol: error: No topology information available")
+    assert CliSlurmClient(run=Script({"scontrol show topology": none})).topology() == ()
+    refused = failed("Unable to contact slurm controller (connect failure)")
+    with pytest.raises(errors.ControllerUnreachable):
+        CliSlurmClient(run=Script({"scontrol show topology": refused})).topology()
+
+
+def test_a_step_runs_in_a_session_of_its_own_with_a_scrubbed_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import os\nprint(os.getsid(0) == os.getpid(), sorted(os.environ))\n"
+    (tmp_path / "srun").write_text(source)
+    # With this prefix the stand-in is run as a script found in the working directory.
+    monkeypatch.chdir(tmp_path)
+    environ = {"PATH": "/bin", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
+    client = CliSlurmClient(environ=environ, prefix=(sys.executable,))
+    request = StepRequest(job_id=7, nodes=("n1",), command=("x",))
+    handle = client.launch_step(request, tmp_path / "log")
+    wait_for(lambda: handle.poll() is not None, 10, "the stand-in for srun ends")
+    assert handle.poll() == 0
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("True ")
+    assert "SLURM_JOB_ID" in said
+    assert "SLURM_NTASKS" not in said

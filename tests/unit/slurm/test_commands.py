@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from slurm_robust.slurm import commands
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest, whole_node_steps
+
+
+def test_srun_says_everything_itself() -> None:
+    request = StepRequest(job_id=7, nodes=("n1", "n3"), command=("agent", "--x"), gpus_per_node=8)
+    words = commands.srun(request)
+    assert words[0] == "srun"
+    assert words[-2:] == ["agent", "--x"]
+    for option in (
+        "--jobid=7",
+        "--nodelist=n1,n3",
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--no-kill",
+        "--whole",
+        "--mem=0",
+        "--gres=gpu:8",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--input=none",
+        "--export=ALL",
+    ):
+        assert option in words
+    plain = StepRequest(
+        job_id=7, nodes=("n1",), command=("x",), whole_node=False, overlap=False, no_kill=False
+    )
+    assert not {"--whole", "--mem=0", "--overlap", "--no-kill"} & set(commands.srun(plain))
+
+
+def test_a_step_does_not_inherit_what_the_user_submitted_with() -> None:
+    environ = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm/slurm.conf",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "8",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SLURM_CPUS_PER_TASK": "2",
+        "SLURM_TRES_PER_TASK": "cpu=2",
+        "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_CPU_BIND": "cores",
+        "SLURM_DISTRIBUTION": "cyclic",
+        "SLURM_MEM_PER_CPU": "100",
+        "SLURM_EXACT": "1",
+        "SLURM_SOMETHING_NEW": "1",
+        "SRUN_CPUS_PER_TASK": "2",
+        "SBATCH_GRES": "gpu:1",
+        "PMIX_RANK": "0",
+        "SLURM_SPANK_SITE": "kept",
+    }
+    request = StepRequest(job_id=7, nodes=("n1",), command=("x",), environment={"A": "1"})
+    assert commands.step_environment(environ, request) == {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm/slurm.conf",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SPANK_SITE": "kept",
+        "A": "1",
+    }
+
+
+def test_one_step_unless_nodes_differ_in_gpus() -> None:
+    held = Allocation(job_id=7, nodes=("n1", "n2", "n3"), gpus_per_node={"n1": 8, "n2": 4, "n3": 8})
+    steps = whole_node_steps(held, held.nodes, ("agent",))
+    assert [(s.nodes, s.gpus_per_node) for s in steps] == [(("n1", "n3"), 8), (("n2",), 4)]
+    no_gpus = Allocation(job_id=7, nodes=("n1", "n2"))
+    (step,) = whole_node_steps(no_gpus, ("n2",), ("agent",))
+    assert (step.nodes, step.gpus_per_node) == (("n2",), None)
+
+
+def test_sbatch() -> None:
+    request = SubmitRequest(
+        command=("sleep", "1 0"),
+        wrap=True,
+        name="j",
+        time_limit_s=61,
+        excluded_nodes=("n2", "n1"),
+        hold=True,
+        requeue=False,
+        comment="a\nb",
+        options=("--mem=1G",),
+    )
+    assert commands.sbatch(request) == [
+        "sbatch",
+        "--parsable",
+        "--no-requeue",
+        "--job-name=j",
+        "--time=2",
+        "--comment=a b",
+        "--exclude=n[1-2]",
+        "--hold",
+        "--mem=1G",
+        "--wrap",
+        "sleep '1 0'",
+    ]
+
+
+def test_reservations() -> None:
+    request = ReservationRequest(
+        name="spare", nodes=("n1", "n2"), users=("alice", "bob"), flags=("IGNORE_JOBS",), partition="main"
+    )
+    assert commands.reservation(request, create=True) == [
+        "scontrol",
+        "create",
+        "reservation",
+        "reservationname=spare",
+        "starttime=now",
+        "duration=UNLIMITED",
+        "nodes=n[1-2]",
+        "users=alice,bob",
+        "flags=IGNORE_JOBS",
+        "partition=main",
+    ]
+    change = ReservationRequest(name="spare", node_count=3, duration_s=7200)
+    assert commands.reservation(change, create=False) == [
+        "scontrol",
+        "update",
+        "reservationname=spare",
+        "duration=120",
+        "nodecnt=3",
+    ]
+
+
+def test_cancel() -> None:
+    assert commands.cancel(7, None, None) == ["scancel", "7"]
+    assert commands.cancel(7, "0", None) == ["scancel", "7.0"]
+    assert commands.cancel(7, None, "USR1") == ["scancel", "--signal=USR1", "7"]
+    assert commands.cancel(7, "batch", "USR1") == ["scancel", "--batch", "--signal=USR1", "7"]
+
+
+def test_reasons_and_comments_are_one_line() -> None:
+    assert commands.one_line(" a\nb\x1b[31m é ") == "a b [31m é"
+    assert commands.drain(["n2", "n1"], "x\ny")[2:] == ["nodename=n[1-2]", "state=drain", "reason=x y"]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.errors import NotInAllocation
+
+BATCH = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[3,1-2]",
+    "SLURM_JOB_CPUS_PER_NODE": "16(x2),8",
+    "SLURM_GPUS_ON_NODE": "8",
+    "SLURM_RESTART_COUNT": "2",
+    "SLURM_JOB_END_TIME": "1795251045",
+}
+
+
+def test_a_batch_script_s_environment() -> None:
+    held = allocation_from_environment(BATCH)
+    assert held.job_id == 7
+    assert held.nodes == ("n3", "n1", "n2")
+    assert held.cpus_per_node == {"n3": 16, "n1": 16, "n2": 8}
+    assert set(held.gpus_per_node.values()) == {8}
+    assert held.batch_host == "n3"
+    assert held.restart_count == 2
+    assert held.end_time == 1795251045.0
+
+
+def test_what_may_be_missing() -> None:
+    held = allocation_from_environment(
+        {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "n1", "SLURM_JOB_GPUS": "0,3", "SLURM_JOB_CPUS_PER_NODE": "?"}
+    )
+    assert (held.nodes, held.restart_count, held.end_time) == (("n1",), 0, None)
+    assert held.gpus_per_node == {"n1": 2}
+    assert held.cpus_per_node == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({}, "SLURM_JOB_ID is not set"),
+        ({"SLURM_JOB_ID": "7"}, "SLURM_JOB_NODELIST is not set"),
+        ({"SLURM_JOB_ID": "x", "SLURM_JOB_NODELIST": "n1"}, "not a number"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n["}, "brackets"),
+    ],
+)
+def test_outside_a_job(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(NotInAllocation, match=words) as caught:
+        allocation_from_environment(environ)
+    assert "sbatch" in caught.value.fix
+    assert "salloc" in caught.value.fix

@@ -1,0 +1,51 @@
+"""Slurm's own texts, as printed by real releases, to types."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.slurm import errors
+from slurm_robust.slurm.process import CompletedCommand
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("slurm_load_jobs error: Invalid job id specified", errors.JobNotFound),
+        ("Invalid job id specified for job 999", errors.JobNotFound),
+        ("Job is no longer pending execution for job 17", errors.JobNotPending),
+        ("Job has already finished for job 18\nslurm_suspend error: finished", errors.JobFinished),
+        ("Requested operation is presently disabled for job 17", errors.RequeueDisabled),
+        ("slurm_update error: Invalid user id", errors.PermissionDenied),
+        ("Access/permission denied for job 21\nslurm_suspend error: x", errors.PermissionDenied),
+        ("Error creating the reservation: Invalid node name specified", errors.InvalidNode),
+        ("Node n99 not found", errors.InvalidNode),
+        ("Reservation nope not found", errors.ReservationNotFound),
+        ("delete_reservation x: Requested reservation is invalid", errors.ReservationNotFound),
+        ("Job step 17.7 not found", errors.StepNotFound),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", errors.ControllerUnreachable),
+        ("error: Unable to contact slurm controller (connect failure)", errors.ControllerUnreachable),
+        ("Requested operation not supported on this system for job 17", errors.CommandFailed),
+        ("", errors.CommandFailed),
+    ],
+)
+def test_texts(text: str, kind: type[errors.SlurmCommandError]) -> None:
+    for done in (
+        CompletedCommand(command=("scontrol", "x"), exit_code=1, stdout="", stderr=text),
+        CompletedCommand(command=("scontrol", "x"), exit_code=1, stdout=text, stderr=""),
+    ):
+        error = errors.classify(done)
+        assert type(error) is kind
+        assert error.command == ("scontrol", "x")
+        assert error.returncode == 1
+        assert error.fix
+        assert "scontrol x" in str(error)
+
+
+def test_every_type_of_the_tree_names_a_fix() -> None:
+    kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.SlurmError)]
+    assert len(kinds) > 15
+    for kind in kinds:
+        if kind is not errors.SlurmError:
+            assert kind.fix, kind
+        assert kind.__name__ in (errors.__doc__ or "")

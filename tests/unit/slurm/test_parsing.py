@@ -1,0 +1,307 @@
+"""Recorded output of real releases to records: the same facts from text and from every JSON shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.slurm import jsonforms, text, values
+from slurm_robust.slurm.errors import UnparsableOutput
+from slurm_robust.slurm.records import Gres, SlurmVersion
+
+DATA = Path(__file__).parents[2] / "data"
+NEWER = ("24.11.5", "25.11.7", "26.05.5")
+
+
+def recorded(name: str) -> str:
+    return (DATA / "slurm_text" / "22.05.8" / name).read_text()
+
+
+def document(release: str, name: str) -> jsonforms.Object:
+    return jsonforms.load((DATA / "slurm_json" / release / name).read_text())
+
+
+# -- text of 22.05 ---------------------------------------------------------------------------------
+
+
+def test_a_job_whose_name_and_comment_look_like_fields() -> None:
+    job = text.parse_job(recorded("job_running.txt"))
+    assert job.name == "my train JobState=FAILED x"
+    assert job.comment == "a Requeue=0 b=c"
+    assert job.is_running
+    assert job.requeue
+    assert job.nodes == ("n1", "n2")
+    assert job.required_nodes == ("n1", "n2")
+    assert job.excluded_nodes == ("n4",)
+    assert job.batch_host == "n1"
+    assert job.time_limit_s == 7200.0
+    assert job.end_time is not None
+    assert job.start_time is not None
+    assert job.end_time - job.start_time == 7200.0
+    assert (job.user_name, job.user_id) == ("alice", 1001)
+
+
+def test_a_line_break_in_a_name_is_refused_rather_than_believed() -> None:
+    with pytest.raises(UnparsableOutput, match="appears twice"):
+        text.parse_job(recorded("job_name_with_line_break.txt"))
+
+
+def test_a_name_that_begins_another_record_is_refused() -> None:
+    with pytest.raises(UnparsableOutput, match="no JobState"):
+        text.parse_job("JobId=7 JobName=x\nJobId=8 JobName=y\n   JobState=RUNNING\n")
+
+
+def test_a_held_job() -> None:
+    job = text.parse_job(recorded("job_held.txt"))
+    assert job.held
+    assert job.is_pending
+    assert not job.held_by_slurm
+    assert job.num_nodes == 3
+    assert job.start_time is None
+
+
+def test_a_completing_job_that_was_requeued_with_a_hold() -> None:
+    job = text.parse_job(recorded("job_completing_held.txt"))
+    assert job.is_completing
+    assert not job.is_pending
+    assert not job.is_running
+    assert not job.is_finished
+    assert job.held
+    assert job.restart_count == 1
+
+
+def test_what_a_job_holds_on_each_node() -> None:
+    held = text.parse_allocation(recorded("job_running.txt"))
+    assert held.nodes == ("n1", "n2")
+    assert held.cpus_per_node == {"n1": 3, "n2": 1}
+    assert held.gpus_per_node == {"n1": 4, "n2": 4}
+
+
+def test_nodes() -> None:
+    nodes = {node.name: node for node in text.parse_nodes(recorded("nodes.txt"))}
+    assert list(nodes) == ["n1", "n2", "n3", "n4"]
+    bad = nodes["n4"]
+    assert bad.states == {"IDLE", "DRAIN", "RESERVED"}
+    assert bad.is_drained
+    assert bad.reason == "gpu xid 79 = bad [x] é State=IDLE"
+    assert bad.reason_user == "root"
+    assert bad.reason_time is not None
+    assert bad.gres == (Gres(name="gpu", type="h200", count=8),)
+    assert (bad.cpus, bad.memory_mb, bad.partitions) == (16, 64000, ("main",))
+    assert bad.version == "22.05.8"
+    assert nodes["n1"].usable
+
+
+def test_a_reason_with_local_time_is_the_same_node() -> None:
+    (node,) = text.parse_nodes(recorded("node_local_time.txt"))
+    assert node.reason == "gpu xid 79 = bad [x] é State=IDLE"
+    assert node.reason_time is not None
+
+
+def test_steps() -> None:
+    batch, step = text.parse_steps(recorded("steps.txt"))
+    assert (batch.step_id, batch.nodes) == ("batch", ("n1",))
+    assert (step.job_id, step.step_id, step.name, step.nodes) == (41, "0", "sleep", ("n1", "n2"))
+    assert step.tasks == 2
+    assert step.states == {"RUNNING"}
+
+
+def test_a_step_whose_name_looks_like_fields() -> None:
+    (step,) = text.parse_steps(
+        "StepId=7.3 UserId=1 StartTime=5 TimeLimit=UNLIMITED\n"
+        "   State=RUNNING Partition=main NodeList=n1\n"
+        "   Nodes=1 CPUs=1 Tasks=1 Name=a NodeList=n9 Network=x Network=(null)\n"
+    )
+    assert step.name == "a NodeList=n9 Network=x"
+    assert step.nodes == ("n1",)
+
+
+def test_reservations() -> None:
+    (spare,) = text.parse_reservations(recorded("reservations.txt"))
+    assert (spare.name, spare.nodes, spare.node_count) == ("spare", ("n3", "n4"), 2)
+    assert spare.users == ("alice", "root")
+    assert spare.flags == {"IGNORE_JOBS", "SPEC_NODES", "NO_HOLD_JOBS_AFTER_END"}
+    assert spare.accounts == ()
+    assert text.parse_reservations("No reservations in the system\n") == ()
+
+
+def test_config() -> None:
+    config = text.parse_config(recorded("config.txt"))
+    assert config["ClusterName"] == "mini"
+    assert config["SlurmdTimeout"] == "20 sec"
+    assert config["EpilogSlurmctld"] == ""
+    assert config["SlurmctldHost[0]"].startswith("head")
+
+
+def test_ping() -> None:
+    assert text.parse_ping("Slurmctld(primary) at head is DOWN\nSlurmctld(backup) at b is UP\n")
+    assert not text.parse_ping("Slurmctld(primary) at head is DOWN\n")
+
+
+def test_topology() -> None:
+    spine, leaf = text.parse_topology(
+        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=leaf[1-2] \n"
+        "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]\n"
+    )
+    assert (spine.level, spine.switches) == (1, ("leaf1", "leaf2"))
+    assert (leaf.level, leaf.nodes, leaf.switches) == (0, ("n1", "n2"), ())
+
+
+def test_accounting_of_a_requeued_job() -> None:
+    rows = text.parse_accounting(recorded("accounting_requeued.txt"))
+    assert [(r.run, r.step, r.state) for r in rows] == [
+        (0, "", "REQUEUED"),
+        (0, "batch", "COMPLETED"),
+        (0, "0", "CANCELLED"),
+        (1, "", "COMPLETED"),
+        (1, "batch", "COMPLETED"),
+    ]
+    assert rows[2].signal == 15
+    assert rows[0].nodes == ("n1", "n2", "n3")
+
+
+def test_accounting_of_a_job_that_gave_a_node_back() -> None:
+    rows = text.parse_accounting(recorded("accounting_resized.txt"))
+    assert [(r.run, r.step, r.state) for r in rows][-1] == (0, "", "CANCELLED")
+    assert {r.run for r in rows} == {0}
+
+
+def test_accounting_without_rows_and_without_output() -> None:
+    assert text.parse_accounting("JobIDRaw|State|ExitCode|Start|End|NodeList\n") == ()
+    with pytest.raises(UnparsableOutput, match="no header"):
+        text.parse_accounting("")
+    with pytest.raises(UnparsableOutput, match="printed the row"):
+        text.parse_accounting("JobIDRaw|State|ExitCode|Start|End|NodeList\n7|FAILED\n")
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("DOWN*", {"DOWN", "NOT_RESPONDING"}),
+        ("IDLE+NOT_RESPONDING", {"IDLE", "NOT_RESPONDING"}),
+        ("mixed*+drain", {"MIXED", "NOT_RESPONDING", "DRAIN"}),
+        ("IDLE~", {"IDLE"}),
+        ("", set()),
+    ],
+)
+def test_states(given: str, expected: set[str]) -> None:
+    assert values.parse_states(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("gpu:h200:8(S:0-1),nic:2", [("gpu", "h200", 8), ("nic", "", 2)]),
+        ("gpu:h100:8(IDX:0-3,5)", [("gpu", "h100", 8)]),
+        ("gres/gpu=4", [("gpu", "", 4)]),
+        ("gres:gpu:8", [("gpu", "", 8)]),
+        ("bandwidth:lustre:no_consume:4G", [("bandwidth", "lustre:no_consume", 4 * 1024**3)]),
+        ("(null)", []),
+        ("gpu", [("gpu", "", 1)]),
+    ],
+)
+def test_gres(given: str, expected: list[tuple[str, str, int]]) -> None:
+    assert [(g.name, g.type, g.count) for g in values.parse_gres(given)] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("02:00:00", 7200.0), ("1-00:00:10", 86410.0), ("05:30", 330.0), ("UNLIMITED", None), ("", None)],
+)
+def test_durations(given: str, expected: float | None) -> None:
+    assert values.parse_duration(given) == expected
+
+
+def test_versions() -> None:
+    assert values.parse_version("slurm-wlm 22.05.8\n") == SlurmVersion(major=22, minor=5, micro=8)
+    assert values.parse_version("slurm 24.11.0-0rc1") >= SlurmVersion(major=24, minor=11)
+    assert str(SlurmVersion(major=22, minor=5, micro=8)) == "22.05.8"
+    with pytest.raises(UnparsableOutput):
+        values.parse_version("none")
+
+
+# -- JSON of all releases --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", NEWER)
+def test_json_nodes(release: str) -> None:
+    first, last = jsonforms.parse_nodes(document(release, "scontrol_show_nodes.json"))
+    check_nodes(first.states, last.states, first.reason, first.reason_user)
+    assert first.version == release
+    assert first.gres == (Gres(name="gpu", type="h100", count=8),)
+    assert first.gres_used == (Gres(name="gpu", type="h100", count=8),)
+    assert last.gres_used == ()
+    assert first.partitions == ("main",)
+    assert first.boot_time is not None
+
+
+def test_json_nodes_of_22_05() -> None:
+    first, last = jsonforms.parse_nodes(document("22.05.8", "sinfo.json"))
+    check_nodes(first.states, last.states, first.reason, first.reason_user)
+    assert first.version == "22.05.8"
+    assert first.reason_time is not None
+
+
+def check_nodes(first: frozenset[str], last: frozenset[str], reason: str, user: str) -> None:
+    assert first == {"ALLOCATED", "DRAIN"}
+    assert last == {"IDLE", "DRAIN"}
+    assert reason == "draining n1 é"
+    assert user == "root"
+
+
+@pytest.mark.parametrize("release", ["22.05.8", *NEWER])
+def test_json_jobs(release: str) -> None:
+    jobs = {job.name: job for job in jsonforms.parse_jobs(document(release, "squeue.json"))}
+    train, pending = jobs["train"], jobs["pend"]
+    assert train.is_running
+    assert train.nodes == ("n1",)
+    assert train.excluded_nodes == ("n4",)
+    assert train.required_nodes == ("n1",)
+    assert train.comment == "c1"
+    assert train.requeue
+    assert train.restart_count == 0
+    assert train.batch_host == "n1"
+    assert pending.is_pending
+    assert pending.nodes == ()
+    assert pending.num_nodes == 3
+    assert pending.excluded_nodes == ("n3",)
+    assert not pending.held
+
+
+@pytest.mark.parametrize("release", NEWER)
+def test_json_allocation(release: str) -> None:
+    held = jsonforms.parse_allocation(document(release, "scontrol_show_job.json"))
+    assert held.nodes == ("n1",)
+    assert held.cpus_per_node == {"n1": 8}
+    assert held.gpus_per_node == {"n1": 8}
+    assert held.batch_host == "n1"
+    assert held.time_limit_s is None
+
+
+@pytest.mark.parametrize("release", NEWER)
+def test_json_steps_and_reservations(release: str) -> None:
+    (step,) = jsonforms.parse_steps(document(release, "scontrol_show_step.json"))
+    assert (step.step_id, step.name, step.nodes, step.states) == ("0", "sleep", ("n1",), {"RUNNING"})
+    (maint,) = jsonforms.parse_reservations(document(release, "scontrol_show_reservation.json"))
+    assert (maint.name, maint.nodes, maint.users) == ("maint", ("n3", "n4"), ("root",))
+    assert "MAINT" in maint.flags
+    assert maint.start_time is not None
+
+
+def test_json_numbers() -> None:
+    assert jsonforms.number({"set": True, "infinite": False, "number": 7}) == 7
+    assert jsonforms.number({"set": False, "infinite": True, "number": 0}) is None
+    assert jsonforms.number({"set": True, "infinite": True, "number": 0}) is None
+    assert jsonforms.number(None) is None
+    assert jsonforms.number(True) is None
+    assert jsonforms.number(3) == 3
+
+
+@pytest.mark.parametrize("output", ["", "  \n", "[1]", "{", '{"errors": []}'])
+def test_json_that_is_none(output: str) -> None:
+    with pytest.raises(UnparsableOutput):
+        jsonforms.parse_nodes(jsonforms.load(output))

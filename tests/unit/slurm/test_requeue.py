@@ -1,0 +1,304 @@
+"""The way out and back: the pure decision case by case, then whole stories over the fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from slurm_robust.slurm import errors
+from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.slurm.requeue import requeue_without, watch_until_running
+from slurm_robust.slurm.requeue_plan import (
+    Do,
+    End,
+    Memory,
+    Order,
+    Stage,
+    StageOutcome,
+    Until,
+    Wait,
+    after,
+    decide,
+    newly_drained,
+)
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+
+ORDER = Order(job_id=7, ending_run=0, exclude=("n2",))
+
+
+def job(states: str, restarts: int = 0, **fields: object) -> Job:
+    known: dict[str, object] = {"priority": 1000, "nodes": ("n1", "n2")}
+    return Job(
+        job_id=7,
+        name="train",
+        user_id=1000,
+        user_name="alice",
+        states=frozenset(states.split("+")),
+        restart_count=restarts,
+        **{**known, **fields},
+    )
+
+
+# What a process remembers that has seen the job pending for a while.
+SETTLED = Memory(pending_for_s=10.0)
+COMPLETING = job("COMPLETING", 1)
+PENDING = job("PENDING", 1, reason="BeginTime", excluded_nodes=("n2",), nodes=())
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (job("RUNNING"), Do(stage=Stage.REQUEUE)),
+        (COMPLETING, Do(stage=Stage.EXCLUDE, nodes=("n2",))),
+        (
+            msgspec.structs.replace(COMPLETING, excluded_nodes=("n9",)),
+            Do(stage=Stage.EXCLUDE, nodes=("n9", "n2")),
+        ),
+        (
+            msgspec.structs.replace(PENDING, required_nodes=("n1", "n2")),
+            Do(stage=Stage.UNPIN, nodes=("n1",)),
+        ),
+        (
+            msgspec.structs.replace(PENDING, priority=0, reason="job_requeued_in_held_state"),
+            Do(stage=Stage.RELEASE),
+        ),
+        (
+            msgspec.structs.replace(PENDING, priority=0, reason="launch_failed_requeued_held"),
+            Do(stage=Stage.RELEASE),
+        ),
+        (
+            msgspec.structs.replace(COMPLETING, excluded_nodes=("n2",)),
+            Wait(why="the last run is still completing"),
+        ),
+        (PENDING, Do(stage=Stage.START)),
+        (job("RUNNING", 1, nodes=("n1", "n3")), End(ok=True, why="running again on n1,n3")),
+        (job("COMPLETING", 0), Wait(why="the run is ending for another reason")),
+    ],
+)
+def test_next_step(seen: Job, expected: Do | Wait | End) -> None:
+    assert decide(ORDER, seen, SETTLED) == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (job("CANCELLED", 1), "has ended (CANCELLED)"),
+        (job("COMPLETED", 0), "has ended (COMPLETED)"),
+        (job("PENDING", 0), "PENDING in run 0 already"),
+        (msgspec.structs.replace(PENDING, priority=0, reason="JobHeldUser"), "somebody holds the job"),
+        (msgspec.structs.replace(PENDING, priority=0, reason="JobHeldAdmin"), "somebody holds the job"),
+    ],
+)
+def test_left_alone(seen: Job, words: str) -> None:
+    step = decide(ORDER, seen, Memory())
+    assert isinstance(step, End)
+    assert not step.ok
+    assert words in step.why
+
+
+def test_a_job_is_not_started_in_the_second_in_which_its_last_run_ended() -> None:
+    """Slurm would refuse the credential and end the job as failed."""
+    assert decide(ORDER, PENDING, Memory(pending_for_s=1.9)) == Wait(why="the last run has only just ended")
+
+
+def test_until_excluded_ends_before_the_job_is_pending() -> None:
+    order = msgspec.structs.replace(ORDER, until=Until.EXCLUDED)
+    step = decide(order, msgspec.structs.replace(COMPLETING, excluded_nodes=("n2",)), Memory())
+    assert isinstance(step, End)
+    assert step.ok
+
+
+def test_what_slurm_refuses_for_good_is_not_tried_again() -> None:
+    memory = after(Memory(), Do(stage=Stage.REQUEUE), errors.RequeueDisabled("disabled"))
+    step = decide(ORDER, job("RUNNING"), memory)
+    assert step == End(ok=False, why="Slurm does not requeue the job")
+    memory = SETTLED
+    for _ in range(5):
+        memory = after(memory, Do(stage=Stage.EXCLUDE), errors.InvalidNode("Invalid node name"))
+    # Better back with a bad node than not at all.
+    assert decide(ORDER, msgspec.structs.replace(PENDING, excluded_nodes=()), memory) == Do(stage=Stage.START)
+
+
+def test_a_pending_job_is_pointed_out_again_but_ever_more_rarely() -> None:
+    waiting = msgspec.structs.replace(PENDING, reason="Resources")
+    memory = SETTLED
+    orders = []
+    for look in range(200):
+        step = decide(ORDER, waiting, memory)
+        if isinstance(step, Do):
+            orders.append(look)
+            memory = after(memory, step, None)
+        else:
+            memory = msgspec.structs.replace(memory, waits=memory.waits + 1)
+    assert orders == [0, 9, 26, 59, 124]
+
+
+def test_no_answer_is_no_refusal() -> None:
+    memory = Memory()
+    for _ in range(100):
+        memory = after(memory, Do(stage=Stage.REQUEUE), errors.ControllerUnreachable("down"))
+    assert memory == Memory()
+
+
+def test_newly_drained_are_only_those_of_failed_prologs() -> None:
+    def node(name: str, reason: str) -> Node:
+        states = frozenset({"IDLE", "DRAIN"})
+        return Node(name=name, hostname=name, address=name, states=states, reason=reason)
+
+    nodes = [node("n1", "Prolog error"), node("n2", "Prolog error"), node("n3", "broken fan")]
+    assert newly_drained(frozenset({"n1"}), nodes) == ("n2",)
+
+
+# -- stories ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    return FakeSlurm()
+
+
+def started(slurm: FakeSlurm, nodes: int = 2, **fields: object) -> int:
+    return slurm.submit(SubmitRequest(command=("train.sh",), nodes=nodes, **fields))
+
+
+def told(into: list[StageOutcome]) -> Callable[[StageOutcome], None]:
+    return into.append
+
+
+def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    clock = slurm.cluster.clock
+    begun = clock.now
+    said: list[StageOutcome] = []
+    first = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=clock, report=told(said))
+    assert first.ok
+    assert clock.now == begun, "nothing to wait for before the batch script ends"
+    rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
+    assert rest.ok
+    assert rest.job is not None
+    assert rest.job.nodes == ("n1", "n3")
+    assert clock.now - begun < 5
+    assert [outcome.stage for outcome in said] == [Stage.REQUEUE, Stage.EXCLUDE, Stage.START]
+
+
+def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    clock = slurm.cluster.clock
+    end = clock.now + 20
+    clock.on_advance.append(
+        lambda now: slurm.requeue(job_id) if now >= end and slurm.job(job_id).restart_count == 0 else None
+    )
+    said: list[StageOutcome] = []
+    outcome = watch_until_running(
+        slurm, job_id, ending_run=0, exclude=["n2"], until=Until.STARTED, clock=clock, report=told(said)
+    )
+    assert outcome.ok
+    assert [o.stage for o in said] == [Stage.EXCLUDE, Stage.START]
+    never = started(slurm, 1)
+    outcome = watch_until_running(slurm, never, ending_run=0, clock=clock, timeout_s=30)
+    assert not outcome.ok
+    assert "run 0 has not ended yet" in outcome.detail
+
+
+def test_with_a_hold(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    clock = slurm.cluster.clock
+    said: list[StageOutcome] = []
+    outcome = requeue_without(
+        slurm, job_id, [], ending_run=0, until=Until.RUNNING, hold=True, clock=clock, report=told(said)
+    )
+    assert outcome.ok
+    assert [o.stage for o in said] == [Stage.REQUEUE, Stage.RELEASE, Stage.START]
+
+
+def test_a_watcher_that_comes_too_late_does_nothing(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    slurm.requeue(job_id)
+    slurm.cluster.clock.advance(200)
+    said: list[StageOutcome] = []
+    outcome = watch_until_running(
+        slurm, job_id, ending_run=0, exclude=["n2"], clock=slurm.cluster.clock, report=told(said)
+    )
+    assert outcome.ok
+    assert said == []
+
+
+def test_a_pinned_job_drops_the_pin_of_the_bad_node(slurm: FakeSlurm) -> None:
+    job_id = started(slurm, required_nodes=("n1", "n2"))
+    outcome = requeue_without(
+        slurm, job_id, ["n2"], ending_run=0, until=Until.RUNNING, clock=slurm.cluster.clock
+    )
+    assert outcome.job is not None
+    assert outcome.job.nodes == ("n1", "n3")
+    assert outcome.job.required_nodes == ("n1",)
+
+
+def test_failed_prologs_are_worked_around(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    slurm.requeue(job_id)
+    slurm.cluster.failing_prologs.update({"n1", "n2"})
+    outcome = watch_until_running(slurm, job_id, ending_run=0, clock=slurm.cluster.clock)
+    assert outcome.ok
+    assert outcome.job is not None
+    assert outcome.job.nodes == ("n3", "n4")
+    assert set(outcome.job.excluded_nodes) == {"n1", "n2"}
+
+
+def test_but_not_for_ever() -> None:
+    slurm = FakeSlurm(FakeCluster([f"n{i}" for i in range(1, 9)]))
+    job_id = started(slurm, 1)
+    slurm.requeue(job_id)
+    slurm.cluster.failing_prologs.update(slurm.cluster.nodes)
+    outcome = watch_until_running(slurm, job_id, ending_run=0, clock=slurm.cluster.clock, max_releases=3)
+    assert not outcome.ok
+    assert "after 3 releases" in outcome.detail
+
+
+def test_a_cancelled_job_is_not_revived(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    slurm.cancel(job_id)
+    outcome = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=slurm.cluster.clock)
+    assert not outcome.ok
+    assert slurm.job(job_id).is_finished
+
+
+def test_slurm_away_for_a_while(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    clock = slurm.cluster.clock
+    back = clock.now + 10
+    slurm.cluster.unreachable = True
+    clock.on_advance.append(lambda now: setattr(slurm.cluster, "unreachable", now < back))
+    outcome = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=clock, timeout_s=30)
+    assert outcome.ok
+    assert clock.now >= back
+
+
+def test_slurm_away_for_good(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    slurm.cluster.unreachable = True
+    outcome = requeue_without(slurm, job_id, [], ending_run=0, clock=slurm.cluster.clock, timeout_s=5)
+    assert not outcome.ok
+    assert "not done within 5 s" in outcome.detail
+    assert "Unable to contact" in outcome.detail
+
+
+def test_no_requeue_and_no_job(slurm: FakeSlurm) -> None:
+    clock = slurm.cluster.clock
+    job_id = started(slurm, requeue=False)
+    said: list[StageOutcome] = []
+    outcome = requeue_without(slurm, job_id, [], ending_run=0, clock=clock, report=told(said))
+    assert not outcome.ok
+    assert [(o.stage, o.ok) for o in said] == [(Stage.REQUEUE, False)]
+    assert not requeue_without(slurm, 99, [], ending_run=0, clock=clock).ok
+
+
+def test_an_unknown_node_does_not_keep_the_job_away(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    outcome = requeue_without(
+        slurm, job_id, ["gone"], ending_run=0, until=Until.RUNNING, clock=slurm.cluster.clock, timeout_s=60
+    )
+    assert outcome.ok

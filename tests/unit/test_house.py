@@ -1,0 +1,180 @@
+"""The house rules that no linter knows: layers, cycles, sizes, and tests that do not sleep."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "slurm_robust"
+
+# Units of one layer do not import each other; a unit imports only layers before its own.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("model",),
+    ("config",),
+    ("slurm", "wire", "health", "checkpoint", "analysis", "policy"),
+    ("worker", "agent"),
+    ("controller",),
+    ("report", "simulate", "sandbox"),
+    ("cli",),
+)
+# A unit that no other may import: fakes for tests of ours and of users.
+TESTING = "testing"
+LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
+
+# Neighbours that may be imported all the same, with the reason.
+ALLOWED = {
+    ("agent", "worker"): "an agent starts the workers and reads their records",
+    ("policy", "analysis"): "a decision starts from the causes that the analysis found; both are pure",
+}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+FUNCTION_LINES = 60
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {dotted(path) for path in MODULES}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports(node: ast.AST, *, at_run_time: bool) -> Iterator[str]:
+    """Modules of ours that ``node`` imports; with ``at_run_time`` only what importing the file imports."""
+    for child in ast.iter_child_nodes(node):
+        if at_run_time and (is_type_checking(child) or isinstance(child, ast.FunctionDef | ast.Lambda)):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names if alias.name.startswith("slurm_robust"))
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            module = child.module or ""
+            if module.startswith("slurm_robust"):
+                for alias in child.names:
+                    submodule = f"{module}.{alias.name}"
+                    yield submodule if submodule in NAMES else module
+        yield from imports(child, at_run_time=at_run_time)
+
+
+def unit_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (parts[1] in LEVEL or parts[1] == TESTING) else None
+
+
+def may_import(unit: str, other: str) -> bool:
+    if unit in (other, TESTING):
+        return True
+    if other == TESTING:
+        return False
+    return LEVEL[other] < LEVEL[unit] or (unit, other) in ALLOWED
+
+
+def test_every_unit_has_its_layer() -> None:
+    units = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert units - set(LEVEL) - {TESTING} == set()
+
+
+def test_units_import_only_lower_layers() -> None:
+    wrong = [
+        f"{dotted(path)} imports {other}"
+        for path in MODULES
+        if (unit := unit_of(dotted(path)))
+        for other in sorted(set(imports(parsed(path), at_run_time=False)))
+        if (other_unit := unit_of(other)) and not may_import(unit, other_unit)
+    ]
+    assert wrong == []
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {
+        dotted(path): NAMES.intersection(imports(parsed(path), at_run_time=True)) - {dotted(path)}
+        for path in MODULES
+    }
+    while ends := [
+        name
+        for name, others in graph.items()
+        if not others & graph.keys() or not any(name in graph[other] for other in graph)
+    ]:
+        for end in ends:
+            del graph[end]
+    assert {name: sorted(others & graph.keys()) for name, others in graph.items()} == {}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_no_function_is_longer_than_a_page(path: Path) -> None:
+    long = [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
+    ]
+    assert long == []
+
+
+# Jobs that tests submit are programs of their own; they may stand for work by sleeping.
+TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.parent.name != "scripts"]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
+def test_tests_do_not_sleep(path: Path) -> None:
+    """A test that sleeps is either too slow or too fast for some machine: tests.waiting.wait_for."""
+    calls = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    names = [call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls]
+    assert "sleep" not in names
+
+
+def test_importing_every_module_does_nothing(tmp_path: Path) -> None:
+    """In a bare environment each module can be imported, and none prints, starts or writes anything."""
+    names = [dotted(path) for path in MODULES if path.stem != "__main__" and not needs_torch(path)]
+    code = (
+        "import importlib, sys, threading\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60
+    )
+    assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def needs_torch(path: Path) -> bool:
+    """Whether importing this module imports torch: those are for workers only."""
+    seen: set[Path] = set()
+    queue = [path]
+    while queue:
+        current = queue.pop()
+        if current in seen or not current.exists():
+            continue
+        seen.add(current)
+        for node in ast.walk(parsed(current)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(name.split(".")[0] == "torch" for name in names) and node in parsed(current).body:
+                return True
+        found = imports(parsed(current), at_run_time=True)
+        queue += [ROOT / (name.replace(".", "/") + ".py") for name in found]
+    return False
+
+
+def test_the_package_offers_what_it_says() -> None:
+    package = importlib.import_module("slurm_robust")
+    assert all(getattr(package, name) for name in package.__all__)

@@ -1,0 +1,104 @@
+"""What users and administrators copy: it must be right as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.cli.run import split_command
+from slurm_robust.config.reader import environment_name, read_file
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.settings import build, known_keys, show
+from slurm_robust.model.exitcodes import ExitCode
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = sorted((ROOT / "sbatch_templates").glob("*.sbatch"))
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_a_template_survives_what_it_promises_to_survive(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    subprocess.run(["bash", "-n", path], check=True)
+    options = {line.split()[1] for line in lines if line.startswith("#SBATCH")}
+    assert {"--no-kill", "--requeue", "--open-mode=append", "--signal=B:USR1@120", "--exclusive"} <= options
+    assert lines[-1].startswith("exec srobust run ")
+    own, _, _ = split_command(lines[-1].split()[3:])
+    assert own[:2] == ["--spares", "1"]
+
+
+def test_the_configuration_template_is_right() -> None:
+    build(read_file(ROOT / "sbatch_templates" / "job.yaml"))
+
+
+def table(page: str, columns: int) -> list[list[str]]:
+    """Rows of all Markdown tables with so many columns, without the two header lines."""
+    rows = [
+        [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in (ROOT / page).read_text().splitlines()
+        if line.startswith("|")
+    ]
+    return [row for row in rows if len(row) == columns and not set(row[0]) <= {"-", ":"}]
+
+
+def test_the_page_on_configuration_has_every_key_with_its_default() -> None:
+    documented = {row[0]: row[1] for row in table("docs/configuration.md", 3)[1:]}
+    shown = [line.partition("#")[0].strip() for line in show(JobConfig(), {}).splitlines()]
+    defaults = [text.partition(": ")[2] for text in shown if not text.endswith(":")]
+    names = sorted(known_keys(), key=lambda name: "." in name)
+    assert documented == dict(zip(names, defaults, strict=True))
+
+
+def test_the_page_on_configuration_explains_the_environment() -> None:
+    assert environment_name("timings.node_dead_s") in (ROOT / "docs" / "configuration.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/exit-codes.md"])
+def test_every_exit_code_is_documented(page: str) -> None:
+    documented = {int(row[0]) for row in table(page, 2) + table(page, 3) if row[0].isdecimal()}
+    assert documented == {int(code) for code in ExitCode}
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+def test_links_in_pages_lead_to_files(page: str) -> None:
+    source = ROOT / page
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", source.read_text())
+    assert [link for link in links if not (source.parent / link).exists()] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run an epilog: sudo make test-unit")
+def test_the_epilog_removes_the_ended_jobs_folders_and_nothing_else(tmp_path: Path) -> None:
+    shm, job = Path("/dev/shm"), 900_000_000 + os.getpid()
+    mine, others = shm / f"srobust-{NOBODY}-{job}-ab-x", shm / f"srobust-{NOBODY}-{job + 1}-ab-x"
+    link, roots = shm / f"srobust-{NOBODY}-{job}-link", shm / f"srobust-{NOBODY}-{job}-root"
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    try:
+        for folder in (mine / "gen-001", others, roots):
+            folder.mkdir(parents=True)
+        link.symlink_to(kept)
+        (mine / "link").symlink_to(kept)
+        for path in (mine, mine / "gen-001", others, link, mine / "link"):
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+        environ = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(NOBODY), "SLURM_JOB_GID": str(NOBODY)}
+        subprocess.run([ROOT / "prolog_epilog" / "epilog.sh"], env=environ, check=True, timeout=30)
+        exists = [path.exists() for path in (mine, others, roots, kept)]
+        assert exists == [False, True, True, True]
+        assert link.is_symlink()
+    finally:
+        subprocess.run(["rm", "-rf", mine, others, roots, link], check=True)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"SLURM_JOB_ID": "1", "SLURM_JOB_UID": "0"}, {"SLURM_JOB_ID": "1;id", "SLURM_JOB_UID": "5"}],
+)
+def test_the_epilog_does_nothing_with_odd_input(environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [ROOT / "prolog_epilog" / "epilog.sh"], env=environ, capture_output=True, check=True, timeout=30
+    )
+    assert (done.stdout, done.stderr) == (b"", b"")

@@ -1,0 +1,55 @@
+"""The examples run as their headings say, and the big one ends the same after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--batch", "1", "--every", "5"]
+
+
+def run(folder: Path, script: str, *options: str, ranks: int = 1) -> str:
+    command = [str(EXAMPLES / script), *options]
+    if ranks > 1:
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+        ]
+        command = [*launcher, *command]
+    else:
+        command = [sys.executable, *command]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SROBUST_")}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        output, _ = process.communicate(timeout=100.0)
+    finally:
+        process.terminate()  # torchrun ends its ranks on TERM, not when it is killed
+        process.wait(60.0)
+    assert process.returncode == 0
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_gpt_ends_bitwise_the_same_after_an_interruption(ranks: int, tmp_path: Path) -> None:
+    """Four ranks, because over two of them no order of summation can differ."""
+    for path, steps in (("straight", 20), ("broken", 12), ("broken", 20)):
+        options = ["--steps", str(steps), "--path", path, "--out", f"{path}.json"]
+        run(tmp_path, "train_gpt.py", *SMALL, *options, ranks=ranks)
+    straight, broken = (json.loads((tmp_path / f"{p}.json").read_text()) for p in ("straight", "broken"))
+    assert straight == broken
+    assert straight["steps"] == 20
+
+
+@pytest.mark.slow
+def test_the_plain_loop_runs(tmp_path: Path) -> None:
+    assert "step 49 loss" in run(tmp_path, "plain_loop.py", "--steps", "50", "--width", "16")

@@ -1,0 +1,267 @@
+"""A script in a fork of the zygote must not be able to tell it from ``python script.py``."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.model.job import CommandKind
+from tests.unit.worker.zygotes import ScriptRunner, plain_python
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptRunner]:
+    runner = ScriptRunner(cwd=tmp_path_factory.mktemp("zygote"))
+    yield runner
+    runner.close()
+
+
+def write(folder: Path, text: str, name: str = "script.py") -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return name
+
+
+WHO_AM_I = """
+import json, os, sys, signal
+main = sys.modules["__main__"]
+print(json.dumps({
+    "argv": sys.argv, "path0": sys.path[0], "path": sys.path[1:], "name": __name__, "file": __file__,
+    "package": __package__, "spec": repr(__spec__), "cached": main.__dict__.get("__cached__", "none"),
+    "same": main.__dict__ is globals(), "orig": sys.orig_argv[1:], "cwd": os.getcwd(),
+    "stdin": sys.stdin.read() if sys.stdin else None, "loader": type(__loader__).__name__,
+    "names": sorted(n for n in globals() if n.startswith("__")), "executable": sys.executable,
+    "term": repr(signal.getsignal(signal.SIGTERM)), "int": repr(signal.getsignal(signal.SIGINT)),
+    "chld": repr(signal.getsignal(signal.SIGCHLD)), "hup": repr(signal.getsignal(signal.SIGHUP)),
+    "pipe": repr(signal.getsignal(signal.SIGPIPE)),
+    "mask": repr(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "fds": sorted(map(int, os.listdir("/proc/self/fd")))[:3],
+}))
+"""
+
+
+@pytest.mark.parametrize("name", ["script.py", "sub/dir/script.py", "./script.py"])
+def test_a_script_sees_what_python_would_show_it(runner: ScriptRunner, tmp_path: Path, name: str) -> None:
+    write(tmp_path, WHO_AM_I, name)
+    plain = plain_python(name, "--flag", "x", cwd=tmp_path)
+    forked = runner.run((name, "--flag", "x"), tmp_path)
+    assert forked.code == 0, forked.err
+    assert json.loads(forked.out) == json.loads(plain.stdout)
+
+
+def test_a_module_sees_what_python_would_show_it(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, WHO_AM_I, "pack/age.py")
+    write(tmp_path, "", "pack/__init__.py")
+    plain = plain_python("-m", "pack.age", "x", cwd=tmp_path)
+    forked = runner.run(("pack.age", "x"), tmp_path, kind=CommandKind.MODULE)
+    address = re.compile("0x[0-9a-f]+")
+    assert json.loads(address.sub("", forked.out)) == json.loads(address.sub("", plain.stdout))
+
+
+def test_a_folder_with_a_main_is_run(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, "import beside, sys\nprint(beside.VALUE, sys.argv)", "app/__main__.py")
+    write(tmp_path, "VALUE = 7", "app/beside.py")
+    assert runner.run(("app", "x"), tmp_path).out == plain_python("app", "x", cwd=tmp_path).stdout
+
+
+CODES = [
+    "pass",
+    "import sys; sys.exit()",
+    "import sys; sys.exit(3)",
+    "import sys; sys.exit(259)",
+    "import sys; sys.exit('a reason')",
+    "import sys; sys.exit(True)",
+    "raise SystemExit",
+    "import os; os._exit(5)",
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "raise KeyboardInterrupt",
+    "import atexit, sys; atexit.register(print, 'bye'); sys.exit(2)",
+    "import threading, time\ndef f():\n time.sleep(0.1)\n print('end')\nthreading.Thread(target=f).start()",
+    "import atexit; atexit.register(lambda: 1 / 0)",
+    "import sys; sys.stdout.close()",
+    "print('no newline', end='')",
+    "import sys; sys.excepthook = lambda *a: print('hooked', a[0].__name__); raise ValueError",
+]
+
+
+@pytest.mark.parametrize("source", CODES)
+def test_ends_and_output_are_pythons(runner: ScriptRunner, tmp_path: Path, source: str) -> None:
+    write(tmp_path, source)
+    plain = plain_python("script.py", cwd=tmp_path)
+    forked = runner.run(("script.py",), tmp_path)
+    code = forked.code if forked.code is not None else -(forked.exited.signal or 0)
+    assert (code, forked.out) == (plain.returncode, plain.stdout)
+
+
+ERRORS = [
+    "def f():\n    return 1 / 0\n\nf()\n",
+    "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise RuntimeError('outer') from e\n",
+    "class Own(Exception):\n    pass\n\nraise Own('mine')\n",
+    "def broken(:\n",
+    "import json\njson.loads('{')\n",
+    "import sys\nsys.exit('bye')\n",
+]
+
+
+@pytest.mark.parametrize("source", ERRORS)
+def test_a_traceback_is_pythons(runner: ScriptRunner, tmp_path: Path, source: str) -> None:
+    write(tmp_path, source)
+    assert runner.run(("script.py",), tmp_path).err == plain_python("script.py", cwd=tmp_path).stderr
+
+
+def test_the_place_of_an_error_is_in_the_users_own_code(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, "import json\nimport helper\nhelper.load()\n")
+    write(tmp_path, "import json\ndef load():\n    return json.loads('{')\n", "helper.py")
+    error = runner.run(("script.py",), tmp_path).exited.error
+    assert error is not None
+    assert (error.type, error.file, error.line) == ("json.decoder.JSONDecodeError", "helper.py", 3)
+    assert "bootstrap.py" not in error.traceback
+    assert "Expecting property name" in error.message
+
+
+def test_classes_of_the_script_can_be_pickled_and_processes_spawned(
+    runner: ScriptRunner, tmp_path: Path
+) -> None:
+    write(
+        tmp_path,
+        """
+import multiprocessing, pickle, sys
+class Point:
+    def __init__(self, x): self.x = x
+def double(point): return Point(2 * point.x)
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Point(1))).x == 1
+    for method in ("spawn", "forkserver", "fork"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(method, [p.x for p in pool.map(double, [Point(1), Point(2)])])
+""",
+    )
+    result = runner.run(("script.py",), tmp_path)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "spawn [2, 4]\nforkserver [2, 4]\nfork [2, 4]\n"
+
+
+def test_data_loader_workers_with_datasets_of_the_script(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+import torch
+class Squares(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return i * i
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(Squares(), 4, num_workers=2, multiprocessing_context=method)
+        print([batch.tolist() for batch in loader])
+""",
+    )
+    result = runner.run(("script.py",), tmp_path)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n" * 2
+
+
+def test_forks_share_no_randomness_where_processes_would_not(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, "import numpy, random, torch\nprint(numpy.random.rand(), random.random(), torch.rand(1))")
+    first, second = (runner.run(("script.py",), tmp_path).out.split() for _ in range(2))
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+    assert first[2] != second[2]
+
+
+def test_steps_of_every_optimizer_are_counted(runner: ScriptRunner, tmp_path: Path) -> None:
+    """Also with a GradScaler, a closure, and an optimizer of the script's own."""
+    write(
+        tmp_path,
+        """
+import torch
+w = torch.nn.Parameter(torch.ones(4))
+def loss():
+    w.grad = None
+    value = (w * w).sum(); value.backward(); return value
+sgd = torch.optim.SGD([w], lr=0.1)
+for _ in range(3): loss(); sgd.step()
+torch.optim.LBFGS([w], max_iter=2).step(loss)
+scaler = torch.amp.GradScaler("cpu")
+scaler.scale(torch.ones(1)); loss(); scaler.step(sgd); scaler.update()
+class Own(torch.optim.Optimizer):
+    def __init__(self, p): super().__init__(p, {})
+    def step(self, closure=None): pass
+Own([w]).step()
+""",
+    )
+    result = runner.run(("script.py",), tmp_path)
+    assert (result.code, result.err) == (0, "")
+    assert result.steps == 6 - 1
+
+
+def test_a_compiled_optimizer_still_works(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+import torch
+w = torch.nn.Parameter(torch.ones(4)); w.grad = torch.ones(4)
+sgd = torch.optim.SGD([w], lr=0.5)
+step = torch.compile(sgd.step, backend="eager")
+step(); step()
+print(w.tolist())
+""",
+    )
+    result = runner.run(("script.py",), tmp_path)
+    assert (result.code, result.out) == (0, "[0.0, 0.0, 0.0, 0.0]\n"), result.err
+
+
+def test_output_is_seen_line_by_line_also_of_a_killed_worker(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, "import os\nprint('first')\nos.kill(os.getpid(), 9)\n")
+    result = runner.run(("script.py",), tmp_path)
+    assert result.exited.signal == signal.SIGKILL
+    assert result.out == "first\n"
+
+
+def test_the_environment_is_the_workers_own(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, "import os\nprint(os.environ.get('MINE'))\nos.environ['MINE'] = 'changed'")
+    assert runner.run(("script.py",), tmp_path, env={"MINE": "1"}).out == "1\n"
+    assert runner.run(("script.py",), tmp_path).out == "None\n"
+
+
+def test_threads_of_numerical_libraries_work_after_the_fork(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+import numpy, torch
+a = numpy.ones((500, 500)); assert (a @ a)[0, 0] == 500
+t = torch.ones(500, 500); assert (t @ t)[0, 0] == 500
+x = torch.ones(500, 500, requires_grad=True); (x @ x).sum().backward(); print(x.grad[0, 0].item())
+""",
+    )
+    assert runner.run(("script.py",), tmp_path).out == "1000.0\n"
+
+
+def test_preload_is_imported_once_and_shared(tmp_path: Path) -> None:
+    write(tmp_path, "import os\nPID = os.getpid()", "heavy.py")
+    write(tmp_path, "import os, heavy\nprint(heavy.PID == os.getppid())")
+    runner = ScriptRunner(preload=("heavy",), cwd=tmp_path)
+    try:
+        assert runner.run(("script.py",), tmp_path).out == "True\n"
+    finally:
+        runner.close()
+
+
+def test_a_preload_that_starts_threads_is_told(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+        "threads.py",
+    )
+    runner = ScriptRunner(preload=("threads",), cwd=tmp_path)
+    try:
+        assert any("importing 'threads' started 1 threads" in note for note in runner.notes)
+    finally:
+        runner.close()

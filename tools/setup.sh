@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Sets up everything that the demo and the tests need, and only what is missing:
+#   1. Debian packages for the sandbox (Slurm, munge, MariaDB, ip, unshare), by apt-get, when root;
+#   2. a virtual environment in .venv with PyTorch and this package in editable mode.
+# A second run costs a few milliseconds: a stamp tells that nothing has changed.
+#
+# Variables:
+#   SROBUST_PYTHON  the Python to make .venv from (default: the first of python3, python3.13 … 3.10 that fits)
+#   SROBUST_TORCH   words for "pip install" that bring PyTorch (default: torch==2.13.0). On a machine without
+#                   GPUs the CPU build is much smaller: "torch==2.13.0+cpu --index-url URL" with the URL that
+#                   PyTorch's installation page names for CPU builds.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly VENV=.venv
+readonly STAMP=$VENV/.srobust-setup
+readonly TORCH=${SROBUST_TORCH:-torch==2.13.0}
+readonly POLICY=/usr/sbin/policy-rc.d
+# The same range as the extra "torch" in pyproject.toml.
+readonly TORCH_FITS='
+import importlib.metadata as metadata, sys
+try:
+    version = metadata.version("torch")
+except metadata.PackageNotFoundError:
+    sys.exit(1)
+sys.exit(not (2, 4) <= tuple(int(part) for part in version.split(".")[:2]) < (2, 14))'
+
+say() { echo "setup: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+# -- Debian packages ------------------------------------------------------------------------------
+
+# One line per command that must be there: command, package that brings it.
+needed_commands() {
+    cat <<'LIST'
+slurmctld slurmctld
+slurmd slurmd
+slurmdbd slurmdbd
+srun slurm-client
+munged munge
+mariadbd mariadb-server
+ip iproute2
+unshare util-linux
+LIST
+}
+
+missing_packages() {
+    local command package
+    while read -r command package; do
+        PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$command" >/dev/null || echo "$package"
+    done < <(needed_commands) | sort -u
+}
+
+remove_policy() { rm -f "$POLICY"; }
+
+install_packages() {
+    local packages=("$@") words
+    words="apt-get install --no-install-recommends ${packages[*]}"
+    if ! command -v apt-get >/dev/null; then
+        say "this is no Debian: install what brings these by yourself for the sandbox: ${packages[*]}"
+        return 0
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        say "missing for the sandbox (demo and cluster tests): ${packages[*]}"
+        say "not root, so please run: sudo $words"
+        return 0
+    fi
+    say "installing ${packages[*]} (apt-get)"
+    # The daemons of these packages must not start on this machine: the sandbox has its own.
+    if [ ! -e "$POLICY" ]; then
+        trap remove_policy EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+        chmod 755 "$POLICY"
+        readonly POLICY_IS_OURS=1
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    local apt=(apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3 -o Dpkg::Use-Pty=0)
+    "${apt[@]}" update || say "apt-get update failed; trying with the lists that are here"
+    "${apt[@]}" install --yes --no-install-recommends "${packages[@]}" >/dev/null ||
+        fail "apt-get could not install them; to see why: $words"
+    if [ -n "${POLICY_IS_OURS:-}" ]; then
+        remove_policy
+        trap - EXIT
+    fi
+    if [ -d /run/systemd/system ]; then
+        say "the services of these packages were not started, but systemd will start them at the next boot;"
+        say "the sandbox does not need them: systemctl disable munge mariadb slurmctld slurmd slurmdbd"
+    fi
+}
+
+# -- Python ---------------------------------------------------------------------------------------
+
+fits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+find_python() {
+    local candidate
+    if [ -n "${SROBUST_PYTHON:-}" ]; then
+        fits "$SROBUST_PYTHON" || fail "SROBUST_PYTHON=$SROBUST_PYTHON is no Python of 3.10 or later"
+        echo "$SROBUST_PYTHON"
+        return
+    fi
+    for candidate in python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10; do
+        if command -v "$candidate" >/dev/null && fits "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+make_venv() {
+    local python options=()
+    if [ -x $VENV/bin/python ] && fits $VENV/bin/python && $VENV/bin/python -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    python=$(find_python) || { install_packages python3 python3-venv; python=$(find_python); } ||
+        fail "no Python of 3.10 or later; install one, or name it: SROBUST_PYTHON=/path/to/python3 make setup"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
+    # A PyTorch that a site has installed already (for its GPUs) is better than any that we would fetch.
+    if [ -z "${SROBUST_TORCH:-}" ] && "$python" -c "$TORCH_FITS"; then
+        options=(--system-site-packages)
+    fi
+    say "making $VENV with $("$python" --version)"
+    "$python" -m venv --clear "${options[@]}" $VENV ||
+        fail "'$python -m venv' failed; on Debian: apt-get install python3-venv"
+}
+
+install_python_packages() {
+    local pip=($VENV/bin/python -m pip --disable-pip-version-check --quiet)
+    if [ -n "${SROBUST_TORCH:-}" ] || ! $VENV/bin/python -c "$TORCH_FITS"; then
+        say "installing PyTorch: pip install $TORCH (set SROBUST_TORCH for another build)"
+        # shellcheck disable=SC2086  # words on purpose: the variable may hold options
+        "${pip[@]}" install $TORCH
+    fi
+    say "installing this package and its tools (pip)"
+    "${pip[@]}" install --editable '.[torch,dev]'
+}
+
+# What the environment was made from: when this text is the stamp's, nothing is to do.
+wanted() { { cat pyproject.toml tools/setup.sh; echo "$TORCH"; pwd; } | cksum; }
+
+main() {
+    local missing
+    exec 9<tools/setup.sh
+    flock 9  # two "make" at once must not build one environment together
+    mapfile -t missing < <(missing_packages)
+    if [ ${#missing[@]} -gt 0 ]; then
+        install_packages "${missing[@]}"
+    fi
+    if [ -f $STAMP ] && [ "$(cat $STAMP)" = "$(wanted)" ] && $VENV/bin/python -c '' 2>/dev/null; then
+        return
+    fi
+    make_venv
+    install_python_packages
+    wanted >$STAMP
+    say "done"
+}
+
+main
