@@ -25,6 +25,7 @@ from slurm_robust.agent.slowfiles import SlowFiles, read_tail
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
+    AskFlush,
     End,
     EpochSeen,
     ForgetRecords,
@@ -36,6 +37,7 @@ from slurm_robust.agent.stimuli import (
     ReadTail,
     RenewPort,
     SendBeat,
+    SetStride,
     SpawnWorkers,
     StartLauncher,
     Stimulus,
@@ -82,9 +84,7 @@ class Setup:
 class Agent:
     """One node's agent. :meth:`run` returns when the job or the step is over."""
 
-    def __init__(
-        self, setup: Setup, launcher: Launcher, runtime: RuntimeFolder, ports: PortHolder
-    ) -> None:
+    def __init__(self, setup: Setup, launcher: Launcher, runtime: RuntimeFolder, ports: PortHolder) -> None:
         spec = setup.spec
         self._setup = setup
         self._launcher = launcher
@@ -265,6 +265,10 @@ class Agent:
                 self._files.submit(partial(_tail, self._setup.job, generation, rank))
             case AskCheckpoint(step=step):
                 self._steps.request_checkpoint(step)
+            case SetStride(stride=stride):
+                self._steps.set_stride(stride)
+            case AskFlush(step=step):
+                self._steps.ask_flush(step)
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():

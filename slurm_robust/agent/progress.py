@@ -43,6 +43,16 @@ class StepWatch:
         for record in self._records:
             record.request_checkpoint(step)
 
+    def set_stride(self, stride: int) -> None:
+        """Tell all workers which snapshots go to peers."""
+        for record in self._records:
+            record.set_stride(stride)
+
+    def ask_flush(self, step: int) -> None:
+        """Have all workers keep the snapshot of ``step``; -1 for none."""
+        for record in self._records:
+            record.set_flush(step)
+
     def read(self, now: float) -> tuple[Progress, ...]:
         """What all ranks have done; a damaged record's rank is left out."""
         found = []

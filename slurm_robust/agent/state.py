@@ -13,6 +13,7 @@ from msgspec import structs
 from slurm_robust.agent.launcher import Gone
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
+    AskFlush,
     End,
     EpochSeen,
     ForgetRecords,
@@ -25,6 +26,7 @@ from slurm_robust.agent.stimuli import (
     ReadTail,
     RenewPort,
     SendBeat,
+    SetStride,
     SpawnWorkers,
     StartLauncher,
     Stimulus,
@@ -35,7 +37,7 @@ from slurm_robust.agent.stimuli import (
     Ticked,
 )
 from slurm_robust.model.exits import WorkerError, WorkerExit
-from slurm_robust.wire.messages import Inject, Launch, Phase, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.wire.messages import Flush, Inject, Launch, Pace, Phase, RequestCheckpoint, Shutdown, Stop
 from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
 LAUNCHER_STARTS = 3
@@ -141,13 +143,19 @@ class AgentState:
             case Shutdown(grace_s=grace_s):
                 return self._shut_down(grace_s, now)
             case RequestCheckpoint(generation=generation, step=step):
-                ours = generation == self.generation and self.phase is Phase.RUNNING
-                return [AskCheckpoint(step=step)] if ours else []
+                return [AskCheckpoint(step=step)] if self._runs(generation) else []
+            case Pace(generation=generation, stride=stride):
+                return [SetStride(stride=stride)] if self._runs(generation) else []
+            case Flush(generation=generation, step=step):
+                return [AskFlush(step=step)] if self._runs(generation) else []
             case Inject(rank=rank, signal=number):
                 worker = self.workers.get(rank)
                 if worker is None or worker.pid is None or worker.exit is not None:
                     return []
                 return [InjectSignal(pid=worker.pid, number=number)]
+
+    def _runs(self, generation: int) -> bool:
+        return generation == self.generation and self.phase is Phase.RUNNING
 
     def _on_launch(self, launch: Launch, now: float) -> list[Instruction]:
         known = self._pending.generation if self._pending else self.generation
@@ -251,9 +259,7 @@ class AgentState:
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
         worker.ended = exited.ended
-        worker.exit = WorkerExit(
-            rank=exited.rank, code=exited.code, signal=exited.signal, error=exited.error
-        )
+        worker.exit = WorkerExit(rank=exited.rank, code=exited.code, signal=exited.signal, error=exited.error)
         done: list[Instruction] = [SendBeat()]
         if worker.exit.failed and self.phase is not Phase.STOPPING:
             done.append(ReadTail(generation=self.generation, rank=exited.rank))

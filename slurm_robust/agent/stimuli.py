@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from slurm_robust.agent.launcher import LauncherMessage
 from slurm_robust.model.record import Record
-from slurm_robust.wire.messages import Inject, Launch, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.wire.messages import Flush, Inject, Launch, Pace, RequestCheckpoint, Shutdown, Stop
 
-Order: TypeAlias = Launch | Stop | RequestCheckpoint | Inject | Shutdown
+Order: TypeAlias = Launch | Stop | RequestCheckpoint | Pace | Flush | Inject | Shutdown
 
 # -- stimuli --------------------------------------------------------------------------------------
 
@@ -100,6 +100,18 @@ class AskCheckpoint(Record):
     step: int
 
 
+class SetStride(Record):
+    """Steps that are multiples of ``stride`` go to peers from now on."""
+
+    stride: int
+
+
+class AskFlush(Record):
+    """Have the snapshot of ``step`` kept when it comes, and put on disk and storage."""
+
+    step: int
+
+
 class RenewPort(Record):
     """Hold another rendezvous port for the next launch; this one is being used now."""
 
@@ -125,6 +137,8 @@ Instruction: TypeAlias = (
     | SweepGroups
     | ReadTail
     | AskCheckpoint
+    | SetStride
+    | AskFlush
     | RenewPort
     | ForgetRecords
     | SendBeat

@@ -85,6 +85,37 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """Sizes of the parallel groups; data parallelism takes what is left of the world."""
+
+    tp: int = 1
+    """Tensor parallel size."""
+
+    cp: int = 1
+    """Context parallel size."""
+
+    ep: int = 1
+    """Expert parallel size, as a dimension of its own (1 where experts lie across data parallel ranks)."""
+
+    pp: int = 1
+    """Pipeline parallel size."""
+
+    order: str = "tp-cp-ep-dp-pp"
+    """Which dimension changes fastest with the rank, first to last (Megatron-LM's default)."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 and an order that is none."""
+        for name in ("tp", "cp", "ep", "pp"):
+            _at_least(self, name, 1)
+        if sorted(self.order.split("-")) != ["cp", "dp", "ep", "pp", "tp"]:
+            raise InvalidValue(
+                ("order",),
+                f"order is {self.order!r}",
+                'name each of tp, cp, ep, dp, pp once, e.g. "tp-cp-ep-dp-pp"',
+            )
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Where checkpoints are and how many are kept."""
 
@@ -94,10 +125,37 @@ class CheckpointConfig:
     keep: int = 2
     """Newest complete checkpoints that are kept. With 1 there is none to go back to when it is bad."""
 
+    keep_every: int | None = None
+    """Checkpoints on storage of steps that are multiples of it are kept for ever; null: none."""
+
+    memory: Literal["auto", "off"] = "auto"
+    """``auto``: a snapshot of each step in the node's memory, as far as it fits; ``off``: every checkpoint
+    goes to storage while training waits."""
+
+    peers: Literal["auto", "off"] = "auto"
+    """``auto``: copies of the snapshots on other nodes, where there are any."""
+
+    peer_mb_s: float | None = None
+    """Most that one node sends to its peers, in MB (10^6 bytes) per second; null: as fast as it goes."""
+
+    every_s: float = 600.0
+    """A checkpoint goes from memory to storage when the newest there is so old, in seconds."""
+
+    every_steps: int | None = None
+    """A checkpoint goes from memory to storage at multiples of this step; null: by time only."""
+
+    local_directory: str | None = None
+    """Folder on each node's own disk that gets a copy of what goes to storage; null: none."""
+
     def __post_init__(self) -> None:
-        """Refuse an empty folder name and keeping nothing."""
+        """Refuse empty folder names, keeping nothing, and intervals that are none."""
         _not_empty(self, "directory", "name a folder, or leave the key out")
-        _at_least(self, "keep", 1)
+        _not_empty(self, "local_directory", "name a folder on the nodes' own disks, or leave the key out")
+        for name in ("keep", "keep_every", "every_steps"):
+            _at_least(self, name, 1)
+        _positive(self, "every_s")
+        if self.peer_mb_s is not None:
+            _positive(self, "peer_mb_s")
 
 
 @dataclass(frozen=True)
@@ -187,6 +245,9 @@ class JobConfig:
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Where checkpoints are and how many are kept."""
+
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """Sizes of the parallel groups."""
 
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """How Slurm is spoken to and what it may be asked for."""

@@ -57,6 +57,10 @@ _EXAMPLES: dict[str, object] = {
     "job_dir": "/shared/me/jobs",
     "preload": ["transformers"],
     "checkpoint.directory": "/shared/me/checkpoints",
+    "checkpoint.keep_every": 10000,
+    "checkpoint.peer_mb_s": 2000,
+    "checkpoint.every_steps": 500,
+    "checkpoint.local_directory": "/scratch/me",
     "rendezvous.port_range": "29500-29600",
 }
 

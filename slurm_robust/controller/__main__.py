@@ -15,6 +15,7 @@ import msgspec
 
 from slurm_robust import __version__
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.config.schema import CheckpointConfig
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal, fold
@@ -27,7 +28,7 @@ from slurm_robust.controller.start import begin
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.job import CopySpec, JobDirectory, JobSpec
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
@@ -139,10 +140,21 @@ def _write_spec(directory: JobDirectory, plan: Plan, store: CheckpointStore) -> 
         heartbeat_s=plan.config.timings.heartbeat_s,
         kill_wait_s=plan.config.timings.kill_wait_s,
         checkpoint_dir=str(store.path),
+        copies=_copies(plan.config.checkpoint),
     )
     beside = directory.path / ".job.json.new"
     beside.write_bytes(msgspec.json.encode(spec))
     beside.replace(directory.spec)
+
+
+def _copies(config: CheckpointConfig) -> CopySpec:
+    return CopySpec(
+        memory=config.memory == "auto",
+        peers=config.peers == "auto",
+        peer_bytes_s=(config.peer_mb_s or 0.0) * 1e6,
+        local_directory=config.local_directory or "",
+        keep=config.keep,
+    )
 
 
 def _run_started(plan: Plan) -> ev.RunStarted:

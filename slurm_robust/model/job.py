@@ -16,6 +16,22 @@ class CommandKind(str, Enum):
     EXEC = "exec"  # any program, executed once per rank
 
 
+class CopySpec(Record):
+    """What agents do about copies of checkpoints beyond shared storage.
+
+    ``memory``: snapshots in the node's memory; ``peers``: second copies on other nodes, with at most
+    ``peer_bytes_s`` bytes per second and node (0: as fast as it goes); ``local_directory``: folder on each
+    node's own disk for what :class:`~slurm_robust.wire.messages.Flush` asks for, "" for none, of which
+    the newest ``keep`` stay.
+    """
+
+    memory: bool = True
+    peers: bool = True
+    peer_bytes_s: float = 0.0
+    local_directory: str = ""
+    keep: int = 2
+
+
 class JobSpec(Record):
     """What every agent must know of the job; ``job.json`` in the job directory.
 
@@ -33,6 +49,7 @@ class JobSpec(Record):
     heartbeat_s: float = 1.0
     kill_wait_s: float = 5.0
     checkpoint_dir: str = ""
+    copies: CopySpec = CopySpec()
 
 
 class JobDirectory:

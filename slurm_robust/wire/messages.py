@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.copies import Copy, Peer, Source
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.record import Record
 
@@ -69,6 +70,10 @@ class Beat(Record, tag_field="kind", tag="beat"):
     exits: tuple[WorkerExit, ...] = ()
     timings: dict[str, float] = {}  # seconds of the phases of the last launch and stop, by name
     notes: tuple[str, ...] = ()  # facts for the journal: resources missing, what could not be done
+    data_port: int = 0  # TCP port at which other agents reach this one's copies, 0 for none
+    copies: tuple[Copy, ...] = ()  # whole copies that this node holds, in memory and on its disk
+    lag_s: float = 0.0  # from a snapshot's completion until its peer had it, slowest of the last ones
+    flushed: int = -1  # newest step of this generation that this node has put on storage for Flush
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
 
 
@@ -98,6 +103,10 @@ class Launch(Record, tag_field="kind", tag="launch"):
     master_port: int
     restore: str = ""  # checkpoint to restore, as CheckpointRef.token(); "" for a fresh start
     restart_count: int = 0  # generations before this one, for TORCHELASTIC_RESTART_COUNT
+    layout: str = ""  # identity of the parallel layout, stamped on every copy
+    sources: tuple[Source, ...] = ()  # where this node finds the parts of ``restore``; none: on storage
+    peers: tuple[Peer, ...] = ()  # where copies of this node's ranks go
+    stride: int = 1  # steps that are multiples of it are copied to peers
     announce_step: int = 0  # the agent sends a Beat at once when a rank has completed this step
 
 
@@ -117,6 +126,22 @@ class RequestCheckpoint(Record, tag_field="kind", tag="checkpoint"):
     step: int
 
 
+class Pace(Record, tag_field="kind", tag="pace"):
+    """Which steps of ``generation`` go to peers: multiples of ``stride``, a power of two."""
+
+    epoch: int
+    generation: int
+    stride: int
+
+
+class Flush(Record, tag_field="kind", tag="flush"):
+    """Put the snapshot of exactly ``step``, which is still to come, on disk and on storage."""
+
+    epoch: int
+    generation: int
+    step: int
+
+
 class Inject(Record, tag_field="kind", tag="inject"):
     """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
 
@@ -126,10 +151,14 @@ class Inject(Record, tag_field="kind", tag="inject"):
 
 
 class Shutdown(Record, tag_field="kind", tag="shutdown"):
-    """The job is over: stop the workers as in :class:`Stop` and end the agent."""
+    """Stop the workers as in :class:`Stop` and end the agent.
+
+    ``keep_copies``: the job comes back (requeue), so the copies in memory stay.
+    """
 
     epoch: int
     grace_s: float
+    keep_copies: bool = False
 
 
 # -- status and drill clients, and the question whether a controller lives ------------------------
@@ -162,7 +191,9 @@ class DrillReply(Record, tag_field="kind", tag="drill_reply"):
 
 
 ToController: TypeAlias = Beat | Ping | Drill
-FromController: TypeAlias = Ack | Launch | Stop | RequestCheckpoint | Inject | Shutdown | Pong | DrillReply
+FromController: TypeAlias = (
+    Ack | Launch | Stop | RequestCheckpoint | Pace | Flush | Inject | Shutdown | Pong | DrillReply
+)
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)

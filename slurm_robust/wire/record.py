@@ -7,6 +7,8 @@ The file has three areas, each with one writer, little-endian, 448 bytes in all:
 
     0    header   magic "SRSTEP\\0\\0", version u32, rank i32, generation i64, created f64, crc u32
     128  request  i64: step at which a checkpoint is asked for, -1 none               (agent writes)
+    136  stride   i64: steps that are multiples of it go to peers                     (agent writes)
+    144  flush    i64: step whose snapshot is wanted on storage, -1 none              (agent writes)
     192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
     256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
                   checkpoint i64, restored_s f64, flags u32, crc u32                  (worker writes)
@@ -32,7 +34,7 @@ from slurm_robust.wire.messages import Progress
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 1
+_VERSION = 2
 _SIZE = 448
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
@@ -95,9 +97,9 @@ class _Report(Record):
 class StepRecord:
     """One worker's step record. The agent creates it just before it starts the worker.
 
-    Writers: the agent only :meth:`request_checkpoint`; the worker's optimizer hook only
-    :meth:`count_optimizer_step`; the worker's ``Checkpointer`` the rest. Each from one thread at a
-    time. Anybody may read.
+    Writers: the agent only :meth:`request_checkpoint`, :meth:`set_stride` and :meth:`set_flush`; the
+    worker's optimizer hook only :meth:`count_optimizer_step`; the worker's ``Checkpointer`` the rest. Each
+    from one thread at a time. Anybody may read.
     """
 
     def __init__(self, mapping: mmap.mmap, path: Path) -> None:
@@ -117,7 +119,7 @@ class StepRecord:
         self.generation: int = generation
         self.created: float = created
         # One aligned item of a native view is one load or store; struct would go byte by byte.
-        self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 8].cast("q")
+        self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
         self._count = _count_of(self._read(_COUNTS_AT, _COUNT))
         self._sequence, self._report = self._newest_report()
 
@@ -128,7 +130,7 @@ class StepRecord:
         header = _HEADER.pack(_MAGIC, _VERSION, rank, generation, time.monotonic())
         content = bytearray(_SIZE)
         content[: _HEADER.size + 4] = header + _CRC.pack(zlib.crc32(header))
-        struct.pack_into("<q", content, _REQUEST_AT, NO_STEP)
+        struct.pack_into("<qqq", content, _REQUEST_AT, NO_STEP, 1, NO_STEP)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -184,11 +186,29 @@ class StepRecord:
         """Step at which the controller wants a checkpoint, -1 for none."""
         return self._request[0]
 
+    @property
+    def stride(self) -> int:
+        """Snapshots of steps that are multiples of it go to peers."""
+        return self._request[1]
+
+    @property
+    def flush(self) -> int:
+        """Step whose snapshot is wanted on storage, -1 for none."""
+        return self._request[2]
+
     # -- the agent's side -------------------------------------------------------------------------
 
     def request_checkpoint(self, step: int) -> None:
         """Ask the worker for a checkpoint right after it has completed ``step``."""
         self._request[0] = step
+
+    def set_stride(self, stride: int) -> None:
+        """Tell the worker which snapshots go to peers, so that it keeps the newest two of them."""
+        self._request[1] = stride
+
+    def set_flush(self, step: int) -> None:
+        """Tell the worker to keep the snapshot of ``step`` until another is wanted; -1 for none."""
+        self._request[2] = step
 
     def progress(self, now_monotonic: float) -> Progress:
         """What the worker has done until ``now_monotonic`` (``time.monotonic()`` of this node).

@@ -12,6 +12,10 @@ GENERATION = "SROBUST_GENERATION"
 RECORD = "SROBUST_RECORD"
 RESTORE = "SROBUST_RESTORE"
 CHECKPOINT_DIR = "SROBUST_CHECKPOINT_DIR"
+LAYOUT = "SROBUST_LAYOUT"
+COPIES = "SROBUST_COPIES"
+LOCAL = "SROBUST_LOCAL"
+RESTORE_TIER = "SROBUST_RESTORE_TIER"
 
 
 class BadWorkerEnvironment(ValueError):
@@ -23,7 +27,10 @@ class WorkerEnvironment(Record):
 
     ``record`` is the path of its step record (:mod:`slurm_robust.wire.record`); ``restore`` the
     checkpoint to continue from as ``CheckpointRef.token()``, ``""`` for a fresh start;
-    ``checkpoint_dir`` the folder of the run's checkpoints.
+    ``checkpoint_dir`` the folder of the run's checkpoints on shared storage. ``layout`` is the identity of
+    the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none; ``local`` the
+    folder of copies on this node's disk, "" for none; ``restore_tier`` where this rank's parts of
+    ``restore`` are or will appear: a :class:`~slurm_robust.model.copies.Tier`'s value, "" for storage.
     """
 
     job_dir: str
@@ -32,6 +39,10 @@ class WorkerEnvironment(Record):
     record: str
     checkpoint_dir: str
     restore: str = ""
+    layout: str = ""
+    copies: str = ""
+    local: str = ""
+    restore_tier: str = ""
 
     def to_env(self) -> dict[str, str]:
         """The variables to set; :meth:`from_env` reads them back."""
@@ -42,6 +53,10 @@ class WorkerEnvironment(Record):
             RECORD: self.record,
             RESTORE: self.restore,
             CHECKPOINT_DIR: self.checkpoint_dir,
+            LAYOUT: self.layout,
+            COPIES: self.copies,
+            LOCAL: self.local,
+            RESTORE_TIER: self.restore_tier,
         }
 
     @classmethod
@@ -72,4 +87,8 @@ class WorkerEnvironment(Record):
             record=environ[RECORD],
             restore=environ.get(RESTORE, ""),
             checkpoint_dir=environ[CHECKPOINT_DIR],
+            layout=environ.get(LAYOUT, ""),
+            copies=environ.get(COPIES, ""),
+            local=environ.get(LOCAL, ""),
+            restore_tier=environ.get(RESTORE_TIER, ""),
         )

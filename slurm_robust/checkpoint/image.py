@@ -1,0 +1,350 @@
+"""The flat format of one part of a checkpoint, as it lies in memory and on local disks.
+
+Little-endian. Reading it executes nothing: there are numbers, names and raw tensor data::
+
+    0     magic, 8 bytes; zeros while the image is not whole
+    8     u32 version, u32 bytes of the header, u64 bytes of the meta block, u64 where the data begin,
+          u64 bytes of data, u32 bytes of a chunk, u32 zero, u64 sum of the meta block, u64 sum of the
+          first page from here on (this field zero)
+    64    header: MessagePack of :class:`ImageHeader`, up to the end of the first page (4096)
+    4096  meta block: MessagePack of :class:`Meta` (table of tensors, tree, sums of the chunks)
+    …     data: the tensors in the order of the table, each at a multiple of 64; the file goes on beyond
+          the end of the data where the buffer is larger than the image
+
+Sums are XXH3 (64 bits). An image is whole exactly when its magic is there, and the magic is written last,
+so a writer that is killed in between leaves no image. Who reads one for longer holds a shared ``flock`` on
+it, and a writer takes an exclusive one, so a buffer is never refilled under its reader.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
+from slurm_robust.model.record import Record
+
+MAGIC = b"SRIMAGE\x01"
+VERSION = 1
+CHUNK_BYTES = 4 * 2**20
+PAGE = 4096
+ALIGNMENT = 64
+
+_PREFIX = struct.Struct("<IIQQQIIQQ")
+_SUM_AT = 8 + _PREFIX.size - 8
+_HEADER_AT = 64
+
+
+class BufferInUse(Exception):
+    """Somebody reads the image in this buffer, so it cannot be refilled now."""
+
+
+class ImageHeader(Record):
+    """What an image says of itself. ``rank`` is SHARED (-1) for the part that is equal on all ranks."""
+
+    run_id: str
+    layout: str
+    generation: int
+    step: int
+    rank: int
+    world_size: int
+    library: str = ""  # version of slurm_robust that wrote it
+
+
+class TensorSpec(Record):
+    """One tensor of the table: torch's name of the dtype without ``torch.``, its shape, its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Meta(Record):
+    """What is between the header and the data. ``sums``: one u64 per chunk of the data."""
+
+    tensors: tuple[TensorSpec, ...]
+    tree: bytes
+    sums: bytes
+
+
+class _Layout(Record):
+    meta_bytes: int
+    data_at: int
+    data_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.data_at + self.data_bytes
+
+
+def image_bytes(tensors: Sequence[TensorSpec], tree: bytes) -> int:
+    """Size of the image that holds these."""
+    return _lay_out(tensors, tree)[0].total
+
+
+class Buffer:
+    """A file in shared memory that takes one image after the other. One writer at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file (0600), which keeps its content. Raises ``OSError``."""
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(path, flags, 0o600)
+        self._map: mmap.mmap | None = None
+        self._meta = Meta(tensors=(), tree=b"", sums=b"")
+        self._layout = _Layout(meta_bytes=0, data_at=0, data_bytes=0)
+        self._header = b""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that are reserved."""
+        return os.fstat(self._file).st_size
+
+    def begin(self, header: ImageHeader, tensors: Sequence[TensorSpec], tree: bytes) -> list[memoryview]:
+        """Give up the image that is here and lay out another; where each tensor's bytes belong.
+
+        Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
+        """
+        self._layout, self._meta = _lay_out(tensors, tree)
+        self._header = msgspec.msgpack.encode(header)
+        if _HEADER_AT + len(self._header) > PAGE:
+            raise ValueError(f"the header has {len(self._header)} bytes: use a shorter run id and layout")
+        whole = self._open(self._layout.total)
+        views, at = [], self._layout.data_at
+        for tensor in tensors:
+            views.append(whole[at : at + tensor.nbytes])
+            at = _aligned(at + tensor.nbytes)
+        return views
+
+    def commit(self) -> None:
+        """The data are in place: sum them up and make the image whole."""
+        assert self._map is not None
+        data = memoryview(self._map)[self._layout.data_at : self._layout.total]
+        meta = msgspec.msgpack.encode(msgspec.structs.replace(self._meta, sums=_sums(data)))
+        data.release()
+        self._map[PAGE : PAGE + len(meta)] = meta
+        page = bytearray(PAGE)
+        fields = (VERSION, len(self._header), len(meta), self._layout.data_at, self._layout.data_bytes)
+        _PREFIX.pack_into(page, 8, *fields, CHUNK_BYTES, 0, _sum(meta), 0)
+        page[_HEADER_AT : _HEADER_AT + len(self._header)] = self._header
+        struct.pack_into("<Q", page, _SUM_AT, _sum(page[8:]))
+        self._map[8:PAGE] = bytes(page[8:])
+        self._publish()
+
+    def receive(self, total: int) -> memoryview:
+        """Give up the image that is here; where bytes 8 to ``total`` of another belong.
+
+        Raises :class:`BufferInUse` or ``OSError``.
+        """
+        return self._open(total)[8:total]
+
+    def adopt(self) -> ImageHeader:
+        """What was received is whole if its sums agree. Raises :class:`CorruptPart`."""
+        assert self._map is not None
+        image = Image(self.path, self._map, received=True)
+        image.verify()
+        self._publish()
+        return image.header
+
+    def discard(self) -> None:
+        """Leave the buffer empty."""
+        self._unlock()
+
+    def close(self) -> None:
+        """Unmap and close; the file and a whole image in it stay."""
+        self._drop_map()
+        os.close(self._file)
+
+    def _open(self, total: int) -> memoryview:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BufferInUse(str(self.path)) from None
+        try:
+            if self.capacity < total:
+                self._drop_map()
+                # Reserved now: writing to a sparse file on a full /dev/shm would kill us by SIGBUS.
+                os.posix_fallocate(self._file, 0, _round_up(total))
+            if self._map is None:
+                self._map = mmap.mmap(self._file, self.capacity)
+            self._map[:8] = bytes(8)
+        except OSError:
+            self._empty()
+            raise
+        return memoryview(self._map)
+
+    def _publish(self) -> None:
+        assert self._map is not None
+        self._map[:8] = MAGIC
+        self._unlock()
+
+    def _empty(self) -> None:
+        """Give the memory back."""
+        self._drop_map()
+        os.ftruncate(self._file, 0)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _drop_map(self) -> None:
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:
+                pass  # a view of an earlier image lives; the kernel unmaps when it is gone
+            self._map = None
+
+
+class Image:
+    """A whole image, mapped; see :func:`open_image`. Tensors lie in the mapping."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap, *, received: bool = False, file: int = -1) -> None:
+        """Use :func:`open_image`. ``received``: the magic is not there yet."""
+        self.path = path
+        self._map = mapping
+        self._file = file
+        if not received and mapping[:8] != MAGIC:
+            raise MissingCheckpoint(f"{path} holds no whole image")
+        parsed = _parse_page(mapping[:PAGE])
+        if parsed is None:
+            raise CorruptPart(f"{path} is damaged (its first page): remove it, then another copy is used")
+        self.header, self._layout, self._meta_sum = parsed
+        if self._layout.total > len(mapping):
+            raise CorruptPart(f"{path} is damaged (shorter than it says): remove it")
+        meta = mapping[PAGE : PAGE + self._layout.meta_bytes]
+        if _sum(meta) != self._meta_sum:
+            raise CorruptPart(f"{path} is damaged (its table): remove it, then another copy is used")
+        self._meta = msgspec.msgpack.decode(meta, type=Meta)
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The table."""
+        return self._meta.tensors
+
+    @property
+    def tree(self) -> bytes:
+        """What the tensors belong to (:mod:`slurm_robust.checkpoint.tree`)."""
+        return self._meta.tree
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the image in the file."""
+        return self._layout.total
+
+    def data(self) -> list[memoryview]:
+        """The bytes of each tensor of the table."""
+        whole, views, at = memoryview(self._map), [], self._layout.data_at
+        for tensor in self.tensors:
+            views.append(whole[at : at + tensor.nbytes])
+            at = _aligned(at + tensor.nbytes)
+        return views
+
+    def verify(self) -> None:
+        """Compare the sums of all data. Raises :class:`CorruptPart`."""
+        data = memoryview(self._map)[self._layout.data_at : self._layout.total]
+        sums = _sums(data)
+        data.release()
+        if sums != self._meta.sums:
+            bad = [i for i in range(0, len(sums), 8) if sums[i : i + 8] != self._meta.sums[i : i + 8]]
+            raise CorruptPart(
+                f"{self.path} is damaged ({len(bad)} of {len(sums) // 8} chunks fail their checksum): "
+                "remove it, then another copy is used; if this repeats, the node's memory is bad"
+            )
+
+    def close(self) -> None:
+        """Let go of the buffer; tensors that lie in the mapping keep it mapped."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def open_image(path: Path) -> Image:
+    """Map a whole image; until it is closed its buffer is not refilled.
+
+    The mapping is private: writing to it changes nothing in the file. Raises
+    :class:`MissingCheckpoint` if there is none (or it is being refilled), :class:`CorruptPart`, or
+    ``OSError``.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise MissingCheckpoint(f"{path} is not there: restore another checkpoint") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.fstat(file).st_size < PAGE:
+            raise MissingCheckpoint(f"{path} holds no whole image")
+        return Image(path, mmap.mmap(file, 0, access=mmap.ACCESS_COPY), file=file)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise MissingCheckpoint(f"{path} is being refilled") from None
+        raise
+
+
+def read_header(path: Path) -> ImageHeader | None:
+    """The header of the whole image in ``path``; None for anything else. Raises ``OSError``."""
+    with path.open("rb", buffering=0) as file:
+        page = file.read(PAGE)
+    if len(page) < PAGE or page[:8] != MAGIC:
+        return None
+    parsed = _parse_page(page)
+    return parsed[0] if parsed else None
+
+
+def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None:
+    """Raise :class:`ForeignPart` unless an image is the one that is expected (versions may differ)."""
+    if msgspec.structs.replace(header, library=expected.library) != expected:
+        raise ForeignPart(
+            f"{path} is of run {header.run_id}, layout {header.layout or '(none)'}, generation "
+            f"{header.generation}, step {header.step}, rank {header.rank} of {header.world_size}; expected "
+            f"is run {expected.run_id}, layout {expected.layout or '(none)'}, "
+            f"generation {expected.generation}, step {expected.step}, rank {expected.rank} of {expected.world_size}: remove the file"
+        )
+
+
+def _lay_out(tensors: Sequence[TensorSpec], tree: bytes) -> tuple[_Layout, Meta]:
+    data_bytes = 0
+    for tensor in tensors:
+        data_bytes = _aligned(data_bytes) + tensor.nbytes
+    chunks = -(-data_bytes // CHUNK_BYTES)
+    meta = Meta(tensors=tuple(tensors), tree=tree, sums=bytes(8 * chunks))
+    meta_bytes = len(msgspec.msgpack.encode(meta))
+    layout = _Layout(meta_bytes=meta_bytes, data_at=_round_up(PAGE + meta_bytes), data_bytes=data_bytes)
+    return layout, meta
+
+
+def _parse_page(page: bytes) -> tuple[ImageHeader, _Layout, int] | None:
+    version, header_bytes, meta_bytes, data_at, data_bytes, _, _, meta_sum, page_sum = _PREFIX.unpack_from(
+        page, 8
+    )
+    blank = bytearray(page[8:])
+    struct.pack_into("<Q", blank, _SUM_AT - 8, 0)
+    if version != VERSION or _sum(blank) != page_sum:
+        return None
+    header = msgspec.msgpack.decode(page[_HEADER_AT : _HEADER_AT + header_bytes], type=ImageHeader)
+    return header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
+
+
+def _sums(data: memoryview) -> bytes:
+    chunks = range(0, len(data), CHUNK_BYTES)
+    return b"".join(struct.pack("<Q", _sum(data[at : at + CHUNK_BYTES])) for at in chunks)
+
+
+def _sum(data: bytes | bytearray | memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def _aligned(at: int) -> int:
+    return -(-at // ALIGNMENT) * ALIGNMENT
+
+
+def _round_up(size: int) -> int:
+    return -(-size // PAGE) * PAGE

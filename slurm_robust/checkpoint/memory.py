@@ -1,0 +1,116 @@
+"""The folder of one job's snapshots in a node's memory: names, and what whole copies are there.
+
+It belongs to the job, not to a process: workers and agents come and go, the copies stay, until the job
+ends or is gone. Layout (all files are images, :mod:`slurm_robust.checkpoint.image`)::
+
+    /dev/shm/srobust-<uid>-<run id>-copies/
+        own-00003.0 …    buffers of rank 3, which its worker fills in turn
+        shared.0 …       buffers of the part that is equal on all ranks, filled by the node's first rank
+        peer-00007.0 …   copies of rank 7 of another node, streamed by its agent
+        fetched-00003    a part that was fetched from another node for a restore
+        fetched-00003.error   why it could not be fetched: text
+
+A file counts only while it holds a whole image of this run; names tell nothing about the content.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_robust.checkpoint.image import ImageHeader, read_header
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import SHARED, Copy, Tier
+
+SHARED_MEMORY = Path("/dev/shm")
+
+_NAME = re.compile(r"(own|peer|fetched)-(\d{5,})(?:\.(\d+))?|(shared|fetched-shared)(?:\.(\d+))?")
+_KINDS = {"own": Tier.MEMORY, "shared": Tier.MEMORY, "peer": Tier.PEER}
+
+
+class MemoryFolder:
+    """Names in one job's folder of copies. Holds nothing open; every question looks anew."""
+
+    def __init__(self, path: Path | str, run_id: str) -> None:
+        """Use :meth:`create` to make it, or this with a path that an agent has told."""
+        self.path = Path(path)
+        self._run_id = run_id
+
+    @classmethod
+    def create(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
+        """Make the folder (0700), or take the one that this job left here before. Raises ``OSError``."""
+        path = base / f"srobust-{os.getuid()}-{run_id}-copies"
+        path.mkdir(mode=0o700, exist_ok=True)
+        info = path.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            # Anybody may make files in /dev/shm: never write training state where another put a trap.
+            raise PermissionError(f"{path} is not a folder of uid {os.getuid()}: remove it")
+        path.chmod(0o700)
+        return cls(path, run_id)
+
+    def own(self, rank: int, number: int) -> Path:
+        """Buffer ``number`` of a part that a worker of this node fills (``rank`` may be SHARED)."""
+        return self.path / f"{_part('own', rank)}.{number}"
+
+    def peer(self, rank: int, number: int) -> Path:
+        """Buffer ``number`` for copies of a rank of another node."""
+        return self.path / f"peer-{rank:05d}.{number}"
+
+    def fetched(self, rank: int) -> Path:
+        """Where the part of ``rank`` appears that was fetched for a restore."""
+        return self.path / ("fetched-shared" if rank == SHARED else f"fetched-{rank:05d}")
+
+    def fetch_error(self, rank: int) -> Path:
+        """Where the reason appears if it could not be fetched."""
+        path = self.fetched(rank)
+        return path.with_name(f"{path.name}.error")
+
+    def inventory(self) -> tuple[Copy, ...]:
+        """The whole copies here, of all tiers that lie in memory; what was fetched is not among them."""
+        found = []
+        for path, kind, header in self._images():
+            if kind in _KINDS:
+                found.append(
+                    Copy(
+                        rank=header.rank,
+                        generation=header.generation,
+                        step=header.step,
+                        tier=_KINDS[kind],
+                        nbytes=path.stat().st_size,
+                    )
+                )
+        return tuple(found)
+
+    def find(self, rank: int, ref: CheckpointRef) -> Path | None:
+        """A whole copy of one part, own before fetched before a peer's; None if there is none."""
+        order = {"own": 0, "shared": 0, "fetched": 1, "fetched-shared": 1, "peer": 2}
+        found = [
+            (order[kind], path)
+            for path, kind, header in self._images()
+            if (header.rank, header.generation, header.step) == (rank, ref.generation, ref.step)
+        ]
+        return min(found)[1] if found else None
+
+    def _images(self) -> Iterator[tuple[Path, str, ImageHeader]]:
+        """Every file here that holds a whole image of this run, with the kind that its name says."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            try:
+                header = read_header(self.path / name)
+            except OSError:
+                continue  # removed or replaced while we looked
+            if header is not None and header.run_id == self._run_id:
+                yield self.path / name, match[1] or match[4], header
+
+
+def _part(kind: str, rank: int) -> str:
+    return "shared" if rank == SHARED else f"{kind}-{rank:05d}"

@@ -1,0 +1,54 @@
+"""Copies of checkpoint parts: which part, of which step, where.
+
+A checkpoint consists of one *own* part per rank and, where training replicates state (DDP), one *shared*
+part that is equal on all ranks and therefore kept once per node.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model.record import Record
+
+# In place of a rank: the part that is equal on all ranks.
+SHARED = -1
+
+
+class Tier(str, Enum):
+    """Where a copy lies, nearest first (paper, section 5.1; the order of the restore ladder)."""
+
+    MEMORY = "memory"  # in the memory of the node on which the rank ran
+    PEER = "peer"  # in the memory of another node
+    LOCAL = "local"  # on the disk of a node
+    STORAGE = "storage"  # on storage that all nodes share
+
+
+class Copy(Record):
+    """One whole copy of one part. ``rank`` is :data:`SHARED` for the shared part."""
+
+    rank: int
+    generation: int
+    step: int
+    tier: Tier
+    nbytes: int = 0
+
+
+class Source(Record):
+    """Where a node gets the part of ``rank`` for a restore.
+
+    With ``address`` from the agent there (which holds it in ``tier``), without from this node itself.
+    """
+
+    rank: int
+    tier: Tier
+    address: str = ""
+    port: int = 0
+
+
+class Peer(Record):
+    """The agent to which a node streams the copies of ``rank``."""
+
+    rank: int
+    node: str
+    address: str
+    port: int
