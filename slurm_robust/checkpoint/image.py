@@ -306,7 +306,8 @@ def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None
             f"{path} is of run {header.run_id}, layout {header.layout or '(none)'}, generation "
             f"{header.generation}, step {header.step}, rank {header.rank} of {header.world_size}; expected "
             f"is run {expected.run_id}, layout {expected.layout or '(none)'}, "
-            f"generation {expected.generation}, step {expected.step}, rank {expected.rank} of {expected.world_size}: remove the file"
+            f"generation {expected.generation}, step {expected.step}, rank {expected.rank} of "
+            f"{expected.world_size}: remove the file"
         )
 
 
