@@ -239,6 +239,11 @@ class Image:
         """Size of the image in the file."""
         return self._layout.total
 
+    @property
+    def fileno(self) -> int:
+        """Descriptor of the locked file, from which the bytes can be sent on; -1 when closed."""
+        return self._file
+
     def data(self) -> list[memoryview]:
         """The bytes of each tensor of the table."""
         whole, views, at = memoryview(self._map), [], self._layout.data_at
