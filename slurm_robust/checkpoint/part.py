@@ -1,72 +1,171 @@
-"""The file of one rank's part: ``torch.save`` of plain data, read back without executing anything."""
+"""The sidecar of one rank's part on shared storage: what its data file holds, where, with sums.
+
+Without torch, so that tools can verify. A sidecar is 8 bytes of magic, u32 version, u32 zero, u64 sum (XXH3)
+of the rest, and MessagePack of :class:`Sidecar`. Reading it executes nothing. The data file beside it is in
+the encoding of ``torch.distributed.checkpoint``: an item is what ``torch.save`` writes for one value.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import torch
+import xxhash
 
-from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, NotWritten
-from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import verify_part
+from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.model.record import Record
 
-FORMAT = "slurm_robust checkpoint part"
-VERSION = 1
+MAGIC = b"SRPART\0\n"
+VERSION = 2
+
+_HEAD = struct.Struct("<8sIIQ")
+_READ_BYTES = 4 * 2**20
 
 
 class PartHeader(Record):
-    """What a part says of itself, so that a file in the wrong place is found out."""
+    """What a part says of itself, so that a file in the wrong place is found out.
+
+    ``library``: version of slurm_robust that wrote it; ``entries``: names under which state was saved.
+    """
 
     run_id: str
+    layout: str
     generation: int
     step: int
     rank: int
     world_size: int
     entries: tuple[str, ...]
+    library: str = ""
 
 
-def write_part(path: Path, header: PartHeader, snapshot: Snapshot, *, with_shared: bool) -> None:
-    """Write one part; nothing is synced. Raises :class:`NotWritten` or ``OSError``."""
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "header": {**msgspec.to_builtins(header), "entries": list(header.entries)},
-        "own": snapshot.own,
-        "shared": snapshot.shared if with_shared else None,
-        "rng": snapshot.rng,
-    }
-    try:
-        torch.save(content, path)
-    except RuntimeError as error:
-        # torch reports a full storage so. A broken accelerator must not look like one.
-        if "Writer" not in str(error) and "inline_container" not in str(error):
-            raise
-        raise NotWritten(str(error).splitlines()[0]) from error
+class Item(Record):
+    """One value in the data file, at ``offset``, with the sum of its ``length`` bytes.
 
-
-def read_part(path: Path) -> tuple[PartHeader, Snapshot]:
-    """A part that was verified to its last byte. Its tensors lie in the mapped file.
-
-    ``shared`` is empty in the parts of all ranks but 0. Raises :class:`CorruptPart`,
-    :class:`MissingCheckpoint`, :class:`ForeignPart` for another format, or ``OSError``.
+    ``path`` leads to it in the state that was saved, as ``torch.distributed.checkpoint`` flattens it; an
+    item without path is of no use there. ``dtype`` is torch's name, "" for what is no tensor; its bare bytes
+    with ``strides`` begin ``raw`` bytes after ``offset``, -1 if only torch can read them. A shard is at
+    ``at`` in a tensor of shape ``whole``, which is None for all others. ``shared``: equal on all ranks.
     """
-    verify_part(path)
+
+    path: tuple[str | int, ...]
+    offset: int
+    length: int
+    sum: int
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    raw: int = -1
+    whole: tuple[int, ...] | None = None
+    at: tuple[int, ...] = ()
+    shared: bool = False
+
+
+class Sidecar(Record):
+    """All but the data. ``own`` and ``shared`` are the trees to which the tensors belong, in the order of
+    the items (:mod:`slurm_robust.checkpoint.tree`); ``shared`` is empty in the parts of all ranks but 0.
+    """
+
+    header: PartHeader
+    data: str
+    data_bytes: int
+    items: tuple[Item, ...]
+    own: bytes
+    shared: bytes
+
+
+def encode_sidecar(sidecar: Sidecar) -> bytes:
+    """The bytes of the file."""
+    content = msgspec.msgpack.encode(sidecar)
+    return _HEAD.pack(MAGIC, VERSION, 0, xxhash.xxh3_64_intdigest(content)) + content
+
+
+def read_sidecar(path: Path) -> Sidecar:
+    """A sidecar that was verified to its last byte; the data were not looked at.
+
+    Raises :class:`CorruptPart`, :class:`MissingCheckpoint`, :class:`ForeignPart` for another format, or
+    ``OSError``.
+    """
     try:
-        # weights_only: nothing but plain data and tensors can come out of it, whoever wrote the file.
-        content: Any = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # a ZIP file that is whole and yet no part makes torch raise anything
-        raise CorruptPart(f"{path} is not a checkpoint part: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise _missing(path) from None
+    if len(content) < _HEAD.size:
+        raise corrupt(path, "truncated")
+    magic, version, _, total = _HEAD.unpack_from(content)
+    if magic != MAGIC:
         raise ForeignPart(f"{path} was not written by slurm_robust: remove it from the checkpoint folder")
-    if content["version"] != VERSION:
+    if version != VERSION:
         raise ForeignPart(
-            f"{path} has format version {content['version']}, this slurm_robust reads version {VERSION}: "
+            f"{path} has format version {version}, this slurm_robust reads version {VERSION}: "
             "continue with the slurm_robust that wrote it"
         )
-    header = msgspec.convert(content["header"], PartHeader)
-    return header, Snapshot(own=content["own"], shared=content["shared"] or {}, rng=content["rng"])
+    rest = memoryview(content)[_HEAD.size :]
+    if xxhash.xxh3_64_intdigest(rest) != total:
+        raise corrupt(path, "it fails its checksum")
+    try:
+        return msgspec.msgpack.decode(rest, type=Sidecar)
+    except msgspec.DecodeError as error:
+        raise corrupt(path, str(error)) from error
+
+
+def verify_part(path: Path) -> int:
+    """Read a part, named by its sidecar, to its end and compare all sums; returns the bytes read.
+
+    Raises :class:`CorruptPart`, :class:`ForeignPart` for another format, :class:`MissingCheckpoint` if
+    there is no such file, or ``OSError``.
+    """
+    sidecar = read_sidecar(path)
+    return path.stat().st_size + verify_items(path, sidecar, sidecar.items)
+
+
+def verify_items(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> int:
+    """Compare the sums of some items of the part whose sidecar is ``path``; returns the bytes read.
+
+    Raises as :func:`verify_part`.
+    """
+    # Read, not mapped: storage that fails gives an error here and would give SIGBUS there.
+    data, buffer, done = data_of(path, sidecar), memoryview(bytearray(_READ_BYTES)), 0
+    try:
+        with data.open("rb", buffering=0) as file:
+            if file.seek(0, 2) != sidecar.data_bytes:
+                raise corrupt(data, f"{file.tell()} bytes instead of {sidecar.data_bytes}")
+            for item in items:
+                file.seek(item.offset)
+                digest, left = xxhash.xxh3_64(), item.length
+                while left and (count := file.readinto(buffer[: min(left, _READ_BYTES)])):
+                    digest.update(buffer[:count])
+                    left -= count
+                if left or digest.intdigest() != item.sum:
+                    raise corrupt(data, f"{name_of(item)} fails its checksum")
+                done += item.length
+    except FileNotFoundError:
+        raise _missing(data) from None
+    return done
+
+
+def data_of(path: Path, sidecar: Sidecar) -> Path:
+    """The data file of the sidecar ``path``. Raises :class:`CorruptPart` if it names another folder's."""
+    if Path(sidecar.data).name != sidecar.data:
+        raise corrupt(path, f"it names {sidecar.data!r} as its data")
+    return path.with_name(sidecar.data)
+
+
+def name_of(item: Item) -> str:
+    """The item's key in ``torch.distributed.checkpoint``."""
+    return ".".join(map(str, item.path)) or f"the item at {item.offset}"
+
+
+def corrupt(path: Path, what: str) -> CorruptPart:
+    """The error for a damaged file of a part."""
+    return CorruptPart(
+        f"{path} is damaged ({what}): remove its folder {path.parent}, then an older checkpoint is "
+        "restored; if this repeats, the storage loses data"
+    )
+
+
+def _missing(path: Path) -> MissingCheckpoint:
+    return MissingCheckpoint(
+        f"{path} is not there: restore another checkpoint; 'srobust run' does so by itself"
+    )

@@ -1,14 +1,16 @@
 """Sharded tensors (DTensor, as FSDP2 makes them): each rank stores the shard that it holds.
 
-A shard is stored as an ordinary tensor beside the shape and the placements of the whole, and becomes a
-DTensor again on the mesh that the restored program built. The sharding must be the same as before.
+A shard is stored as an ordinary tensor beside the shape and the placements of the whole and its own place in
+it, and becomes a DTensor again on the mesh that the restored program built. The sharding must be the same as
+before; ``torch.distributed.checkpoint`` can load it into another one.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +20,17 @@ from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
 from slurm_robust.checkpoint.plain import map_tensors
 
 _SHARD = "slurm_robust local shard"
+
+
+class Placed(NamedTuple):
+    """A stored shard: its tensor, the shape of the whole, and its offsets there.
+
+    ``at`` is None for the empty shard of a rank that is not on the mesh.
+    """
+
+    local: torch.Tensor
+    whole: tuple[int, ...]
+    at: tuple[int, ...] | None
 
 
 def localised(target: object, state: Any) -> Any:
@@ -33,7 +46,7 @@ def localised(target: object, state: Any) -> Any:
     def localise(tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, kind):
             return tensor
-        return {_SHARD: tensor.detach().to_local(), **_layout(tensor)}
+        return {_SHARD: tensor.detach().to_local(), **_layout(tensor), "offsets": _offsets(tensor)}
 
     if isinstance(target, Optimizer):
         _check_like_parameters(target, state, kind)
@@ -45,18 +58,30 @@ def globalised(target: object, tree: Any) -> Any:
 
     Raises :class:`EntryMismatch` if they are sharded in another way.
     """
-    if isinstance(target, nn.Module) and any(map(_is_shard, tree.values())):
+    if isinstance(target, nn.Module) and any(map(is_shard, tree.values())):
         now = target.state_dict()
         for name, value in tree.items():
-            if _is_shard(value):
+            if is_shard(value):
                 tree[name] = _revived(value, now.get(name), name)
     elif isinstance(target, Optimizer):
         parameters = dict(numbered(target, tree))
         for number, state in tree.get("state", {}).items():
             for name, value in state.items():
-                if _is_shard(value):
+                if is_shard(value):
                     state[name] = _revived(value, parameters.get(number), f"{name} of parameter {number}")
     return tree
+
+
+def is_shard(value: Any) -> bool:
+    """Whether ``value`` is a shard as :func:`localised` stores it."""
+    return isinstance(value, dict) and _SHARD in value
+
+
+def placed(value: Any) -> Placed:
+    """What :func:`localised` stored."""
+    at = tuple(value["offsets"])
+    whole = tuple(value["shape"])
+    return Placed(local=value[_SHARD], whole=whole, at=at if len(at) == len(whole) else None)
 
 
 def numbered(optimizer: Optimizer, state: Any) -> Iterator[tuple[int, torch.Tensor]]:
@@ -78,8 +103,15 @@ def _layout(tensor: Any) -> dict[str, Any]:
     }
 
 
-def _is_shard(value: Any) -> bool:
-    return isinstance(value, dict) and _SHARD in value
+def _offsets(tensor: Any) -> list[int]:
+    return list(_offsets_in(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)))
+
+
+@lru_cache(maxsize=65536)  # asked for every tensor in every step
+def _offsets_in(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[int, ...]:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return tuple(compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[1])
 
 
 def _check_like_parameters(optimizer: Optimizer, state: Any, kind: type[Any]) -> None:
@@ -97,7 +129,7 @@ def _check_like_parameters(optimizer: Optimizer, state: Any, kind: type[Any]) ->
 
 def _revived(value: dict[str, Any], like: Any, what: str) -> Any:
     kind = _dtensor()
-    stored = {name: item for name, item in value.items() if name != _SHARD}
+    stored = {name: item for name, item in value.items() if name not in (_SHARD, "offsets")}
     if kind is None or not isinstance(like, kind) or _layout(like) != stored:
         now = _layout(like) if kind is not None and isinstance(like, kind) else "not sharded"
         raise EntryMismatch(f"{what} was sharded as {stored} and is now {now}: shard it as before")

@@ -2,32 +2,39 @@
 
 Without torch, because the controller uses it too. Layout::
 
-    <folder>/gen-0003/step-00000120/rank-00002-of-00004.pt
+    <folder>/latest                                           token of the newest complete checkpoint
+    <folder>/gen-0003/step-00000120/__2_0.distcp              data of rank 2
+    <folder>/gen-0003/step-00000120/rank-00002-of-00004.part  its sidecar: what is in there, with sums
+    <folder>/gen-0003/step-00000120/.metadata                 for torch.distributed.checkpoint, derived
 
-A part appears under its name only when it is whole and durable, and its name says how many there must
-be, so a checkpoint is complete exactly when all names of one world size are there: no marker that could
-be written too early, no rank that must wait for another. The generation is part of every path, so a
-rank that lives on beyond a cut network writes beside its successors and never over them.
+A part is whole and durable when its sidecar has its name, which is published last and says how many parts
+there must be; so a checkpoint is complete exactly when all sidecars of one world size are there: no marker
+that could be written too early, no rank that must wait for another. The generation is part of every path,
+so a rank that lives on beyond a cut network writes beside its successors and never over them.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
-import zipfile
+import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.checkpoint.errors import CorruptPart, MissingCheckpoint
+from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.model.record import Record
+
+METADATA = ".metadata"
+LATEST = "latest"
 
 _GENERATION = re.compile(r"gen-(\d{4,})")
 _STEP = re.compile(r"step-(\d{8,})")
-_PART = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.pt")
+_PART = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.part")
+_OUTDATED = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.pt")
 _TRASH = ".trash-"
+_POINTING_TRIES = 5
 
 
 class CheckpointRef(Record, order=True):
@@ -78,17 +85,29 @@ class CheckpointStore:
         """Number of ranks that wrote ``ref``. Raises :class:`MissingCheckpoint` if it is not complete."""
         size = self._world_size(ref)
         if size is None:
-            raise MissingCheckpoint(f"{self.path / ref.token()} is not a complete checkpoint")
+            raise MissingCheckpoint(f"{self.folder(ref)} is not a complete checkpoint")
         return size
 
+    def folder(self, ref: CheckpointRef) -> Path:
+        """Where the files of ``ref`` are, or would be."""
+        return self.path / ref.token()
+
     def parts(self, ref: CheckpointRef) -> list[Path]:
-        """Published parts of ``ref`` in order of their names, complete or not."""
-        folder = self.path / ref.token()
+        """Sidecars of the published parts of ``ref`` in order of their names, complete or not."""
+        folder = self.folder(ref)
         return [folder / name for name in sorted(_names(folder)) if _PART.fullmatch(name)]
 
     def part_path(self, ref: CheckpointRef, rank: int, world_size: int) -> Path:
-        """Where the part of ``rank`` is, or would be."""
-        return self.path / ref.token() / f"rank-{rank:05d}-of-{world_size:05d}.pt"
+        """Where the sidecar of ``rank`` is, or would be."""
+        return self.folder(ref) / f"rank-{rank:05d}-of-{world_size:05d}.part"
+
+    def data_path(self, ref: CheckpointRef, rank: int) -> Path:
+        """Where the data of ``rank`` are, or would be, by the name that torch's own writer would give."""
+        return self.folder(ref) / f"__{rank}_0.distcp"
+
+    def outdated(self, ref: CheckpointRef) -> bool:
+        """Whether ``ref`` was written in the format of slurm_robust's first version, which nobody reads."""
+        return any(map(_OUTDATED.fullmatch, _names(self.folder(ref))))
 
     def newest_generation(self) -> int:
         """The highest generation that has a folder here, 0 for none."""
@@ -96,39 +115,62 @@ class CheckpointStore:
 
     @contextmanager
     def publishing(self, ref: CheckpointRef, rank: int, world_size: int) -> Iterator[Path]:
-        """Publish one part: write the path that this yields, and it becomes the part at the end.
+        """Publish one sidecar, after its data: write the path that this yields; see :func:`publishing`."""
+        with publishing(self.part_path(ref, rank, world_size)) as path:
+            yield path
 
-        Whatever happens in between, a part that was not written to its end never gets its name. After
-        an exception the unfinished file is removed. Raises ``OSError``.
-        """
-        final = self.part_path(ref, rank, world_size)
-        _make_folder(final.parent)
-        beside = final.with_name(f".{final.name}.{os.getpid()}")
+    @contextmanager
+    def publishing_data(self, ref: CheckpointRef, rank: int) -> Iterator[Path]:
+        """Put the data of one part in place, which count once their sidecar is there."""
+        with publishing(self.data_path(ref, rank)) as path:
+            yield path
+
+    def latest(self) -> CheckpointRef | None:
+        """What the pointer file names, None while there is none. Raises ``OSError``."""
         try:
-            yield beside
-            _sync(beside)
-            os.replace(beside, final)
-            _sync(final.parent)
-        finally:
-            beside.unlink(missing_ok=True)
+            return CheckpointRef.from_token((self.path / LATEST).read_text().strip())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def point_latest(self) -> CheckpointRef | None:
+        """Let ``latest`` name the newest complete checkpoint of the highest generation that has one.
+
+        After a rollback that is not the highest step. Returns what it names now. Raises ``OSError``.
+        """
+        newest = None
+        for _ in range(_POINTING_TRIES):
+            newest = max(self.complete(), key=lambda ref: (ref.generation, ref.step), default=None)
+            # Looked at again after writing: another finisher may have known of less and come later.
+            if newest is None or self.latest() == newest:
+                break
+            with publishing(self.path / LATEST) as path:
+                path.write_text(newest.token() + "\n")
+        return newest
 
     def prune(
-        self, keep: int, protect: Collection[CheckpointRef] = (), generation: int | None = None
+        self,
+        keep: int,
+        protect: Collection[CheckpointRef] = (),
+        generation: int | None = None,
+        keep_every: int | None = None,
     ) -> list[CheckpointRef]:
         """Remove old checkpoints and leftovers; returns what was removed.
 
         ``generation`` is the running one (None: the highest that is here); later ones are not touched.
-        Kept are ``protect``, the newest ``keep`` complete ones, and the newest ``keep`` complete ones of
-        the running generation even where an earlier one went further. Of the incomplete ones those go
+        Kept are ``protect``, what ``latest`` names, the newest ``keep`` complete ones, the newest ``keep``
+        complete ones of the running generation even where an earlier one went further, and complete ones
+        of steps that are multiples of ``keep_every``. Of the incomplete ones those go
         that no rank will complete any more: of ended generations, and those before a complete one of the
         running generation (a rank writes its parts in the order of steps). Raises ``OSError``.
         """
-        if keep < 1:
-            raise ValueError(f"keep={keep}: keep at least 1 checkpoint")
+        if keep < 1 or (keep_every is not None and keep_every < 1):
+            raise ValueError(f"keep={keep}, keep_every={keep_every}: both are at least 1")
         current = self.newest_generation() if generation is None else generation
         complete = self.complete()
         here = [ref for ref in complete if ref.generation == current]
-        kept = {*protect, *complete[:keep], *here[:keep]}
+        kept = {*protect, self.latest(), *complete[:keep], *here[:keep]}
+        if keep_every is not None:
+            kept.update(ref for ref in complete if ref.step % keep_every == 0)
         removed = []
         for ref in sorted(self._present()):
             over = ref in complete or ref.generation < current or bool(here and ref.step < here[0].step)
@@ -152,7 +194,7 @@ class CheckpointStore:
     def _world_size(self, ref: CheckpointRef) -> int | None:
         """World size of which all parts are there; None while some are missing."""
         ranks: dict[int, set[int]] = {}
-        for name in _names(self.path / ref.token()):
+        for name in _names(self.folder(ref)):
             if match := _PART.fullmatch(name):
                 ranks.setdefault(int(match[2]), set()).add(int(match[1]))
         whole = [size for size, present in ranks.items() if size > 0 and present == set(range(size))]
@@ -162,7 +204,7 @@ class CheckpointStore:
         # Renamed first: a half deleted checkpoint must never look complete, not even with one rank.
         trash = self.path / f"{_TRASH}{ref.token().replace('/', '-')}-{os.getpid()}"
         try:
-            os.rename(self.path / ref.token(), trash)
+            os.rename(self.folder(ref), trash)
         except FileNotFoundError:
             return  # another pruner was faster
 
@@ -180,48 +222,23 @@ class CheckpointStore:
                     pass  # not empty: it holds a checkpoint that is kept
 
 
-def verify_part(path: Path) -> None:
-    """Read a part to its end and compare its checksums.
+@contextmanager
+def publishing(final: Path) -> Iterator[Path]:
+    """Write the path that this yields, and at the end it is ``final``: whole, and durable.
 
-    A part is a ZIP file without compression, as ``torch.save`` writes it, with a CRC-32 for each of its
-    records: a truncated part has no directory at its end, a changed byte of the data changes a CRC.
-    Raises :class:`CorruptPart`, or :class:`MissingCheckpoint` if there is no such file.
+    Whatever happens in between, a file that was not written to its end never gets its name. After an
+    exception the unfinished file is removed. Raises ``OSError``.
     """
+    _make_folder(final.parent)
+    # Two hosts may write the same file at once (.metadata), so a process id would not do.
+    beside = final.with_name(f".{final.name.lstrip('.')}.{uuid.uuid4().hex[:12]}")
     try:
-        with zipfile.ZipFile(path) as part:
-            bad = part.testzip()
-            listed = len(part.infolist())
-    except FileNotFoundError:
-        raise MissingCheckpoint(
-            f"{path} is not there: restore another checkpoint; 'srobust run' does so by itself"
-        ) from None
-    except Exception as error:  # a damaged ZIP file makes zipfile raise almost anything
-        # EINVAL is what seeking to a damaged offset gives; any other OSError is the storage's trouble.
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise
-        raise _corrupt(path, str(error) or type(error).__name__) from error
-    if bad is not None:
-        raise _corrupt(path, f"record {bad} fails its CRC-32")
-    # The directory has no checksum: a changed length in it can swallow its last entries unseen.
-    if listed != _records_promised(path):
-        raise _corrupt(path, "its directory lost records")
-
-
-def _records_promised(path: Path) -> int:
-    """Number of records that the end of a ZIP file without comment gives, in 64 or in 16 bits."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 98))
-        tail = file.read()
-    if tail.startswith(b"PK\x06\x06") and len(tail) == 98:
-        return int.from_bytes(tail[32:40], "little")
-    return int.from_bytes(tail[-12:-10], "little")
-
-
-def _corrupt(path: Path, what: str) -> CorruptPart:
-    return CorruptPart(
-        f"{path} is damaged ({what}): remove its folder {path.parent}, then an older checkpoint is "
-        "restored; if this repeats, the storage loses data"
-    )
+        yield beside
+        _sync(beside)
+        os.replace(beside, final)
+        _sync(final.parent)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _names(folder: Path) -> list[str]:
