@@ -74,7 +74,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 t=time.time(), epoch=epoch.epoch, host=epoch.host, pid=epoch.pid, port=epoch.port
             )
         )
-        first = begin(journal, plan, store)
+        first = begin(journal, plan)
         core = Core(plan.config, fold(journal.events), build, first, read_clocks())
         loop = Loop(
             core,

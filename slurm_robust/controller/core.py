@@ -13,11 +13,13 @@ from typing import Protocol
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.effects import Effect, Now, Prune, SaveEvidence, Say, Send, Write
 from slurm_robust.controller.fleet import Fleet, Heard
+from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules
+from slurm_robust.policy.restore import Ref
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S = 10.0
@@ -65,7 +67,10 @@ class Core:
         self.ending: str | None = None  # why the end of this run approaches, once it does
         self.leaving: str | None = None  # why we were told to go at once
         self.refused: dict[str, str] = {}  # nodes on which no agent could be started, with the reason
-        self.checkpoint: tuple[int, str, int] | None = None  # answer to FindCheckpoint
+        self.listing = Listing()  # of the checkpoints on storage
+        self.shared_seen: set[int] = set()  # generations of which a shared part was told
+        stored_s = max(0.0, now.wall - state.stored.t) if state.stored else 0.0
+        self.stored_at = now.mono - stored_s  # when a checkpoint last went to storage, or was tried to
         self.requeue_error: str | None = None
         self.requeued = False  # Slurm has taken the requeue, and the rest of it is in good hands
         self.agents_gone = False  # the step of the agents has ended
@@ -91,6 +96,7 @@ class Core:
         for text in beat.notes:
             self.note(text, beat.node, now)
         self.emit(Send(node=beat.node, message=msg.Ack(epoch=self.state.epoch, seq=beat.seq)))
+        note_shared(self, beat)
         self._stop_strays(beat)
 
     def on_stall(self, seconds: float) -> None:
@@ -119,9 +125,9 @@ class Core:
             self.note(reason, "", now)
         return self.on_tick(now)
 
-    def on_checkpoint(self, generation: int, token: str, step: int, now: Now) -> list[Effect]:
-        """Answer to FindCheckpoint: the newest complete one, ``""`` and -1 for none."""
-        self.checkpoint = (generation, token, step)
+    def on_checkpoints(self, generation: int, complete: tuple[Ref, ...] | None, now: Now) -> list[Effect]:
+        """Answer to FindCheckpoint: all that are complete; None when storage does not tell."""
+        self.listing.answer(generation, complete)
         return self.on_tick(now)
 
     def on_refusal(self, node: str, text: str, now: Now) -> list[Effect]:
@@ -233,7 +239,7 @@ class Core:
         records = self.fleet.progress(state.slots, state.generation)
         if len(records) < state.placement.world_size or min(p.step for p in records) < 0:
             return
-        self._prune(min(p.checkpoint for p in records), now)
+        self._watch_published(min(p.checkpoint for p in records), now)
         if not force and now.mono - self._progress_at < PROGRESS_EVERY_S:
             return
         self._progress_at = now.mono
@@ -249,18 +255,24 @@ class Core:
             )
         )
 
-    def _prune(self, newest: int, now: Now) -> None:
-        """Have old checkpoints removed when all ranks have published a newer one."""
+    def prune(self) -> None:
+        """Have old checkpoints removed from storage; there is a newer one."""
+        self.emit(Prune(sealed=sealed_steps(self.state)))
+
+    def _watch_published(self, newest: int, now: Now) -> None:
+        """Workers that write to storage themselves tell so in their progress."""
         generation, step, at = self._pruned
         news = newest >= 0 and (self.state.generation, newest) != (generation, step)
         if news and now.mono - at >= PRUNE_EVERY_S:
             self._pruned = (self.state.generation, newest, now.mono)
-            self.emit(Prune(protect=tuple(self.state.sealed.values())))
+            self.stored_at = now.mono
+            self.prune()
 
     def _stop_strays(self, beat: msg.Beat) -> None:
         """Workers of another generation than today's on a node that came back must end."""
         busy = beat.phase in (msg.Phase.STARTING, msg.Phase.RUNNING)
-        stray = beat.generation < self.state.generation or beat.node not in self.state.slots
+        over = beat.generation < self.state.generation or not self.state.running
+        stray = over or beat.node not in self.state.slots
         if busy and stray and beat.generation:
             order = msg.Stop(
                 epoch=self.state.epoch,

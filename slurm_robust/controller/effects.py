@@ -39,15 +39,15 @@ class StartAgents(Record):
 
 
 class FindCheckpoint(Record):
-    """Look for the newest complete checkpoint of ``generation``; answered by ``on_checkpoint``."""
+    """List all complete checkpoints on storage; answered by ``on_checkpoints`` with ``generation``."""
 
     generation: int
 
 
 class Prune(Record):
-    """Remove old checkpoints; ``protect`` are tokens that a restore may still need."""
+    """Remove old checkpoints; ``sealed``: newest step that counts of each ended generation."""
 
-    protect: tuple[str, ...]
+    sealed: dict[int, int]
 
 
 class BeginRequeue(Record):

@@ -22,6 +22,7 @@ from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.policy.restore import Ref, keepers
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
@@ -188,16 +189,16 @@ class Loop:
         world = self._core.state.placement.world_size
 
         def work() -> Callable[[], None]:
+            refs: tuple[Ref, ...] | None = None
             try:
-                refs = [r for r in self._store.complete(world) if r.generation == effect.generation]
+                found = self._store.complete(world)
+                refs = tuple(Ref(step=r.step, generation=r.generation) for r in found)
             except OSError as error:
-                text = f"checkpoints of generation {effect.generation} cannot be listed: {error}"
+                text = f"checkpoints on storage cannot be listed: {error}"
                 self._background.post(
                     lambda: self._do(self._core.on_stage_done("find checkpoint", False, text, read_clocks()))
                 )
-                refs = []
-            token, step = (refs[0].token(), refs[0].step) if refs else ("", -1)
-            return lambda: self._do(self._core.on_checkpoint(effect.generation, token, step, read_clocks()))
+            return lambda: self._do(self._core.on_checkpoints(effect.generation, refs, read_clocks()))
 
         self._background.run(work, "find checkpoint")
 
@@ -205,7 +206,8 @@ class Loop:
         if self._pruning:
             return  # storage is slow; the next one removes what this one would have
         self._pruning = True
-        generation = self._core.state.generation
+        generation, world = self._core.state.generation, self._core.state.placement.world_size
+        keep = self._config.checkpoint.keep
 
         def done(error: str) -> None:
             self._pruning = False
@@ -214,8 +216,11 @@ class Loop:
 
         def work() -> Callable[[], None]:
             try:
-                protect = [CheckpointRef.from_token(token) for token in effect.protect]
-                self._store.prune(self._config.checkpoint.keep, protect, generation)
+                complete = [Ref(step=r.step, generation=r.generation) for r in self._store.complete(world)]
+                needed = {Ref(step=step, generation=g) for g, step in effect.sealed.items()}
+                needed.update(keepers(effect.sealed, complete, keep))
+                protect = [CheckpointRef(step=r.step, generation=r.generation) for r in needed]
+                self._store.prune(keep, protect, generation)
             except (OSError, ValueError) as error:
                 return partial(done, f"old checkpoints could not be removed: {error}")
             return partial(done, "")

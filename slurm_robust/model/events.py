@@ -66,13 +66,19 @@ class AgentJoined(Event):
 
 
 class GenerationLaunched(Event):
-    """Launch orders were sent."""
+    """Launch orders were sent.
+
+    ``tiers``: how many ranks get their part of ``restore`` from which tier, in words for people;
+    ``layout``: identity of the parallel layout (journals of older versions have neither).
+    """
 
     generation: int
     slots: tuple[str, ...]
     master: str
     restore: str
     restore_step: int
+    tiers: dict[str, int] = {}
+    layout: str = ""
 
 
 class FirstStep(Event):
@@ -116,7 +122,9 @@ class SymptomAdded(Event):
 class GenerationEnded(Event):
     """No worker of the generation counts any more: what it writes from now on does not exist.
 
-    ``sealed`` is the newest checkpoint of this generation that was complete at this moment.
+    ``sealed`` is the newest checkpoint of this generation of which every part was in reach at this
+    moment. ``pending``: hardly anything could be asked (no node answered, or storage did not), so
+    :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks.
     """
 
     generation: int
@@ -124,6 +132,44 @@ class GenerationEnded(Event):
     exits: tuple[NodeExit, ...] = ()
     sealed: str = ""
     sealed_step: int = -1
+    pending: bool = False
+    shared: bool = False
+
+
+class GenerationSealed(Event):
+    """What counts of a generation whose end could not be sealed when it was written down."""
+
+    generation: int
+    sealed: str
+    sealed_step: int
+    shared: bool = False
+
+
+class CheckpointBanned(Event):
+    """``token`` is not restored again by itself: training did not get on from it."""
+
+    token: str
+    reason: str
+
+
+class StrideChanged(Event):
+    """From now on snapshots of steps that are multiples of ``stride`` go to peers.
+
+    ``seconds_per_step`` and ``lag_s`` (from a snapshot's completion until its peer has it) are why.
+    """
+
+    generation: int
+    stride: int
+    seconds_per_step: float
+    lag_s: float
+
+
+class StorageWritten(Event):
+    """The snapshot of ``step`` is on shared storage, ``seconds`` after all ranks had completed it."""
+
+    generation: int
+    step: int
+    seconds: float
 
 
 class Decided(Event):
@@ -209,6 +255,10 @@ AnyEvent: TypeAlias = (
     | IncidentOpened
     | SymptomAdded
     | GenerationEnded
+    | GenerationSealed
+    | CheckpointBanned
+    | StrideChanged
+    | StorageWritten
     | Decided
     | NodeEvicted
     | NodeReturned

@@ -35,6 +35,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     ``root`` is the exit that came first by cause, not by clock (None when no worker failed, say when
     a node went silent). ``lost`` are nodes without a sign of life, ``unable`` nodes that answer but
     could start or stop no worker, with the reason; ``alive`` are nodes of the placement that answer.
+    ``restore``: the checkpoint that the generation began with, "" for none.
     """
 
     generation: int
@@ -43,6 +44,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     lost: tuple[str, ...] = ()
     unable: dict[str, str] = {}
     alive: tuple[str, ...] = ()
+    restore: str = ""
 
 
 class SpareLost(Record, tag_field="kind", tag="spare lost"):

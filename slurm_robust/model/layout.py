@@ -1,8 +1,85 @@
-"""Slots, the nodes under them, and the ranks that belong to them."""
+"""Slots, the nodes under them, the ranks that belong to them, and their parallel groups."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from slurm_robust.model.record import Record
+
+
+class DoesNotDivide(ValueError):
+    """The sizes of the parallel dimensions do not divide the number of ranks."""
+
+
+class ParallelLayout(Record):
+    """How ranks are arranged in parallel dimensions.
+
+    ``sizes`` names each dimension with its size, the one that changes fastest with the rank first
+    (Megatron-LM's order ``tp-cp-ep-dp-pp`` is such a list). A *group* of a dimension are the ranks that
+    differ in it only.
+    """
+
+    nproc_per_node: int
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def fit(
+        cls, world_size: int, nproc_per_node: int, sizes: Mapping[str, int], order: str
+    ) -> ParallelLayout:
+        """The layout of ``world_size`` ranks; data parallelism (``dp``) takes what ``sizes`` leave.
+
+        Raises :class:`DoesNotDivide`.
+        """
+        used = math.prod(sizes.values())
+        if world_size % used:
+            words = " * ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            raise DoesNotDivide(f"{words} = {used} does not divide the world of {world_size} ranks")
+        every = {**sizes, "dp": world_size // used}
+        return cls(
+            nproc_per_node=nproc_per_node, sizes=tuple((name, every[name]) for name in order.split("-"))
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(size for _, size in self.sizes)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Place of ``rank`` in each dimension."""
+        found = {}
+        for name, size in self.sizes:
+            rank, found[name] = divmod(rank, size)
+        return found
+
+    def groups_of(self, rank: int) -> tuple[tuple[str, int], ...]:
+        """Names of the groups that ``rank`` is in: the dimension and the group's lowest rank.
+
+        A group of one rank is none.
+        """
+        found, stride = [], 1
+        for name, size in self.sizes:
+            if size > 1:
+                found.append((name, rank - rank // stride % size * stride))
+            stride *= size
+        return tuple(found)
+
+    def groups(self, name: str) -> list[tuple[int, ...]]:
+        """All groups of one dimension, each with its ranks in order."""
+        stride = 1
+        for other, size in self.sizes:
+            if other == name:
+                starts = [r for r in range(self.world_size) if r // stride % size == 0]
+                return [tuple(range(s, s + size * stride, stride)) for s in starts]
+            stride *= size
+        raise KeyError(name)
+
+    def identity(self) -> str:
+        """Short text that is equal for equal layouts only, ``16x2:tp2-cp1-ep1-dp2-pp4``.
+
+        It is stamped on every copy of a checkpoint: state that was cut up in another way is of no use.
+        """
+        return f"{self.world_size}x{self.nproc_per_node}:" + "-".join(f"{n}{s}" for n, s in self.sizes)
 
 
 class Placement(Record):

@@ -39,7 +39,11 @@ class JobState(Record):
     ``best_step``: newest step completed by all ranks in any generation, as numbered by the script,
     -1 before the first. ``mark``: a number that grows only when training gets further (equal to
     ``best_step`` + 1 with reported steps). ``sealed``: per ended generation the newest checkpoint
-    that counts. ``running``: the generation was launched and has not ended.
+    that counts; ``unsealed``: ended generations for which that is not known yet; ``shared``: generations
+    with a part that is equal on all ranks; ``layouts``: identity of each generation's parallel layout;
+    ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
+    ended; ``restored``: the checkpoint that it began with, "" for none, from ``restored_tiers``.
+    ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage.
     """
 
     run_id: str = ""
@@ -60,6 +64,15 @@ class JobState(Record):
     incidents: int = 0
     incident: OpenIncident | None = None
     sealed: dict[int, str] = {}
+    unsealed: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
+    layouts: dict[int, str] = {}
+    banned: tuple[str, ...] = ()
+    restored: str = ""
+    restored_step: int = -1
+    restored_tiers: dict[str, int] = {}
+    stride: int = 1
+    stored: ev.StorageWritten | None = None
     requeueing: ev.RequeueStarted | None = None
     ended: ev.RunEnded | None = None
 
@@ -113,6 +126,10 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
         spares=spares,
         running=True,
         steps_here=-1,
+        restored=event.restore,
+        restored_step=event.restore_step,
+        restored_tiers=event.tiers,
+        layouts={**state.layouts, event.generation: event.layout} if event.layout else state.layouts,
     )
 
 
@@ -158,8 +175,39 @@ def _(event: ev.IncidentOpened, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.GenerationEnded, state: JobState) -> JobState:
-    sealed = {**state.sealed, event.generation: event.sealed} if event.sealed else state.sealed
-    return msgspec.structs.replace(state, running=False, sealed=sealed)
+    unsealed = (*state.unsealed, event.generation) if event.pending else state.unsealed
+    state = _seal(state, event.generation, event.sealed, event.shared)
+    return msgspec.structs.replace(state, running=False, unsealed=unsealed)
+
+
+@apply.register
+def _(event: ev.GenerationSealed, state: JobState) -> JobState:
+    unsealed = tuple(g for g in state.unsealed if g != event.generation)
+    state = _seal(state, event.generation, event.sealed, event.shared)
+    return msgspec.structs.replace(state, unsealed=unsealed)
+
+
+def _seal(state: JobState, generation: int, token: str, shared: bool) -> JobState:
+    return msgspec.structs.replace(
+        state,
+        sealed={**state.sealed, generation: token} if token else state.sealed,
+        shared=tuple(sorted({*state.shared, generation})) if shared else state.shared,
+    )
+
+
+@apply.register
+def _(event: ev.CheckpointBanned, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, banned=(*state.banned, event.token))
+
+
+@apply.register
+def _(event: ev.StrideChanged, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, stride=event.stride)
+
+
+@apply.register
+def _(event: ev.StorageWritten, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, stored=event)
 
 
 @apply.register

@@ -77,4 +77,6 @@ def _answer(
     if verdict.signature == "agents lost":
         nodes = (*state.slots, *state.spares)
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
+    if verdict.signature.startswith("restore failed"):
+        return (Restart(),), "restart from what else is there"
     return (Restart(),), "restart in place"

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
+
+
+def assign(
+    nodes: tuple[str, ...], slots: int, evicted: Container[str], before: tuple[str, ...] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Slots and spares from an allocation, in its order.
+
+    A node that was in a slot ``before`` gets it again, because its memory holds the copies of these
+    ranks. One that this job has evicted is taken only when the slots cannot be filled without it, and
+    never counts as a spare.
+    """
+    good = [n for n in nodes if n not in evicted]
+    back = [n for n in before[:slots] if n in good]
+    free = [n for n in good if n not in back] + [n for n in nodes if n in evicted]
+    chosen = [n if n in back else "" for n in (*before[:slots], *[""] * (slots - len(before)))]
+    fill = iter(free)
+    filled = tuple(n or next(fill) for n in chosen)
+    return filled, tuple(n for n in good if n not in filled)
 
 
 def replace_nodes(

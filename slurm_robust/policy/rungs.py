@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_robust.model.incident import Blame, GenerationFailed, Verdict
+from slurm_robust.policy.restore import failed_to_restore
 from slurm_robust.policy.rules import Rules
 
 
@@ -62,6 +63,28 @@ def nobody_can_start(failed: GenerationFailed, rules: Rules) -> Verdict | None:
     )
 
 
+def restore_failed(failed: GenerationFailed, rules: Rules) -> Verdict | None:
+    """Rung 6: a copy of what was to be restored is missing or damaged; what is left decides.
+
+    A copy that fails is removed by its reader, so the next choice is another one.
+    """
+    bad = [e for e in failed.exits if failed_to_restore(e.exit)]
+    if not bad or not failed.restore:
+        return None
+    exit, node = bad[0].exit, bad[0].node
+    error = exit.error
+    assert error is not None
+    kind = error.type.rpartition(".")[2]
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=f"restore failed: {failed.restore}",
+        reason=f"restore failed: rank {exit.rank} on {node}: {kind}: {error.message}",
+        confidence=0.9,
+        allowed=rules.limits.per_signature,
+    )
+
+
 def user_exception(failed: GenerationFailed, rules: Rules) -> Verdict | None:
     """Rung 3: the first rank to fail raised an exception in code that can be named."""
     if failed.root is None or failed.root.exit.error is None or not failed.root.exit.error.file:
@@ -97,4 +120,11 @@ def transient(failed: GenerationFailed, rules: Rules) -> Verdict | None:
 
 
 Rung = Callable[[GenerationFailed, Rules], Verdict | None]
-LADDER: tuple[Rung, ...] = (agents_gone, node_named, nobody_can_start, user_exception, transient)
+LADDER: tuple[Rung, ...] = (
+    agents_gone,
+    node_named,
+    nobody_can_start,
+    restore_failed,
+    user_exception,
+    transient,
+)

@@ -68,7 +68,12 @@ class Ending:
         if begin.final:
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
-        order = Shutdown(epoch=core.state.epoch, grace_s=core.config.timings.stop_grace_s)
+        # A run that is not over for good may come back to these nodes and find its copies.
+        order = Shutdown(
+            epoch=core.state.epoch,
+            grace_s=core.config.timings.stop_grace_s,
+            keep_copies=not begin.final,
+        )
         for node in core.fleet.views:
             core.send(node, order)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, StartAgents
+from slurm_robust.controller.restoring import memory_suffices
 from slurm_robust.controller.stages.watch import RECONNECT_S
 from slurm_robust.controller.transitions import (
     ToDeciding,
@@ -15,6 +16,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import GenerationFailed, Symptom
+from slurm_robust.wire.messages import Phase
 
 
 class Gathering:
@@ -33,6 +35,8 @@ class Gathering:
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
         self._since = now.mono
+        if (core.state.sealed or core.state.unsealed) and core.listing.generation != core.state.generation:
+            core.listing.ask(core, now)
         if self._start and not self._expected:
             self._start_agents(core, now, (*core.state.slots, *core.state.spares))
 
@@ -44,13 +48,30 @@ class Gathering:
         if core.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.beat(n)) is not None and b.ready and not b.fatal for n in slots):
-            return ToLaunching()
+            if self._can_choose(core, now):
+                return ToLaunching()
+            return None
         waited = now.mono - self._since
         if self._expected and self._start and waited > RECONNECT_S:
             self._expected = False
             nodes = (*slots, *core.state.spares)
             self._start_agents(core, now, tuple(n for n in nodes if core.fleet.beat(n) is None))
         return self._check_deadlines(core, now)
+
+    def _can_choose(self, core: Core, now: Now) -> bool:
+        """Whether all that the choice of a checkpoint depends on has been told."""
+        state, timings = core.state, core.config.timings
+        if not (state.sealed or state.unsealed):
+            return True
+        # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
+        beats = [core.fleet.beat(node) for node in state.slots]
+        busy = any(b is not None and b.phase not in (Phase.IDLE, Phase.ENDED) for b in beats)
+        stopping_s = timings.stop_grace_s + timings.kill_wait_s
+        if state.unsealed and busy and now.mono - self._since < stopping_s:
+            return False
+        if core.listing.answered:
+            return True
+        return core.listing.overdue(now) and memory_suffices(core, now)
 
     def _start_agents(self, core: Core, now: Now, nodes: tuple[str, ...]) -> None:
         self._missing_since = now.mono

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.watch import Trouble, all_done, current_agents, find_trouble
+from slurm_robust.controller.tending import Tending
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
     ToEnding,
@@ -17,22 +19,10 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Finish, SpareLost, Symptom
 from slurm_robust.policy import decide
-from slurm_robust.wire.messages import Launch, Phase
+from slurm_robust.policy.restore import RestorePlan, in_words
+from slurm_robust.wire.messages import Beat, Launch, Phase
 
 RESEND_S = 2.0
-
-
-def newest_sealed(sealed: dict[int, str]) -> tuple[str, int]:
-    """The newest checkpoint that counts, as token and step; ``""`` and -1 for none.
-
-    Tokens end in the step's number (``gen-0003/step-00000120``); among equal steps the newest
-    generation wins.
-    """
-    found = [(int(token.rpartition("-")[2]), generation, token) for generation, token in sealed.items()]
-    if not found:
-        return "", -1
-    step, _, token = max(found)
-    return token, step
 
 
 class Launching:
@@ -45,39 +35,54 @@ class Launching:
 
     def enter(self, core: Core, now: Now) -> None:
         """Choose the rendezvous and the checkpoint, and send the orders."""
+        restoring.seal_pending(core, now)
+        plan = restoring.choose(core, now)
         state = core.state
-        generation = state.generation + 1
-        restore, restore_step = newest_sealed(state.sealed)
         first = core.fleet.beat(state.slots[0])
         assert first is not None  # Gathering saw it
         core.record(
             ev.GenerationLaunched(
                 t=now.wall,
-                generation=generation,
+                generation=state.generation + 1,
                 slots=state.slots,
                 master=f"{first.address}:{first.rendezvous_port}",
-                restore=restore,
-                restore_step=restore_step,
+                restore=restoring.token(plan.ref) if plan else "",
+                restore_step=plan.ref.step if plan else -1,
+                tiers=plan.tiers if plan else {},
+                layout=restoring.layout_now(core).identity(),
             )
         )
-        placement = core.state.placement
+        if plan is not None:
+            words = in_words(plan.ref.step, plan.tiers)
+            core.emit(Say(text=f"generation {core.state.generation} continues from {words}"))
+        elif state.sealed:
+            core.note("no checkpoint that counts is in reach: training begins anew", "", now)
+        self._write_orders(core, plan, first)
+        self._agents = current_agents(core)
+        self._since = now.mono
+        self._send(core, now)
+
+    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Beat) -> None:
+        state, placement = core.state, core.state.placement
+        peers = restoring.peers_of(core)
         for slot, node in enumerate(placement.slots):
             self._orders[node] = Launch(
                 epoch=state.epoch,
-                generation=generation,
+                generation=state.generation,
                 ranks=placement.ranks_of(node),
                 world_size=placement.world_size,
                 slot=slot,
                 slots=len(placement.slots),
                 master_addr=first.address,
                 master_port=first.rendezvous_port,
-                restore=restore,
-                restart_count=generation - 1,
+                restore=state.restored,
+                restart_count=state.generation - 1,
+                layout=state.layouts[state.generation],
+                sources=plan.sources[node] if plan else (),
+                peers=peers.get(node, ()),
+                stride=state.stride,
                 announce_step=state.incident.step + 1 if state.incident else 0,
             )
-        self._agents = current_agents(core)
-        self._since = now.mono
-        self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Running when all are alive; trouble as in Running; too late is trouble as well."""
@@ -115,11 +120,13 @@ class Running:
         self._agents = begin.agents
         self._since = 0.0
         self._first_step_seen = False
+        self._tending: Tending | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Remember since when silence counts."""
         self._since = now.mono
         self._first_step_seen = core.state.steps_here >= 0
+        self._tending = Tending(now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Watch progress and trouble; end when all ranks are done."""
@@ -162,6 +169,8 @@ class Running:
             core.watch_progress(now, force=True)
             core.close_incident(slowest.step, slowest.age_s, now)
         core.watch_progress(now)
+        if self._tending is not None:
+            self._tending.step(core, records, now)
 
     def _watch_spares(self, core: Core, now: Now) -> None:
         for node in core.state.spares:

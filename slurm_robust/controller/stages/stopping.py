@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.analysis.exits import root_exit
+from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import FindCheckpoint, Now, Say
+from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.watch import current_agents, last_words
 from slurm_robust.controller.transitions import (
     ToDeciding,
@@ -23,7 +24,7 @@ from slurm_robust.model.incident import (
     Requeue,
 )
 from slurm_robust.policy import decide
-from slurm_robust.wire.messages import Phase, Stop
+from slurm_robust.wire.messages import Beat, Phase, Stop
 
 RESEND_S = 1.0
 # Beyond grace and kill wait: for the orders and answers to travel.
@@ -58,9 +59,8 @@ class Stopping:
             return None
         if not self._stopped:
             self._stopped = True
-            core.checkpoint = None
-            core.emit(FindCheckpoint(generation=core.state.generation))
-        if core.checkpoint is None or core.checkpoint[0] != core.state.generation:
+            core.listing.ask(core, now)
+        if not (core.listing.answered or core.listing.overdue(now)):
             return None
         self._record_end(core, now)
         return self._follow(core, now)
@@ -108,11 +108,13 @@ class Stopping:
         return done
 
     def _record_end(self, core: Core, now: Now) -> None:
-        assert core.checkpoint is not None
-        generation, token, step = core.checkpoint
+        generation = core.state.generation
         if not core.state.running:
             return  # nothing was launched since the last end
         core.watch_progress(now, force=True)
+        # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
+        silent = tuple(n for n in self._lost if (b := core.fleet.beat(n)) is None or self._is_old(b))
+        token, step, shared = restoring.seal(core, generation, silent, now)
         core.record(
             ev.GenerationEnded(
                 t=now.wall,
@@ -121,8 +123,14 @@ class Stopping:
                 exits=tuple(e for e in self._exits if e.exit.failed),
                 sealed=token,
                 sealed_step=step,
+                pending=core.listing.complete is None or set(silent) >= set(core.state.slots),
+                shared=shared,
             )
         )
+        restoring.judge_restored(core, self._exits, bool(self._lost), now)
+
+    def _is_old(self, beat: Beat) -> bool:
+        return beat.agent == self._agents.get(beat.node)
 
     def _follow(self, core: Core, now: Now) -> Transition:
         if core.leaving:
@@ -147,6 +155,7 @@ class Stopping:
             lost=tuple(self._lost),
             unable=unable,
             alive=tuple(n for n in core.state.slots if n not in self._lost),
+            restore=core.state.restored,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
@@ -13,9 +13,23 @@ from slurm_robust.controller.journal import fold
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import SHARED, Copy, Tier
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
-from slurm_robust.wire.messages import Beat, Launch, Phase, Progress, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.policy.restore import Ref
+from slurm_robust.wire.messages import (
+    Beat,
+    Flush,
+    Launch,
+    Pace,
+    Phase,
+    Progress,
+    RequestCheckpoint,
+    Shutdown,
+    Stop,
+)
+
+OWN_BUFFERS, PEER_BUFFERS = 3, 2
 
 
 class Job:
@@ -29,7 +43,16 @@ class Job:
         history: tuple[ev.AnyEvent, ...] = (),
         first: Transition | None = None,
         reported: bool = True,
+        memory: bool = False,
+        shared: bool = False,
+        hears_storage: bool = True,
+        storage: Iterable[Ref] = (),
+        copies: Mapping[str, tuple[Copy, ...]] | None = None,
     ) -> None:
+        """``memory``: workers keep snapshots, agents copy them to peers; ``shared``: they have that part.
+
+        ``storage`` and ``copies`` are there from the beginning (by an earlier run).
+        """
         self.mono, self.wall = 1000.0, 1.7e9
         self.reported = reported
         self.journal: list[ev.AnyEvent] = list(history) or [
@@ -59,7 +82,14 @@ class Job:
         self.requeued: list[tuple[str, ...]] = []
         self.pruned = 0
         self.code: int | None = None
-        self.checkpoints: dict[int, tuple[str, int]] = {}
+        self.memory, self.shared, self.hears_storage = memory, shared, hears_storage
+        self.checkpoints: dict[int, tuple[str, int]] = {}  # newest on storage of each generation
+        self.storage = set(storage)  # what else is there
+        self.copies = dict(copies or {})
+        self.storage_broken = False
+        self.orders: dict[str, Launch] = {}
+        self.flush_step, self.stride = -1, 1
+        self.kept: dict[str, bool] = {}
         self.refuse_requeue: str | None = None
         self.core = Core(
             config or JobConfig(), fold(self.journal), build, first or ToGathering(start=True), self.now()
@@ -85,8 +115,8 @@ class Job:
                     for node in nodes:
                         self.join(node)
                 case fx.FindCheckpoint(generation=generation):
-                    token, step = self.checkpoints.get(generation, ("", -1))
-                    self.act(self.core.on_checkpoint(generation, token, step, self.now()))
+                    if self.hears_storage:
+                        self.tell_storage(generation)
                 case fx.BeginRequeue(exclude=exclude):
                     self.requeued.append(exclude)
                     self.act(self.core.on_requeue(self.refuse_requeue, self.now()))
@@ -97,13 +127,20 @@ class Job:
                 case fx.Exit(code=code):
                     self.code = code
 
+    def tell_storage(self, generation: int) -> None:
+        """Storage answers what it holds."""
+        found = {*self.storage, *(Ref(step=s, generation=g) for g, (_, s) in self.checkpoints.items())}
+        complete = None if self.storage_broken else tuple(found)
+        self.act(self.core.on_checkpoints(generation, complete, self.now()))
+
     # -- the agents' part ----------------------------------------------------------------------------
 
     def join(self, node: str, agent: str = "a", **changes: object) -> None:
         if node not in self.dead:
             self.beats[node] = Beat(
                 node=node, agent=agent, seq=0, epoch=1, phase=Phase.IDLE, address=f"10.0.0.{node[1:]}",
-                rendezvous_port=4000, ready=True,
+                rendezvous_port=4000, ready=True, data_port=5000,
+                copies=self.copies.get(node, ()),
             )  # fmt: skip
             self.change(node, **changes)
 
@@ -121,6 +158,7 @@ class Job:
             return
         match message:
             case Launch(generation=generation, ranks=ranks) if generation > beat.generation:
+                self.orders[node] = message
                 progress = tuple(Progress(rank=r, step=-1, reported=False, age_s=0.0) for r in ranks)
                 self.change(node, generation=generation, phase=Phase.RUNNING, progress=progress, exits=())
             case Stop(generation=generation) if beat.phase is Phase.RUNNING and node not in self.stubborn:
@@ -135,7 +173,12 @@ class Job:
                 self.change(node, generation=max(generation, beat.generation))
             case RequestCheckpoint(step=step):
                 self.asked_step = step
-            case Shutdown():
+            case Flush(step=step):
+                self.flush_step = step
+            case Pace(stride=stride):
+                self.stride = stride
+            case Shutdown(keep_copies=keep):
+                self.kept[node] = keep
                 self.beats.pop(node)
                 self.core.agents_gone = not self.beats
 
@@ -162,6 +205,30 @@ class Job:
                 structs.replace(p, step=step, reported=self.reported) for p in self.beats[node].progress
             )
             self.change(node, progress=progress)
+        if self.memory:
+            self.snapshot(step)
+
+    def snapshot(self, step: int, peers: bool = True) -> None:
+        """All ranks keep their state of ``step``, and agents copy it to their peers."""
+        generation = self.core.state.generation
+        for node in [n for n in self.core.state.slots if n not in self.dead]:
+            order = self.orders[node]
+            self.hold(node, order.ranks, generation, step, Tier.MEMORY)
+            if self.shared:
+                self.hold(node, (SHARED,), generation, step, Tier.MEMORY)
+            for peer in order.peers if peers and step % self.stride == 0 else ():
+                if peer.node not in self.dead:
+                    self.hold(peer.node, (peer.rank,), generation, step, Tier.PEER)
+
+    def hold(self, node: str, ranks: tuple[int, ...], generation: int, step: int, tier: Tier) -> None:
+        """``node`` has copies from now on; the oldest of as many buffers as there are makes room."""
+        copies = list(self.beats[node].copies)
+        for rank in ranks:
+            mine = [c for c in copies if (c.rank, c.tier) == (rank, tier)]
+            if len(mine) >= (PEER_BUFFERS if tier is Tier.PEER else OWN_BUFFERS):
+                copies.remove(mine[0])
+            copies.append(Copy(rank=rank, generation=generation, step=step, tier=tier))
+        self.change(node, copies=tuple(copies))
 
     def kill_rank(self, rank: int, **exit: object) -> None:
         node = self.core.state.placement.node_of(rank)

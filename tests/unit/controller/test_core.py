@@ -14,6 +14,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Symptom
+from slurm_robust.policy.restore import Ref
 from slurm_robust.wire.messages import Launch, Shutdown, Stop
 from tests.unit.controller.fleetwork import Job
 
@@ -130,7 +131,9 @@ def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() 
     job.power_cut("n2")
     job.until(lambda: bool(job.requeued))
     taken = ev.AllocationTaken(t=1.0, restart_count=1, nodes=("n1", "n4"), slots=("n1", "n4"), spares=())
-    later = Job(history=(*job.journal, taken), first=ToGathering(start=True))
+    later = Job(
+        history=(*job.journal, taken), first=ToGathering(start=True), storage=[Ref(step=3, generation=1)]
+    )
     assert later.core.state.generation == 2
     assert later.events(ev.GenerationLaunched)[-1].restore == "gen-0001/step-00000003"
     later.train_to(4)

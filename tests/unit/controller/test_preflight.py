@@ -13,11 +13,11 @@ import pytest
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import preflight
 from slurm_robust.controller.preflight import PreflightError
-from slurm_robust.controller.start import assign
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.replacement import assign
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
@@ -153,6 +153,16 @@ def test_evicted_nodes_are_taken_last() -> None:
     assert assign(("n1", "n2", "n3"), 2, {"n1": "dead"}) == (("n2", "n3"), ())
     assert assign(("n1", "n2"), 2, {"n1": "dead"}) == (("n2", "n1"), ())
     assert assign(("n1", "n2", "n3"), 2, {}) == (("n1", "n2"), ("n3",))
+
+
+def test_nodes_that_come_back_get_their_old_slots() -> None:
+    before = ("n3", "n2", "n1")
+    assert assign(("n1", "n2", "n3"), 3, {}, before) == (before, ())
+    assert assign(("n1", "n3", "n4"), 3, {"n2": "dead"}, before) == (("n3", "n4", "n1"), ())
+    assert assign(("n0", "n1", "n2", "n3"), 3, {}, before) == (before, ("n0",))
+    assert assign(("n1", "n2", "n3"), 3, {"n2": "dead"}, before) == (("n3", "n2", "n1"), ())
+    assert assign(("n1", "n2"), 2, {}, before) == (("n1", "n2"), ())
+    assert assign(("n1", "n2", "n3", "n4"), 4, {}, before) == (("n3", "n2", "n1", "n4"), ())
 
 
 def test_the_plan_survives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,200 @@
+"""What the core knows of copies of checkpoints, put before the pure choice of what to restore."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from slurm_robust.checkpoint.peers import peer_slots
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller.effects import FindCheckpoint, Now
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import SHARED, Peer
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.state import JobState
+from slurm_robust.policy import restore
+from slurm_robust.policy.restore import Holding, Ref, RestorePlan
+from slurm_robust.wire.messages import Beat
+
+if TYPE_CHECKING:
+    from slurm_robust.controller.core import Core
+
+# Shared storage that does not answer for so long is gone on without, where memory has all that is needed.
+LISTING_S = 20.0
+
+
+class Listing:
+    """What is complete on storage, as far as the answer has come."""
+
+    def __init__(self) -> None:
+        self.generation = -1  # when it was asked for, this one was the newest
+        self.since = 0.0
+        self.answered = False
+        self.complete: tuple[Ref, ...] | None = None  # None: storage gave no answer
+
+    def ask(self, core: Core, now: Now) -> None:
+        """Have storage listed; the last listing is no longer believed."""
+        self.generation, self.since = core.state.generation, now.mono
+        self.answered, self.complete = False, None
+        core.emit(FindCheckpoint(generation=self.generation))
+
+    def answer(self, generation: int, complete: tuple[Ref, ...] | None) -> None:
+        """The answer to :meth:`ask`; one to an earlier question is dropped."""
+        if generation == self.generation:
+            self.answered, self.complete = True, complete
+
+    def overdue(self, now: Now) -> bool:
+        """Whether storage hangs."""
+        return not self.answered and now.mono - self.since > LISTING_S
+
+
+def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLayout:
+    """The parallel layout of a job. Raises :class:`~slurm_robust.model.layout.DoesNotDivide`."""
+    parallel = config.parallel
+    sizes = {"tp": parallel.tp, "cp": parallel.cp, "ep": parallel.ep, "pp": parallel.pp}
+    return ParallelLayout.fit(slots * nproc_per_node, nproc_per_node, sizes, parallel.order)
+
+
+def layout_now(core: Core) -> ParallelLayout:
+    """The layout of the next generation."""
+    return layout_of(core.config, len(core.state.slots), core.state.nproc_per_node)
+
+
+def token(ref: Ref) -> str:
+    """The name under which a checkpoint is passed around."""
+    return CheckpointRef(step=ref.step, generation=ref.generation).token()
+
+
+def ref_of(token: str) -> Ref:
+    """The inverse of :func:`token`. Raises ``ValueError``."""
+    ref = CheckpointRef.from_token(token)
+    return Ref(step=ref.step, generation=ref.generation)
+
+
+def sealed_steps(state: JobState) -> dict[int, int]:
+    """Newest step that counts of each sealed generation."""
+    return {generation: ref_of(text).step for generation, text in state.sealed.items()}
+
+
+def holdings(core: Core, now: Now) -> list[Holding]:
+    """All nodes that answer, with their copies; evicted ones last.
+
+    A copy of another parallel layout is none: the allocation may have come back with another size.
+    """
+    state = core.state
+    identity = layout_now(core).identity()
+    foreign = {generation for generation, layout in state.layouts.items() if layout != identity}
+    found = []
+    for node in sorted(core.fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
+        beat = core.fleet.beat(node)
+        silence = core.fleet.silence(node, now.mono, now.mono)
+        if beat is None or silence > core.config.timings.node_dead_s:
+            continue
+        copies = tuple(c for c in beat.copies if c.generation not in foreign)
+        found.append(Holding(node=node, copies=copies, address=beat.address, port=beat.data_port))
+    return found
+
+
+def choose(core: Core, now: Now, *, also_banned: str = "") -> RestorePlan | None:
+    """What the next generation would be restored from now.
+
+    While storage gives no answer, what was sealed is taken to be there. What is banned is taken after
+    all when nothing else is left, unless ``also_banned`` asks what would be left without that one too.
+    """
+    state = core.state
+    sealed = sealed_steps(state)
+    stored = core.listing.complete
+    if stored is None:
+        stored = tuple(Ref(step=step, generation=generation) for generation, step in sealed.items())
+    banned = {ref_of(text) for text in (*state.banned, *filter(None, (also_banned,)))}
+    reach = holdings(core, now)
+    for refused in (banned, set[Ref]()):
+        plan = restore.choose(sealed, reach, stored, state.placement, shared=state.shared, banned=refused)
+        if plan is not None or also_banned:
+            return plan
+    return None
+
+
+def memory_suffices(core: Core, now: Now) -> bool:
+    """Whether something can be restored without storage."""
+    return restore.choose(
+        sealed_steps(core.state), holdings(core, now), (), core.state.placement, shared=core.state.shared
+    ) is not None  # fmt: skip
+
+
+def seal(core: Core, generation: int, lost: tuple[str, ...], now: Now) -> tuple[str, int, bool]:
+    """Token and step with which ``generation`` is sealed now (``""``, -1 for none); if it has a shared part.
+
+    ``lost``: nodes whose workers may live on, so that nothing there is believed.
+    """
+    state = core.state
+    reach = [h for h in holdings(core, now) if h.node not in lost]
+    shared = generation in core.shared_seen or any(
+        c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
+    )
+    stored = core.listing.complete or ()
+    step = restore.seal(generation, reach, stored, state.placement.world_size, shared=shared)
+    return (token(Ref(step=step, generation=generation)) if step >= 0 else ""), step, shared
+
+
+def seal_pending(core: Core, now: Now) -> None:
+    """Seal what could not be sealed when it ended, once storage and the nodes have told what they have."""
+    if core.listing.complete is None:
+        return
+    for generation in core.state.unsealed:
+        text, step, shared = seal(core, generation, (), now)
+        before = core.state.sealed.get(generation)
+        if before is not None and ref_of(before).step > step:
+            text, step = before, ref_of(before).step
+        core.record(
+            ev.GenerationSealed(
+                t=now.wall, generation=generation, sealed=text, sealed_step=step, shared=shared
+            )
+        )
+
+
+def judge_restored(core: Core, exits: tuple[NodeExit, ...], lost: bool, now: Now) -> None:
+    """Ban the checkpoint that the ended generation began with, if its end speaks against it.
+
+    A copy in memory that failed is gone, so the same step may be restored from another one; it is banned
+    when that fails too. What storage holds cannot get better. The last one that is left is never banned.
+    """
+    state = core.state
+    text, failed = state.restored, [e.exit for e in exits if e.exit.failed]
+    if not text or text in state.banned:
+        return
+    signature = f"restore failed: {text}"
+    again = any(a.signature == signature and a.mark == state.mark for a in state.attempts)
+    new_steps = state.steps_here > state.restored_step
+    if any(map(restore.failed_to_restore, failed)):
+        if not (again or "storage" in state.restored_tiers):
+            return
+        reason = "it could not be restored"
+    elif restore.spoils(failed, lost=lost, new_steps=new_steps):
+        reason = "training failed before its first new step"
+    else:
+        return
+    if choose(core, now, also_banned=text) is not None:
+        core.record(ev.CheckpointBanned(t=now.wall, token=text, reason=reason))
+
+
+def note_shared(core: Core, beat: Beat) -> None:
+    """Remember of which generations a shared part was ever told: restoring them needs it."""
+    core.shared_seen.update(c.generation for c in beat.copies if c.rank == SHARED)
+
+
+def peers_of(core: Core) -> dict[str, tuple[Peer, ...]]:
+    """For each node of the placement where the copies of its ranks go."""
+    checkpoint = core.config.checkpoint
+    if checkpoint.memory == "off" or checkpoint.peers == "off":
+        return {}
+    placement, found = core.state.placement, {}
+    for slot, peer in enumerate(peer_slots(layout_now(core))):
+        node, beat = placement.slots[slot], core.fleet.beat(placement.slots[peer])
+        if beat is not None and beat.data_port:
+            to = Peer(rank=0, node=beat.node, address=beat.address, port=beat.data_port)
+            found[node] = tuple(structs.replace(to, rank=rank) for rank in placement.ranks_of(node))
+    return found

@@ -1,0 +1,201 @@
+"""Which step is restored and where each node gets its parts from. Pure.
+
+A checkpoint is named by its step and the generation that took it. Whatever is chosen was *sealed*: it
+lies at or before the step with which the end of its generation was written down. Copies beyond that may
+exist (of a rank that lives on behind a cut network, say) and never count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.layout import Placement
+from slurm_robust.model.record import Record
+
+_IN_MEMORY = (Tier.MEMORY, Tier.PEER)
+# What a worker raises when a copy is not what was promised, besides OSError; another copy may do.
+_ERRORS = "slurm_robust.checkpoint.errors."
+_BAD_COPY = frozenset({"MissingCheckpoint", "CorruptPart", "ForeignPart"})
+_OS_ERRORS = frozenset({"OSError", *(kind.__name__ for kind in OSError.__subclasses__())})
+
+
+class Ref(Record, order=True):
+    """A checkpoint: the step after which it was taken, the generation that took it. Newest is greatest."""
+
+    step: int
+    generation: int
+
+
+class Holding(Record):
+    """A node within reach: its copies, and where other nodes get them (``port`` 0: nowhere)."""
+
+    node: str
+    copies: tuple[Copy, ...]
+    address: str = ""
+    port: int = 0
+
+
+class RestorePlan(Record):
+    """What the next generation continues from.
+
+    ``sources``: for each node where it finds its parts; for no node any when all is taken from storage.
+    ``tiers``: how many ranks get their own part from which tier, as people count: ``memory`` of the
+    node itself, a ``peer``'s memory, a ``local`` disk, ``storage``.
+    """
+
+    ref: Ref
+    sources: dict[str, tuple[Source, ...]]
+    tiers: dict[str, int]
+
+
+class _Where(Record):
+    """One copy with the node that has it."""
+
+    holder: Holding
+    tier: Tier
+
+
+_Index = dict[Ref, dict[int, list[_Where]]]
+
+
+def seal(
+    generation: int,
+    holdings: Iterable[Holding],
+    storage: Collection[Ref],
+    world_size: int,
+    *,
+    shared: bool,
+) -> int:
+    """The newest step of ``generation`` of which every part is in reach in any tier, -1 for none.
+
+    ``shared``: copies of a part that is equal on all ranks were seen in this generation, so that part
+    is needed too. ``storage`` lists what is complete there.
+    """
+    steps = [ref.step for ref in storage if ref.generation == generation]
+    for ref, parts in _index(holdings).items():
+        if ref.generation == generation and _whole(parts, world_size, shared):
+            steps.append(ref.step)
+    return max(steps, default=-1)
+
+
+def choose(
+    sealed: Mapping[int, int],
+    holdings: Sequence[Holding],
+    storage: Collection[Ref],
+    placement: Placement,
+    *,
+    shared: Collection[int] = (),
+    banned: Collection[Ref] = (),
+) -> RestorePlan | None:
+    """The newest sealed checkpoint that is within reach, each part from the nearest copy; None for none.
+
+    ``sealed``: newest step that counts, by generation; ``holdings``: nodes in reach, those that others
+    should rather ask first; ``storage``: what is complete there; ``shared``: generations with a part
+    that is equal on all ranks; ``banned``: what is not to be taken. A checkpoint is taken from storage
+    whole or not at all.
+    """
+    index = _index(holdings)
+    for ref in sorted({*index, *storage}, reverse=True):
+        if ref in banned or not 0 <= ref.step <= sealed.get(ref.generation, -1):
+            continue
+        parts = index.get(ref, {})
+        plan = _from_nodes(ref, parts, placement, SHARED in parts or ref.generation in shared)
+        if plan is not None:
+            return plan
+        if ref in storage:
+            none: dict[str, tuple[Source, ...]] = dict.fromkeys(placement.slots, ())
+            return RestorePlan(ref=ref, sources=none, tiers={"storage": placement.world_size})
+    return None
+
+
+def keepers(sealed: Mapping[int, int], storage: Iterable[Ref], keep: int) -> list[Ref]:
+    """The newest ``keep`` checkpoints on storage that could be restored, newest first."""
+    good = [ref for ref in storage if ref.step <= sealed.get(ref.generation, -1)]
+    return sorted(good, reverse=True)[:keep]
+
+
+def failed_to_restore(exit: WorkerExit) -> bool:
+    """Whether this worker ended because a copy that it was to restore was missing or damaged."""
+    error = exit.error
+    if error is None:
+        return False
+    if error.type.startswith(_ERRORS):
+        return error.type.removeprefix(_ERRORS) in _BAD_COPY
+    # Reading a copy can fail in any way in which a disk can; elsewhere an OSError is the script's.
+    return (
+        error.type in _OS_ERRORS and "slurm_robust" in error.traceback and ", in restore" in error.traceback
+    )
+
+
+def spoils(exits: Iterable[WorkerExit], *, lost: bool, new_steps: bool) -> bool:
+    """Whether a generation that ended so speaks against the (undamaged) state that it began with.
+
+    It does when workers failed before the first new step for no reason outside of them.
+    """
+    failed = [exit for exit in exits if exit.failed]
+    return bool(failed) and not lost and not new_steps and not any(map(failed_to_restore, failed))
+
+
+def _index(holdings: Iterable[Holding]) -> _Index:
+    found: _Index = defaultdict(lambda: defaultdict(list))
+    for holder in holdings:
+        for copy in holder.copies:
+            ref = Ref(step=copy.step, generation=copy.generation)
+            found[ref][copy.rank].append(_Where(holder=holder, tier=copy.tier))
+    return found
+
+
+def _whole(parts: Mapping[int, object], world_size: int, shared: bool) -> bool:
+    return all(rank in parts for rank in range(world_size)) and (SHARED in parts or not shared)
+
+
+def _from_nodes(
+    ref: Ref, parts: Mapping[int, list[_Where]], placement: Placement, shared: bool
+) -> RestorePlan | None:
+    if not _whole(parts, placement.world_size, shared):
+        return None
+    sources: dict[str, tuple[Source, ...]] = {}
+    tiers: Counter[str] = Counter()
+    asked: Counter[str] = Counter()  # so that not every node asks the same one for the shared part
+    for node in placement.slots:
+        mine = []
+        for rank in (*placement.ranks_of(node), *((SHARED,) if shared else ())):
+            found = _nearest(rank, node, parts[rank], asked)
+            if found is None:
+                return None
+            source, tier = found
+            mine.append(source)
+            if rank != SHARED:
+                tiers[tier] += 1
+        sources[node] = tuple(mine)
+    return RestorePlan(ref=ref, sources=sources, tiers=dict(tiers))
+
+
+def _nearest(
+    rank: int, node: str, copies: Sequence[_Where], asked: Counter[str]
+) -> tuple[Source, str] | None:
+    """The copy of ``rank`` that ``node`` should take, with the tier as people call it."""
+    for tiers, here, far in ((_IN_MEMORY, "memory", "peer"), ((Tier.LOCAL,), "local", "local")):
+        near = [c for c in copies if c.tier in tiers and c.holder.node == node]
+        if near:
+            return Source(rank=rank, tier=near[0].tier), here
+        others = [c for c in copies if c.tier in tiers and c.holder.port]
+        if others:
+            best = min(others, key=lambda c: asked[c.holder.node])
+            asked[best.holder.node] += 1
+            holder = best.holder
+            return Source(rank=rank, tier=best.tier, address=holder.address, port=holder.port), far
+    return None
+
+
+def in_words(step: int, tiers: Mapping[str, int]) -> str:
+    """``step 1234 from memory (14 parts), peer (2)``."""
+    return f"step {step} from " + ", ".join(_parts(tiers))
+
+
+def _parts(tiers: Mapping[str, int]) -> Iterator[str]:
+    for i, tier in enumerate(t.value for t in Tier if t.value in tiers):
+        yield f"{tier} ({tiers[tier]}{' parts' if not i else ''})"
