@@ -1,0 +1,64 @@
+"""Our own side of the checkpoint benchmark: the Checkpointer as a training under ``srobust run`` has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import slurm_robust as sr
+from benchmarks import common
+from benchmarks.checkpoint_state import Contender, Training
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.environment import WorkerEnvironment
+
+RUN = "bench"
+DRAIN_S = 60.0
+
+
+class Ours(Contender):
+    """``sr.Checkpointer`` with ``every=1`` and a folder of copies, no agent beside it.
+
+    ``restore``: the token of the checkpoint in ``shm`` to go on from.
+    """
+
+    def __init__(self, training: Training, disk: Path, shm: Path, *, restore: str = "") -> None:
+        generation = CheckpointRef.from_token(restore).generation + 1 if restore else 1
+        self._folder = MemoryFolder.create(RUN, shm)
+        self._ref = CheckpointRef(generation=generation, step=-1)
+        record = shm / "record-00000"
+        StepRecord.create(record, generation=generation, rank=0).close()
+        environment = WorkerEnvironment(
+            job_dir=str(disk),
+            run_id=RUN,
+            generation=generation,
+            record=str(record),
+            checkpoint_dir=str(disk / "checkpoints"),
+            restore=restore,
+            restore_tier="memory" if restore else "",
+            copies=str(self._folder.path),
+        )
+        ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        os.environ.update(environment.to_env() | ranks)
+        self.checkpointer = sr.Checkpointer({"model": training.model, "optimizer": training.optimizer})
+        if not restore:
+            self.checkpointer.restore()
+
+    def save(self, step: int) -> None:
+        self._ref = CheckpointRef(generation=self._ref.generation, step=step)
+        self.checkpointer.step(step)
+
+    def drain(self) -> None:
+        if self._ref.step >= 0:
+            common.wait_for(self._whole, DRAIN_S, f"no whole copy of {self._ref.token()}", every_s=0.001)
+
+    def close(self) -> None:
+        self.checkpointer.close()
+
+    def token(self) -> str:
+        """The newest checkpoint."""
+        return self._ref.token()
+
+    def _whole(self) -> bool:
+        return self._folder.find(0, self._ref) is not None

@@ -1,0 +1,117 @@
+"""Seconds until a saved state is back in the live objects, and until it lies on storage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+
+from benchmarks.checkpoint_figures import Aim, rates
+from benchmarks.checkpoint_report import Part, table
+from benchmarks.checkpoint_runs import Result, folders, run
+from benchmarks.checkpoint_stores import MEMORY, ON_DISK
+from benchmarks.samples import Summary, interleaved
+
+RESTORE_AIM = 2.0
+_TIMES = ("restore", "first_update", "update")
+
+
+def from_memory(mb: int, reps: int, console: Console) -> Part:
+    """From /dev/shm: ours verified; a fresh optimizer as after a restart, and one that has state."""
+    part = Part()
+    runs: dict[tuple[str, bool], list[Result]] = {}
+    limits: list[Result] = []
+    cases = [(store, stateful) for store in MEMORY for stateful in (False, True)]
+    for rep, (store, stateful) in interleaved(cases, reps):
+        with folders() as place:
+            if (store, stateful) == cases[0]:
+                limits.append(run("limits", mb=mb, shm=str(place.shm)))
+        with folders() as place:
+            kept = run("keep", store=store, mb=mb, folder=str(place.shm))
+            result = _restore(store, mb, str(place.shm), kept, stateful=stateful)
+        runs.setdefault((store, stateful), []).append(result)
+        console.print(
+            f"{rep + 1} {mb} MB, {_name(store, stateful)}: restored in {result['restore'] * 1e3:.0f} ms"
+        )
+    found = {_name(*case): _times(results) for case, results in runs.items()}
+    bare = {name: Summary.of([limit[name] for limit in limits]) for name in ("out", "back", "fresh")}
+    part.facts = {
+        "samples": {_name(*case): results for case, results in runs.items()},
+        "limits": limits,
+        "summary": {
+            n: {t: asdict(s) for t, s in row.items()} for n, row in {**found, "memcpy": bare}.items()
+        },
+    }
+    columns = ("", "restore", "/ memcpy", "first update after", "a later update")
+    rows = [
+        ("memcpy into the live tensors", _ms(bare["back"]), "1.00", "", ""),
+        ("memcpy into memory just got", _ms(bare["fresh"]), _ratio(bare["fresh"], bare["back"]), "", ""),
+        *(
+            (n, _ms(t["restore"]), _ratio(t["restore"], bare["back"]), *(_ms(t[k]) for k in _TIMES[1:]))
+            for n, t in found.items()
+        ),
+    ]
+    title = f"ms to restore {limits[0]['bytes'] / 1e6:.0f} MB from /dev/shm: median (range), n={reps}"
+    part.tables.append(table(title, columns, rows))
+    for stateful in (True, False):
+        name = _name("slurm_robust", stateful)
+        ratio = found[name]["restore"].median / bare["back"].median
+        part.aims.append(Aim(f"restore of {mb} MB, {name}", ratio, RESTORE_AIM, "x memcpy"))
+    return part
+
+
+def storage(mb: int, reps: int, console: Console) -> Part:
+    """Write until synced, then read without the page cache into live objects."""
+    part = Part()
+    kept: dict[str, list[Result]] = {}
+    read: dict[str, list[Result]] = {}
+    for rep, store in interleaved(ON_DISK, reps):
+        with folders() as place:
+            kept.setdefault(store, []).append(run("keep", store=store, mb=mb, folder=str(place.disk)))
+            found = _restore(store, mb, str(place.disk), kept[store][-1], stateful=True, cold=True)
+        read.setdefault(store, []).append(found)
+        times = f"written in {kept[store][-1]['write']:.2f} s, read in {found['restore']:.2f} s"
+        console.print(f"{rep + 1} {mb} MB, {store}: {times}")
+    rows = []
+    for store in kept:
+        nbytes = kept[store][0]["bytes"]
+        write = rates(nbytes, [r["write"] for r in kept[store]])
+        # The first update too: it reads what was only mapped.
+        back = rates(nbytes, [r["restore"] + r["first_update"] - r["update"] for r in read[store]])
+        rows.append((store, write.text(0), back.text(0)))
+        part.facts[store] = {"write": kept[store], "read": read[store]}
+        part.facts[f"{store}, MB/s"] = {"write": asdict(write), "read": asdict(back)}
+    title = f"Storage, {mb} MB, MB/s until synced and from a cold cache: median (range), n={reps}"
+    part.tables.append(table(title, ("", "write", "read"), rows))
+    return part
+
+
+def _restore(store: str, mb: int, folder: str, kept: Result, *, stateful: bool, cold: bool = False) -> Result:
+    return run(
+        "restore",
+        store=store,
+        mb=mb,
+        folder=folder,
+        token=kept.get("token", ""),
+        digest=kept["digest"],
+        stateful=stateful,
+        cold=cold,
+    )
+
+
+def _name(store: str, stateful: bool) -> str:
+    return f"{store}, {'optimizer has state' if stateful else 'fresh optimizer'}"
+
+
+def _times(results: Sequence[Result]) -> dict[str, Summary]:
+    return {name: Summary.of([r[name] for r in results]) for name in _TIMES}
+
+
+def _ratio(of: Summary, to: Summary) -> str:
+    return f"{of.median / to.median:.2f}"
+
+
+def _ms(summary: Summary) -> str:
+    scaled = Summary(summary.n, *(1e3 * v for v in (summary.median, summary.low, summary.high)))
+    return scaled.text(0)

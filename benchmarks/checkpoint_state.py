@@ -1,0 +1,148 @@
+"""What all checkpoint contenders save: a training whose state has a given size; the bare copy of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+
+WIDTH = 1024  # a float32 matrix of this width has 4 MiB
+LAYER_BYTES = 3 * 4 * (WIDTH * WIDTH + 3 * WIDTH)  # a parameter and its two moments
+MB = 10**6
+MAX_BATCH = 8192
+
+
+class Layer(nn.Module):
+    """One tensor of 4 MiB and three small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(self.linear(x))
+        return x + normed
+
+
+class Training:
+    """A model and its AdamW, of about ``megabytes`` (10^6 bytes) together, gradients not counted."""
+
+    def __init__(self, megabytes: int, device: str = "cpu", *, seed: int = 0) -> None:
+        self.device = device
+        torch.manual_seed(seed)
+        layers = max(1, round(megabytes * MB / LAYER_BYTES))
+        self.model = nn.Sequential(*(Layer() for _ in range(layers))).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self._batch = torch.randn(MAX_BATCH, WIDTH, device=device)
+
+    def forward_backward(self, batch: int) -> None:
+        """Compute gradients with so many samples; with 0 those before are used again."""
+        if batch:
+            # Gradients keep their memory: to get it anew would make steps of the same work differ.
+            self.optimizer.zero_grad(set_to_none=False)
+            loss = self.model(self._batch[:batch]).square().mean()
+            loss.backward()
+
+    def update(self) -> None:
+        """The optimizer's step."""
+        self.optimizer.step()
+
+    def state(self) -> dict[str, Any]:
+        """What a script would save."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors of the state, in a fixed order."""
+        moments = [
+            t for s in self.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)
+        ]
+        return [p.detach() for p in self.model.parameters()] + moments
+
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return sum(t.nbytes for t in self.tensors())
+
+    def fix_gradients(self) -> None:
+        """The same gradients in every process, so that the next update tells whether the states agree."""
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+
+    def digest(self) -> str:
+        """Sum of all bytes of the state, to compare it with another process's."""
+        found = xxhash.xxh3_64()
+        for tensor in self.tensors():
+            found.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+
+class Contender:
+    """One way to keep the state: :meth:`save` is called after each step."""
+
+    def save(self, step: int) -> None:
+        """Take the checkpoint of ``step``; what follows may go on behind the training's back."""
+        raise NotImplementedError
+
+    def before_update(self) -> None:
+        """Wait until the optimizer may change the state."""
+
+    def drain(self) -> None:
+        """Wait until nothing goes on any more."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class NotRunnable(RuntimeError):
+    """This contender does not work here: the message says why, in its own words where it has some."""
+
+
+class BareCopy:
+    """``memmove`` between live CPU tensors and memory in /dev/shm that was touched before: the limit."""
+
+    def __init__(self, folder: Path, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+        size = sum(t.nbytes for t in tensors)
+        with (folder / "copy").open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.out()
+
+    def out(self) -> float:
+        """From the tensors into shared memory; seconds."""
+        began = time.perf_counter()
+        for tensor, at in self._places():
+            ctypes.memmove(at, tensor.data_ptr(), tensor.nbytes)
+        return time.perf_counter() - began
+
+    def back(self, *, fresh: bool = False) -> float:
+        """From shared memory into the tensors, or into ``fresh`` memory of the same sizes; seconds."""
+        began = time.perf_counter()
+        kept = []
+        for tensor, at in self._places():
+            target = torch.empty_like(tensor) if fresh else tensor
+            kept.append(target)
+            ctypes.memmove(target.data_ptr(), at, tensor.nbytes)
+        return time.perf_counter() - began
+
+    def _places(self) -> Iterator[tuple[torch.Tensor, int]]:
+        at = self._base
+        for tensor in self._tensors:
+            yield tensor, at
+            at += tensor.nbytes
+
+
+def batch_for(timed: Callable[[int], float], seconds: float) -> int:
+    """How many samples make ``timed``, which tells how long so many take, last ``seconds``."""
+    small, large = 32, 128
+    short, long = timed(small), timed(large)
+    per_sample = max((long - short) / (large - small), 1e-9)
+    return min(MAX_BATCH, max(1, round(small + (seconds - short) / per_sample)))
