@@ -1,0 +1,170 @@
+"""``python -m slurm_robust.checkpoint.flush``: writes snapshots from a node's memory to shared storage.
+
+A process of its own beside an agent, because it needs torch and because storage may hang: nobody waits for
+it. It reads one :class:`FlushOrder` per line of its standard input, as JSON, answers each with a
+:class:`FlushAnswer` in one line on its standard output, and ends when its input does. Images are mapped and
+locked, so their buffers are not refilled meanwhile, and what lies in them is not copied.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
+from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
+from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.model.copies import SHARED
+from slurm_robust.model.record import Record
+
+if TYPE_CHECKING:
+    from slurm_robust.checkpoint.state import Snapshot
+
+# Training on the same cores goes first.
+NICENESS = 10
+
+
+class FlushOrder(Record):
+    """Put these images on storage. ``images``: paths by rank, :data:`SHARED` for the shared part.
+
+    ``directory`` is the folder of the run's checkpoints. The images have to be of this run, generation and
+    step, and of this layout unless it is None.
+    """
+
+    images: dict[int, str]
+    generation: int
+    step: int
+    world_size: int
+    directory: str
+    run_id: str
+    layout: str | None = None
+
+
+class FlushAnswer(Record):
+    """Whether all parts of an order are published, and else what went wrong."""
+
+    step: int
+    generation: int
+    ok: bool
+    error: str = ""
+
+
+def main() -> int:
+    """Carry out orders until the input ends."""
+    os.nice(NICENESS)
+    # The answers keep this channel for themselves, whatever a library prints.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        serve(sys.stdin.buffer, answers)
+    except BrokenPipeError:
+        pass  # who gave the orders is gone
+    return 0
+
+
+def serve(orders: Iterable[bytes], answers: IO[bytes]) -> None:
+    """Carry out each order and answer it."""
+    for line in orders:
+        try:
+            order = msgspec.json.decode(line, type=FlushOrder)
+        except msgspec.DecodeError as error:
+            answer = FlushAnswer(step=-1, generation=-1, ok=False, error=f"no order: {error}")
+        else:
+            answer = _carried_out(order)
+        answers.write(msgspec.json.encode(answer) + b"\n")
+
+
+def _carried_out(order: FlushOrder) -> FlushAnswer:
+    answer = FlushAnswer(step=order.step, generation=order.generation, ok=True)
+    try:
+        flush(order, CheckpointStore(order.directory))
+    except (CheckpointError, OSError) as error:
+        return msgspec.structs.replace(answer, ok=False, error=str(error))
+    return answer
+
+
+def flush(order: FlushOrder, store: CheckpointStore) -> None:
+    """Publish one part for each rank of the order. Raises :class:`CheckpointError` or ``OSError``.
+
+    After an error no part is left half written; the parts before it stay.
+    """
+    from slurm_robust.checkpoint.disk import DiskTier
+
+    ref = CheckpointRef(generation=order.generation, step=order.step)
+    images: dict[int, Image] = {}
+    try:
+        for rank, path in order.images.items():  # all at once: none is refilled while another is written
+            if rank != SHARED or 0 in order.images:  # the shared part is written with rank 0's
+                images[rank] = _opened(Path(path), rank, order)
+        shared = images.get(SHARED)
+        for rank in sorted(images.keys() - {SHARED}):
+            image = images[rank]
+            tier = DiskTier(
+                store,
+                run_id=order.run_id,
+                rank=rank,
+                world_size=order.world_size,
+                layout=image.header.layout,
+            )
+            tier.save(ref, snapshot_of(image, shared if rank == 0 else None))
+            image.close()
+    finally:
+        for image in images.values():
+            image.close()
+
+
+def snapshot_of(own: Image, shared: Image | None) -> Snapshot:
+    """The state of a rank from its verified images. Its tensors lie in them.
+
+    Without ``shared`` it has no shared state, which rank 0's must have if there is any. Raises
+    :class:`CorruptPart` or :class:`MissingCheckpoint`.
+    """
+    from slurm_robust.checkpoint.state import Snapshot
+
+    tree = _tree_of(own)
+    common: dict[str, Any] = {}
+    if shared is not None:
+        common = _tree_of(shared)["shared"]
+    elif own.header.rank == 0 and tree["has_shared"]:
+        raise MissingCheckpoint(
+            f"the image of the shared part of step {own.header.step} is missing, which rank 0 has to write"
+        )
+    return Snapshot(own=tree["own"], shared=common, rng=tree["rng"])
+
+
+def _tree_of(image: Image) -> Any:
+    from slurm_robust.checkpoint.tree import tensor_in, unflatten
+
+    image.verify()
+    tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
+    return unflatten(image.tree, tensors)
+
+
+def _opened(path: Path, rank: int, order: FlushOrder) -> Image:
+    image = open_image(path)
+    expected = ImageHeader(
+        run_id=order.run_id,
+        layout=image.header.layout if order.layout is None else order.layout,
+        generation=order.generation,
+        step=order.step,
+        rank=rank,
+        world_size=order.world_size,
+    )
+    try:
+        check_header(image.header, expected, path)
+    except CheckpointError:
+        image.close()
+        raise
+    return image
+
+
+if __name__ == "__main__":
+    sys.exit(main())

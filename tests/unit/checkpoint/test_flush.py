@@ -1,0 +1,275 @@
+"""The storage writer publishes exactly what lies in the images, or nothing, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_robust.checkpoint.disk import DiskTier
+from slurm_robust.checkpoint.flush import FlushOrder, flush
+from slurm_robust.checkpoint.image import Buffer, ImageHeader
+from slurm_robust.checkpoint.part import verify_part
+from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.tree import flatten, specs_of
+from slurm_robust.model.copies import SHARED
+from tests.waiting import wait_for
+
+REF = CheckpointRef(generation=3, step=120)
+
+
+def own(rank: int, size: int = 8) -> dict[str, Any]:
+    return {
+        "own": {"model": {"buffer": torch.full((size,), float(rank))}},
+        "rng": {"torch": torch.arange(16, dtype=torch.uint8) + rank},
+        "has_shared": True,
+    }
+
+
+SHARED_TREE = {"shared": {"model": {"weight": torch.arange(50).reshape(5, 10).t()}}}
+
+
+def make_image(path: Path, rank: int, tree: Any, *, world_size: int = 2, step: int = 120) -> Path:
+    """An image as a worker leaves it."""
+    packed, tensors = flatten(tree)
+    buffer = Buffer(path)
+    header = ImageHeader(
+        run_id="run", layout="dp2", generation=3, step=step, rank=rank, world_size=world_size
+    )
+    views = buffer.begin(header, specs_of(tensors), packed)
+    for view, tensor in zip(views, tensors, strict=True):
+        view[:] = bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
+        view.release()
+    buffer.commit()
+    buffer.close()
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> dict[int, Path]:
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    found = {rank: make_image(folder / f"own-{rank:05d}.0", rank, own(rank)) for rank in range(2)}
+    found[SHARED] = make_image(folder / "shared.0", SHARED, SHARED_TREE)
+    return found
+
+
+class Writer:
+    """The real process; orders and answers as an agent sees them."""
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self.folder = folder
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "slurm_robust.checkpoint.flush"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=None if limit is None else lambda: limit_files(limit),
+        )
+        self.pid = self._process.pid
+
+    def send(self, images: dict[int, Path], *, step: int = 120, **changes: Any) -> None:
+        order = {
+            "images": {str(rank): str(path) for rank, path in images.items()},
+            "generation": 3,
+            "step": step,
+            "world_size": 2,
+            "directory": str(self.folder),
+            "run_id": "run",
+            "layout": "dp2",
+            **changes,
+        }
+        self.send_line(json.dumps(order))
+
+    def send_line(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+    def end(self) -> int:
+        """Close its input and wait."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        code = self._process.wait(timeout=30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.end()
+
+
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
+    made: list[Writer] = []
+
+    def make(**options: Any) -> Writer:
+        made.append(Writer(tmp_path / "storage", **options))
+        return made[-1]
+
+    yield make
+    for writer in made:
+        writer.kill()
+
+
+def loaded(folder: Path, rank: int) -> Snapshot:
+    tier = DiskTier(CheckpointStore(folder), run_id="run", rank=rank, world_size=2, layout="dp2")
+    return tier.load(REF, ("model",))
+
+
+def test_orders_need_no_torch() -> None:
+    """The agent, which writes them, has none."""
+    code = "import sys, slurm_robust.checkpoint.flush; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_what_lies_in_memory_gets_to_storage(
+    start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
+) -> None:
+    """Two nodes with a rank each: both have the shared part, and the one with rank 0 writes it."""
+    nodes = [start(), start()]
+    store = CheckpointStore(tmp_path / "storage")
+    nodes[1].send({1: images[1], SHARED: images[SHARED]})
+    assert nodes[1].answer() == {"step": 120, "generation": 3, "ok": True, "error": ""}
+    assert store.complete() == []
+    nodes[0].send({0: images[0], SHARED: images[SHARED]})
+    assert nodes[0].answer() == {"step": 120, "generation": 3, "ok": True, "error": ""}
+    assert store.complete(2) == [REF]
+    assert store.latest() == REF
+    for rank in range(2):
+        found = loaded(tmp_path / "storage", rank)
+        assert torch.equal(found.own["model"]["buffer"], own(rank)["own"]["model"]["buffer"])
+        assert torch.equal(found.rng["torch"], own(rank)["rng"]["torch"])
+        weight = found.shared["model"]["weight"]
+        assert torch.equal(weight, SHARED_TREE["shared"]["model"]["weight"])
+        assert weight.stride() == (1, 10)
+    assert os.getpriority(os.PRIO_PROCESS, nodes[0].pid) >= 10
+    assert [node.end() for node in nodes] == [0, 0]
+
+
+@pytest.mark.slow
+def test_orders_that_cannot_be_carried_out_are_answered(
+    start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
+) -> None:
+    writer = start()
+    both = {0: images[0], 1: images[1], SHARED: images[SHARED]}
+
+    def answer_to(images: dict[int, Path], **changes: Any) -> str:
+        writer.send(images, **changes)
+        answer = writer.answer()
+        assert not answer["ok"]
+        return str(answer["error"])
+
+    writer.send_line("{")
+    assert writer.answer()["error"].startswith("no order: ")
+    assert "step 120" in answer_to(both, step=121)
+    assert "of run run" in answer_to(both, run_id="other")
+    assert "layout dp2" in answer_to(both, layout="tp2")
+    assert "is not there" in answer_to({**both, 1: tmp_path / "none"})
+    assert "rank 1 of 2" in answer_to({0: images[1]})
+    assert "shared part of step 120 is missing" in answer_to({0: images[0]})
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in answer_to(both, directory=str(tmp_path / "file"))
+    content = bytearray(images[1].read_bytes())
+    content[content.index(torch.full((8,), 1.0).numpy().tobytes()) + 1] ^= 1
+    images[1].write_bytes(content)
+    assert "chunks fail their checksum" in answer_to(both)
+    assert CheckpointStore(tmp_path / "storage").complete() == []
+    make_image(images[1], 1, own(1))
+    writer.send(both, layout=None)
+    assert writer.answer()["ok"]
+    assert writer.end() == 0
+
+
+@pytest.mark.slow
+def test_a_full_storage_is_answered_and_leaves_nothing(
+    start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
+) -> None:
+    writer = start(limit=100_000)
+    big = make_image(tmp_path / "copies" / "big", 1, own(1, 50_000))
+    writer.send({1: big})
+    answer = writer.answer()
+    assert not answer["ok"]
+    assert "File too large" in answer["error"]
+    assert list((tmp_path / "storage" / REF.token()).iterdir()) == []
+    writer.send({1: images[1]})
+    assert writer.answer()["ok"]
+
+
+def flush_many(order: FlushOrder, folders: list[Path]) -> int:
+    """A child process that flushes the same snapshot into one folder after the other."""
+    child = os.fork()
+    if child == 0:
+        for folder in folders:
+            flush(order, CheckpointStore(folder))
+        os._exit(0)
+    return child
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_leaves_no_half_part(images: dict[int, Path], tmp_path: Path) -> None:
+    """At 40 random moments of writing 20 checkpoints; what counts afterwards is whole."""
+    order = FlushOrder(
+        images={rank: str(path) for rank, path in images.items()},
+        generation=3,
+        step=120,
+        world_size=2,
+        directory="",
+        run_id="run",
+    )
+    chance = random.Random(7)
+    whole = torn = 0
+    for attempt in range(40):
+        stores = [CheckpointStore(tmp_path / "many" / f"{attempt}-{number}") for number in range(20)]
+        child = flush_many(order, [store.path for store in stores])
+        threading.Timer(chance.uniform(0.0, 0.2), os.kill, [child, signal.SIGKILL]).start()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        for store in stores:
+            for part in store.parts(REF):
+                verify_part(part)
+            complete = store.complete()
+            assert store.latest() in (None, *complete)
+            for rank in range(2 if complete else 0):
+                found = loaded(store.path, rank)
+                assert torch.equal(found.own["model"]["buffer"], torch.full((8,), float(rank)))
+            whole += bool(complete)
+            torn += not complete and store.folder(REF).exists()
+    assert whole > 40
+    assert torn > 5
+
+
+@pytest.mark.slow
+def test_storage_that_hangs_holds_up_nobody_but_the_writer(
+    start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
+) -> None:
+    """Here a file is a pipe into which nobody writes."""
+    writer = start()
+    folder = tmp_path / "storage" / REF.token()
+    folder.mkdir(parents=True)
+    os.mkfifo(tmp_path / "storage" / "latest")
+    writer.send(images)
+    wait_for(lambda: len(CheckpointStore(tmp_path / "storage").parts(REF)) == 2, timeout=30)
+    assert CheckpointStore(tmp_path / "storage").complete() == [REF]
