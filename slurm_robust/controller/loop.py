@@ -220,7 +220,7 @@ class Loop:
                 needed = {Ref(step=step, generation=g) for g, step in effect.sealed.items()}
                 needed.update(keepers(effect.sealed, complete, keep))
                 protect = [CheckpointRef(step=r.step, generation=r.generation) for r in needed]
-                self._store.prune(keep, protect, generation)
+                self._store.prune(keep, protect, generation, self._config.checkpoint.keep_every)
             except (OSError, ValueError) as error:
                 return partial(done, f"old checkpoints could not be removed: {error}")
             return partial(done, "")

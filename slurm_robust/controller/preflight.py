@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller.restoring import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -85,7 +87,23 @@ def sizes(config: JobConfig, allocation: Allocation) -> tuple[int, int, int]:
             code=ExitCode.ALLOCATION,
         )
     gpus = min(allocation.gpus_per_node.values(), default=0)
-    return slots, config.spares, config.nproc_per_node or gpus or 1
+    nproc = config.nproc_per_node or gpus or 1
+    check_layout(config, slots, nproc)
+    return slots, config.spares, nproc
+
+
+def check_layout(config: JobConfig, slots: int, nproc: int) -> None:
+    """The parallel sizes must divide the world. Raises PreflightError."""
+    try:
+        layout_of(config, slots, nproc)
+    except DoesNotDivide as error:
+        given = [name for name in ("tp", "cp", "ep", "pp") if getattr(config.parallel, name) > 1]
+        raise PreflightError(
+            f"{error} ({slots} nodes with {nproc} each)",
+            fix=f"correct {', '.join(f'parallel.{name}' for name in given)} in the configuration, or train "
+            "on another number of nodes (--nodes) or processes (--nproc-per-node)",
+            code=ExitCode.CONFIG,
+        ) from error
 
 
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:

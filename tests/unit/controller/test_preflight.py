@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.schema import JobConfig, ParallelConfig
 from slurm_robust.controller import preflight
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
@@ -63,6 +63,15 @@ def test_more_nodes_than_the_allocation_has(nodes: int | None, spares: int) -> N
 def test_sizes_default_to_the_allocation_less_the_spares_and_all_gpus() -> None:
     assert preflight.sizes(JobConfig(spares=1), ALLOCATION) == (2, 1, 8)
     assert preflight.sizes(JobConfig(nodes=1, nproc_per_node=2), ALLOCATION) == (1, 0, 2)
+
+
+def test_a_world_that_the_parallel_sizes_do_not_divide() -> None:
+    config = JobConfig(parallel=ParallelConfig(tp=4, pp=5))
+    with pytest.raises(PreflightError) as error:
+        preflight.sizes(config, ALLOCATION)
+    check(error, ExitCode.CONFIG, "tp 4 * pp 5 = 20 does not divide the world of 24 ranks")
+    assert "parallel.tp, parallel.pp" in error.value.fix
+    assert preflight.sizes(JobConfig(parallel=ParallelConfig(tp=4, pp=3)), ALLOCATION) == (3, 0, 8)
 
 
 def test_a_job_directory_that_cannot_be_made(tmp_path: Path) -> None:

@@ -1,0 +1,519 @@
+"""What is restored after which fault, driven through the core by scripted agents that keep copies."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConfig
+from slurm_robust.controller.effects import Prune
+from slurm_robust.controller.journal import fold
+from slurm_robust.controller.transitions import ToGathering
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.exits import WorkerError
+from slurm_robust.policy.restore import Ref
+from slurm_robust.wire.messages import Flush, Launch, Pace, Phase
+from tests.unit.controller.fleetwork import Job
+
+FOUR = ("n1", "n2", "n3", "n4")
+CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")
+
+
+def launched(job: Job) -> ev.GenerationLaunched:
+    found = job.events(ev.GenerationLaunched)[-1]
+    assert isinstance(found, ev.GenerationLaunched)
+    return found
+
+
+def where(job: Job) -> tuple[int, dict[str, int]]:
+    """Step and tiers from which the newest generation began."""
+    return launched(job).restore_step, launched(job).tiers
+
+
+def source(job: Job, node: str, rank: int) -> Source:
+    return next(s for s in job.orders[node].sources if s.rank == rank)
+
+
+def fail_to_restore(job: Job, rank: int = 1) -> None:
+    job.kill_rank(rank, signal=None, code=1, error=CORRUPT)
+
+
+def drop(job: Job, node: str, rank: int, step: int) -> None:
+    """A copy is gone: its reader found it damaged, or it was refilled."""
+    left = tuple(c for c in job.beats[node].copies if (c.rank, c.step) != (rank, step))
+    job.change(node, copies=left)
+
+
+def test_a_killed_rank_finds_all_in_memory_and_storage_is_not_touched() -> None:
+    job = Job(memory=True)
+    job.checkpoints[1] = ("gen-0001/step-00000002", 2)
+    for step in range(8):
+        job.train_to(step)
+    job.kill_rank(1)
+    assert where(job) == (7, {"memory": 2})
+    assert job.orders["n2"].sources == (Source(rank=1, tier=Tier.MEMORY),)
+    assert job.orders["n2"].restore == "gen-0001/step-00000007"
+    assert any("continues from step 7 from memory (2 parts)" in text for text in job.said)
+
+
+def test_launch_orders_carry_peers_layout_and_stride() -> None:
+    job = Job(slots=FOUR, spares=(), config=JobConfig(parallel=ParallelConfig(pp=2)))
+    peers = {n: (job.orders[n].peers[0].rank, job.orders[n].peers[0].node) for n in FOUR}
+    assert peers == {"n1": (0, "n4"), "n2": (1, "n3"), "n3": (2, "n2"), "n4": (3, "n1")}
+    assert {(p.address, p.port) for p in job.orders["n1"].peers} == {("10.0.0.4", 5000)}
+    assert job.orders["n1"].layout == launched(job).layout == "4x1:tp1-cp1-ep1-dp2-pp2"
+    assert job.orders["n1"].stride == 1
+
+
+@pytest.mark.parametrize("checkpoint", [CheckpointConfig(memory="off"), CheckpointConfig(peers="off")])
+def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig) -> None:
+    job = Job(config=JobConfig(checkpoint=checkpoint))
+    assert all(order.peers == () for order in job.orders.values())
+
+
+def test_a_lost_node_comes_back_from_its_peer() -> None:
+    job = Job(memory=True, shared=True)
+    for step in range(5):
+        job.train_to(step)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert launched(job).slots == ("n1", "n3")
+    assert where(job) == (4, {"memory": 1, "peer": 1})
+    assert source(job, "n3", 1) == Source(rank=1, tier=Tier.PEER, address="10.0.0.1", port=5000)
+    assert source(job, "n3", SHARED) == Source(rank=SHARED, tier=Tier.MEMORY, address="10.0.0.1", port=5000)
+    assert source(job, "n1", SHARED) == Source(rank=SHARED, tier=Tier.MEMORY)
+
+
+def test_when_both_copies_are_lost_storage_has_it() -> None:
+    job = Job(slots=("n1", "n2", "n4"), spares=("n3", "n5"), memory=True)
+    for step in range(5):
+        job.train_to(step)
+    job.storage = {Ref(step=2, generation=1)}
+    peer = job.orders["n2"].peers[0].node
+    job.power_cut("n2")
+    job.power_cut(peer)
+    job.until(lambda: job.core.state.generation == 2)
+    assert where(job) == (2, {"storage": 3})
+    assert all(order.sources == () for order in job.orders.values() if order.generation == 2)
+
+
+def test_a_whole_pipeline_group_can_go() -> None:
+    config = JobConfig(parallel=ParallelConfig(pp=2))
+    job = Job(slots=FOUR, spares=("n5", "n6"), memory=True, config=config)
+    for step in range(5):
+        job.train_to(step)
+    for node in ("n2", "n4"):  # ranks 1 and 3: dp changes before pp
+        job.power_cut(node)
+    job.until(lambda: job.core.state.generation == 2)
+    assert where(job) == (4, {"memory": 2, "peer": 2})
+
+
+def test_a_torn_copy_of_one_rank_means_the_step_before_for_all() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    drop(job, "n2", 1, 4)
+    drop(job, "n1", 1, 4)
+    job.kill_rank(1)
+    assert where(job) == (3, {"memory": 2})
+    assert job.core.state.sealed == {1: "gen-0001/step-00000003"}
+
+
+def test_what_a_zombie_beyond_a_cut_network_goes_on_to_do_never_counts() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    zombie = job.beats["n2"]
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert where(job)[0] == 4
+    # It heals, having gone further in generation 1, and has all parts of that step, from wherever.
+    job.dead.clear()
+    job.beats["n2"] = zombie
+    new = tuple(Copy(rank=r, generation=1, step=9, tier=Tier.MEMORY) for r in (0, 1))
+    job.change("n2", copies=(*zombie.copies, *new))
+    job.train_to(5)
+    job.kill_rank(0)
+    assert launched(job).restore == "gen-0002/step-00000005"
+
+
+def test_copies_of_a_lost_node_do_not_count_for_the_seal() -> None:
+    """The peer had one step less than the node that is silent now."""
+    job = Job(memory=True)
+    for step in range(4):
+        job.train_to(step)
+    job.snapshot(4, peers=False)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert where(job) == (3, {"memory": 1, "peer": 1})
+
+
+def test_a_requeue_with_one_node_replaced_continues_from_memory() -> None:
+    job = Job(slots=("n1", "n2", "n4"), spares=(), memory=True, shared=True)
+    for step in range(5):
+        job.train_to(step)
+    left = {n: job.beats[n].copies for n in ("n1", "n4")}
+    job.power_cut("n2")
+    job.until(lambda: bool(job.requeued))
+    job.act(job.core.on_leave("TERM", job.now()))
+    job.pass_time(20)
+    assert job.kept == {"n1": True, "n4": True}
+    taken = ev.AllocationTaken(
+        t=1.0, restart_count=1, nodes=("n1", "n4", "n5"), slots=("n1", "n5", "n4"), spares=()
+    )
+    later = Job(history=(*job.journal, taken), first=ToGathering(start=True), copies=left)
+    assert where(later) == (4, {"memory": 2, "peer": 1})
+    assert source(later, "n5", SHARED).address
+
+
+def test_a_run_that_ended_without_a_word_is_sealed_when_its_nodes_are_heard() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    left = {n: b.copies for n, b in job.beats.items()}
+    history = (
+        *job.journal,
+        ev.GenerationEnded(t=1.0, generation=1, reason="the run of the Slurm job ended", pending=True),
+        ev.AllocationTaken(t=1.0, restart_count=1, nodes=FOUR, slots=("n1", "n2"), spares=("n3",)),
+    )
+    later = Job(history=history, first=ToGathering(start=True), copies=left, hears_storage=False)
+    assert later.core.state.generation == 1  # storage has not answered yet
+    later.tell_storage(1)
+    assert where(later) == (4, {"memory": 2})
+    (sealed,) = later.events(ev.GenerationSealed)
+    assert (sealed.generation, sealed.sealed_step) == (1, 4)
+    assert fold(later.journal) == later.core.state
+    assert later.core.state.unsealed == ()
+
+
+def test_all_agents_lost_at_once_loses_no_step() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    job.copies = {n: b.copies for n, b in job.beats.items()}
+    for node in ("n1", "n2", "n3"):
+        job.beats.pop(node)
+    job.until(lambda: job.core.state.generation == 2)
+    assert where(job) == (4, {"memory": 2})
+
+
+def test_a_restart_that_fails_at_once_goes_one_older() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    job.kill_rank(1)
+    assert where(job)[0] == 4
+    job.kill_rank(1)
+    (banned,) = job.events(ev.CheckpointBanned)
+    assert banned.token == "gen-0001/step-00000004"
+    assert where(job)[0] == 3
+
+
+def test_the_last_one_that_is_left_is_never_banned_and_the_bounds_end_it() -> None:
+    job = Job(spares=())
+    job.train_to(5)
+    job.storage = {Ref(step=4, generation=1)}
+    for generation in (2, 3):
+        job.kill_rank(1)
+        assert job.core.state.generation == generation
+        assert where(job) == (4, {"storage": 2})
+    job.kill_rank(1)
+    job.pass_time(20)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert job.events(ev.CheckpointBanned) == []
+
+
+def test_a_step_done_anew_clears_the_checkpoint() -> None:
+    job = Job(memory=True)
+    job.train_to(3)
+    job.train_to(4)
+    job.kill_rank(1)
+    job.train_to(5)
+    job.kill_rank(1)
+    assert job.events(ev.CheckpointBanned) == []
+    assert where(job)[0] == 5
+
+
+def test_a_lost_node_does_not_speak_against_the_checkpoint() -> None:
+    job = Job(memory=True)
+    job.train_to(3)
+    job.train_to(4)
+    job.kill_rank(1)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 3)
+    assert job.events(ev.CheckpointBanned) == []
+    assert where(job)[0] == 4
+
+
+def test_a_damaged_copy_is_gone_and_the_peer_has_the_same_step() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    job.kill_rank(1)
+    drop(job, "n2", 1, 4)
+    fail_to_restore(job)
+    assert job.core.state.generation == 3
+    assert where(job) == (4, {"memory": 1, "peer": 1})
+    assert source(job, "n2", 1).address == "10.0.0.1"
+    decided = job.events(ev.Decided)[-1]
+    assert decided.reason.startswith("restore failed: rank 1 on n2: CorruptPart: own-00001.0 is damaged")
+    assert job.events(ev.CheckpointBanned) == []
+
+
+def test_a_step_that_cannot_be_restored_twice_is_left_for_an_older_one() -> None:
+    """A fetch that fails though the copy is still told of, say for a broken link between two nodes."""
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    job.kill_rank(1)
+    fail_to_restore(job)
+    assert where(job)[0] == 4
+    fail_to_restore(job)
+    assert where(job)[0] == 3
+    job.train_to(5)
+    assert job.core.state.incident is None
+
+
+def test_a_damaged_checkpoint_on_storage_is_passed_over_at_once() -> None:
+    job = Job(spares=())
+    job.train_to(5)
+    job.storage = {Ref(step=4, generation=1), Ref(step=2, generation=1)}
+    job.kill_rank(1)
+    fail_to_restore(job)
+    assert where(job) == (2, {"storage": 2})
+
+
+def test_copies_of_another_parallel_layout_are_none() -> None:
+    job = Job(memory=True)
+    job.train_to(3)
+    left = {n: b.copies for n, b in job.beats.items()}
+    ended = ev.GenerationEnded(
+        t=1.0, generation=1, reason="x", sealed="gen-0001/step-00000003", sealed_step=3
+    )
+    later = Job(
+        history=(*job.journal, ended), first=ToGathering(start=True), copies=left,
+        config=JobConfig(parallel=ParallelConfig(tp=2)),
+    )  # fmt: skip
+    assert where(later) == (-1, {})
+    assert any("training begins anew" in e.text for e in later.events(ev.Noted))
+
+
+def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    job.hears_storage = False
+    job.kill_rank(1)
+    assert job.stage == "Stopping"
+    job.until(lambda: job.core.state.generation == 2, limit=30)
+    assert where(job) == (4, {"memory": 2})
+    assert job.core.state.unsealed == (1,)  # what lies on storage is found out later
+    job.hears_storage = True
+    job.storage = {Ref(step=2, generation=1)}
+    job.train_to(5)
+    job.kill_rank(1)
+    assert job.core.state.unsealed == ()
+    assert where(job) == (5, {"memory": 2})
+
+
+def test_a_storage_that_hangs_is_waited_for_where_only_it_can_help() -> None:
+    job = Job()
+    job.train_to(5)
+    job.storage = {Ref(step=4, generation=1)}
+    job.hears_storage = False
+    job.kill_rank(1)
+    job.pass_time(300)
+    assert job.stage == "Gathering"
+    job.tell_storage(1)
+    assert where(job) == (4, {"storage": 2})
+
+
+def test_a_storage_that_refuses_is_taken_to_hold_what_was_sealed() -> None:
+    job = Job()
+    job.train_to(5)
+    job.storage = {Ref(step=4, generation=1)}
+    job.kill_rank(1)
+    job.train_to(6)
+    job.storage_broken = True
+    job.kill_rank(1)
+    assert where(job) == (4, {"storage": 2})
+
+
+def test_workers_that_were_out_of_sight_are_stopped_before_their_generation_is_sealed() -> None:
+    job = Job(memory=True)
+    for step in range(5):
+        job.train_to(step)
+    ended = ev.GenerationEnded(t=1.0, generation=1, reason="x", pending=True)
+    later = Job(history=(*job.journal, ended), first=ToGathering(start=True, expected=True))
+    later.stubborn = {"n2"}
+    later.beats = dict(job.beats)
+    for node in ("n1", "n2"):
+        later.change(node)
+    assert later.stage == "Gathering"
+    assert later.beats["n1"].phase is Phase.ENDED
+    later.stubborn.clear()
+    later.pass_time(1)
+    assert where(later)[0] == 4
+
+
+def test_a_run_that_is_over_leaves_no_copies() -> None:
+    job = Job(memory=True)
+    job.train_to(3)
+    job.finish()
+    job.pass_time(20)
+    assert set(job.kept.values()) == {False}
+
+
+# -- while training runs ---------------------------------------------------------------------------
+
+
+def train(job: Job, steps: int, step_s: float = 1.0) -> None:
+    """Every rank does ``steps`` more steps of ``step_s`` seconds."""
+    first = 1 + max(job.core.state.best_step, *(p.step for p in job.beats["n1"].progress))
+    for step in range(first, first + steps):
+        job.pass_time(step_s)
+        job.train_to(step)
+
+
+def flushed(job: Job, step: int) -> None:
+    for node in job.core.state.slots:
+        job.change(node, flushed=step)
+
+
+def lag(job: Job, seconds: float) -> None:
+    job.change("n2", lag_s=seconds)
+
+
+def test_the_stride_follows_the_lag_and_outlives_a_restart() -> None:
+    job = Job(memory=True)
+    train(job, 4)
+    lag(job, 1.6)  # two steps of 1 s are not 2 * 1.6 s
+    train(job, 30)
+    assert job.core.state.stride == job.stride == 4
+    assert [e.stride for e in job.events(ev.StrideChanged)] == [2, 4]
+    job.kill_rank(1)
+    assert job.orders["n1"].stride == 4
+    lag(job, 0.1)
+    train(job, 30)
+    assert job.core.state.stride == 1
+    assert fold(job.journal).stride == 1
+
+
+def test_the_order_of_the_pace_is_repeated() -> None:
+    job = Job(memory=True)
+    train(job, 20)
+    assert 8 < sum(isinstance(m, Pace) for _, m in job.sent) < 16  # two nodes, every three seconds
+
+
+def test_without_memory_nothing_is_paced_or_flushed() -> None:
+    job = Job(config=JobConfig(checkpoint=CheckpointConfig(memory="off", every_s=5)))
+    train(job, 20)
+    assert not any(isinstance(m, (Pace, Flush)) for _, m in job.sent)
+
+
+def test_a_step_to_come_goes_to_storage_when_the_newest_is_old() -> None:
+    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
+    train(job, 28)
+    assert job.flush_step == -1
+    train(job, 4)
+    step = job.flush_step
+    assert step >= 30
+    train(job, 4)
+    job.pass_time(2)
+    flushed(job, step)
+    (written,) = job.events(ev.StorageWritten)
+    assert (written.generation, written.step) == (1, step)
+    assert 2 <= written.seconds <= 8
+    assert job.pruned == 1
+    train(job, 20)
+    assert job.flush_step == step
+    train(job, 15)
+    assert job.flush_step > step + 25
+
+
+def test_a_step_that_is_a_multiple_goes_to_storage() -> None:
+    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=4)))
+    for _ in range(3):
+        train(job, 6, 0.3)
+        step = job.flush_step
+        assert step % 4 == 0
+        train(job, 8, 0.3)
+        assert job.flush_step == step  # one at a time
+        flushed(job, step)
+    assert len({e.step for e in job.events(ev.StorageWritten)}) == 3
+
+
+def test_a_multiple_that_is_far_away_can_wait() -> None:
+    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=100)))
+    train(job, 50)
+    assert job.flush_step == -1
+    train(job, 48)
+    assert job.flush_step == 100
+
+
+def test_the_order_is_repeated_and_given_up_with_a_note() -> None:
+    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
+    train(job, 36)
+    step = job.flush_step
+    orders = sum(isinstance(m, Flush) for _, m in job.sent)
+    train(job, 20)
+    assert sum(isinstance(m, Flush) for _, m in job.sent) > orders
+    job.change("n1", flushed=step)
+    train(job, 50)
+    assert job.events(ev.StorageWritten) == []
+    (note,) = [e.text for e in job.events(ev.Noted) if "did not get onto storage" in e.text]
+    assert note.endswith("in time: n2")
+    train(job, 40)
+    assert job.flush_step > step
+
+
+def test_restarts_do_not_put_off_what_goes_to_storage() -> None:
+    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
+    for _ in range(4):
+        train(job, 9)
+        job.kill_rank(1)
+    train(job, 4)
+    assert job.flush_step >= 0
+
+
+def test_a_new_controller_knows_how_old_the_newest_is() -> None:
+    job = Job(memory=True)
+    written = ev.StorageWritten(t=job.wall - 1000, generation=1, step=4, seconds=1.0)
+    later = Job(memory=True, history=(*job.journal, written))
+    train(later, 4)
+    assert later.flush_step >= 0
+
+
+def test_pruning_protects_what_is_sealed() -> None:
+    pruned: list[Prune] = []
+
+    class Watched(Job):
+        def act(self, effects: list) -> None:
+            pruned.extend(e for e in effects if isinstance(e, Prune))
+            super().act(effects)
+
+    job = Watched(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=4)))
+    train(job, 3)
+    job.kill_rank(1)
+    train(job, 9)
+    flushed(job, job.flush_step)
+    assert [p.sealed for p in pruned] == [{1: 2}]
+
+
+def test_a_journal_of_an_older_version_can_be_continued() -> None:
+    old = [
+        b'{"event":"run_started","t":1.0,"run_id":"r","job_id":7,"kind":"script","command":["a.py"],'
+        b'"cwd":"/","slots":2,"spares":0,"nproc_per_node":1,"version":"0.1.0"}',
+        b'{"event":"allocation_taken","t":1.0,"restart_count":0,"nodes":["n1","n2"],"slots":["n1","n2"],'
+        b'"spares":[]}',
+        b'{"event":"generation_launched","t":1.0,"generation":1,"slots":["n1","n2"],"master":"x:1",'
+        b'"restore":"","restore_step":-1}',
+        b'{"event":"generation_ended","t":1.0,"generation":1,"reason":"x","sealed":"gen-0001/step-00000003",'
+        b'"sealed_step":3}',
+    ]
+    history = tuple(ev.decode_event(line) for line in old)
+    job = Job(history=history, first=ToGathering(start=True), storage=[Ref(step=3, generation=1)])
+    assert where(job) == (3, {"storage": 2})
+    assert all(structs.asdict(m)["generation"] == 2 for _, m in job.sent if isinstance(m, Launch))

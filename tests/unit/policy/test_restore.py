@@ -1,0 +1,314 @@
+"""What is restored: the newest sealed step in reach, each part from the nearest copy, nothing else ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.layout import Placement
+from slurm_robust.policy.restore import (
+    Holding,
+    Ref,
+    choose,
+    failed_to_restore,
+    in_words,
+    keepers,
+    seal,
+    spoils,
+)
+
+TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
+S = Ref(step=5, generation=1)
+
+
+def copy(rank: int, step: int = 5, tier: Tier = Tier.MEMORY, generation: int = 1) -> Copy:
+    return Copy(rank=rank, generation=generation, step=step, tier=tier)
+
+
+def held(**nodes: list[Copy]) -> list[Holding]:
+    return [
+        Holding(node=node, copies=tuple(copies), address=f"10.0.0.{node[1:]}", port=5000)
+        for node, copies in nodes.items()
+    ]
+
+
+def far(rank: int, tier: Tier, node: str) -> Source:
+    return Source(rank=rank, tier=tier, address=f"10.0.0.{node[1:]}", port=5000)
+
+
+def near(rank: int, tier: Tier) -> Source:
+    return Source(rank=rank, tier=tier)
+
+
+def test_own_memory_first() -> None:
+    reach = held(
+        n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[copy(1), copy(0, tier=Tier.PEER), copy(1, tier=Tier.LOCAL)]
+    )
+    plan = choose({1: 5}, reach, [S], TWO)
+    assert plan is not None
+    assert plan.sources == {"n1": (near(0, Tier.MEMORY),), "n2": (near(1, Tier.MEMORY),)}
+    assert plan.tiers == {"memory": 2}
+
+
+def test_a_new_node_fetches_from_the_peer() -> None:
+    reach = held(n1=[copy(0), copy(1, tier=Tier.PEER)], n3=[])
+    plan = choose({1: 5}, reach, [S], Placement(slots=("n1", "n3"), nproc_per_node=1))
+    assert plan is not None
+    assert plan.sources["n3"] == (far(1, Tier.PEER, "n1"),)
+    assert plan.tiers == {"memory": 1, "peer": 1}
+
+
+def test_a_peer_copy_on_the_very_node_is_own_memory() -> None:
+    """The peer itself moved into the slot of the lost node."""
+    placement = Placement(slots=("n2", "n1"), nproc_per_node=1)
+    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), [], placement)
+    assert plan is not None
+    assert plan.sources == {"n2": (far(0, Tier.MEMORY, "n1"),), "n1": (near(1, Tier.PEER),)}
+
+
+def test_the_local_disk_comes_after_all_memory() -> None:
+    disk = copy(1, tier=Tier.LOCAL)
+    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), [], TWO)
+    assert plan is not None
+    assert plan.sources["n2"] == (far(1, Tier.PEER, "n1"),)
+    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[disk]), [], TWO)
+    assert plan is not None
+    assert plan.sources["n2"] == (near(1, Tier.LOCAL),)
+    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[]), [], TWO)
+    assert plan is not None
+    assert plan.sources["n2"] == (far(1, Tier.LOCAL, "n1"),)
+    assert plan.tiers == {"memory": 1, "local": 1}
+
+
+def test_storage_is_taken_whole() -> None:
+    plan = choose({1: 5}, held(n1=[copy(0)], n2=[]), [S], TWO)
+    assert plan is not None
+    assert plan.sources == {"n1": (), "n2": ()}
+    assert plan.tiers == {"storage": 2}
+    assert choose({1: 5}, held(n1=[copy(0)], n2=[]), [], TWO) is None
+
+
+def test_a_node_that_serves_nothing_is_no_source_for_others() -> None:
+    silent = Holding(node="n1", copies=(copy(0), copy(1, tier=Tier.PEER)))
+    assert choose({1: 5}, [silent], [], TWO) is None
+
+
+def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
+    slots = ("n1", "n2", "n3", "n4")
+    reach = held(n1=[copy(0), copy(SHARED), copy(2, tier=Tier.PEER)], n2=[copy(1), copy(SHARED)])
+    reach += held(n5=[copy(3, tier=Tier.PEER)])
+    plan = choose({1: 5}, reach, [], Placement(slots=slots, nproc_per_node=1))
+    assert plan is not None
+    assert plan.sources["n1"] == (near(0, Tier.MEMORY), near(SHARED, Tier.MEMORY))
+    shared = [s.address for n in ("n3", "n4") for s in plan.sources[n] if s.rank == SHARED]
+    assert sorted(shared) == ["10.0.0.1", "10.0.0.2"]
+    assert plan.tiers == {"memory": 2, "peer": 2}
+
+
+def test_a_shared_part_that_was_ever_told_is_needed() -> None:
+    reach = held(n1=[copy(0)], n2=[copy(1)])
+    assert choose({1: 5}, reach, [], TWO) is not None
+    assert choose({1: 5}, reach, [], TWO, shared=(1,)) is None
+    assert seal(1, reach, (), 2, shared=True) == -1
+    assert seal(1, reach, (), 2, shared=False) == 5
+
+
+def test_what_was_never_sealed_does_not_exist() -> None:
+    reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
+    plan = choose({1: 5}, reach, [Ref(step=9, generation=1), Ref(step=7, generation=2)], TWO)
+    assert plan is not None
+    assert plan.ref == S
+
+
+def test_a_banned_one_is_passed_over() -> None:
+    reach = held(n1=[copy(0), copy(0, step=4)], n2=[copy(1), copy(1, step=4)])
+    plan = choose({1: 5}, reach, [], TWO, banned=[S])
+    assert plan is not None
+    assert plan.ref.step == 4
+    assert choose({1: 5}, reach, [], TWO, banned=[S, Ref(step=4, generation=1)]) is None
+
+
+def reachable(
+    ref: Ref, reach: list[Holding], storage: set[Ref], placement: Placement, shared: set[int]
+) -> bool:
+    """By definition, without any index: every rank of every node finds its part, or storage has it all."""
+    there = [(h, c) for h in reach for c in h.copies if (c.step, c.generation) == (ref.step, ref.generation)]
+    parts = set(range(placement.world_size))
+    needs_shared = ref.generation in shared or any(c.rank == SHARED for _, c in there)
+
+    def finds(node: str, rank: int) -> bool:
+        return any(c.rank == rank and (h.node == node or h.port) for h, c in there)
+
+    return ref in storage or all(
+        finds(node, rank)
+        for node in placement.slots
+        for rank in (
+            *(r for r in placement.ranks_of(node) if r in parts),
+            *((SHARED,) if needs_shared else ()),
+        )
+    )
+
+
+NEAREST = {("memory", True): 0, ("memory", False): 1, ("local", True): 2, ("local", False): 3}
+
+
+def check(
+    sealed: Mapping[int, int],
+    reach: list[Holding],
+    storage: set[Ref],
+    placement: Placement,
+    shared: set[int],
+    banned: set[Ref],
+) -> None:
+    plan = choose(sealed, reach, storage, placement, shared=shared, banned=banned)
+    possible = {Ref(step=c.step, generation=c.generation) for h in reach for c in h.copies} | storage
+    good = {
+        ref
+        for ref in possible - banned
+        if ref.step <= sealed.get(ref.generation, -1) and reachable(ref, reach, storage, placement, shared)
+    }
+    if not good:
+        assert plan is None
+        return
+    assert plan is not None
+    assert plan.ref == max(good)
+    assert sum(plan.tiers.values()) == placement.world_size
+    nodes = {h.address: h for h in reach}
+    for node, sources in plan.sources.items():
+        if "storage" in plan.tiers:
+            assert sources == ()
+            continue
+        assert {s.rank for s in sources} - {SHARED} == set(placement.ranks_of(node))
+        for source in sources:
+            here = next((h for h in reach if h.node == node), None)
+            holder = nodes[source.address] if source.address else here
+            assert holder is not None
+            wanted = (source.rank, plan.ref.generation, plan.ref.step, source.tier)
+            assert wanted in [(c.rank, c.generation, c.step, c.tier) for c in holder.copies]
+            distances = [
+                NEAREST["local" if c.tier is Tier.LOCAL else "memory", h.node == node]
+                for h in reach
+                for c in h.copies
+                if (c.rank, c.generation, c.step) == wanted[:3] and (h.node == node or h.port)
+            ]
+            mine = NEAREST["local" if source.tier is Tier.LOCAL else "memory", not source.address]
+            assert mine == min(distances)
+
+
+def test_all_small_cases() -> None:
+    """Two ranks, two steps, every set of up to four copies on two nodes, with storage having 0, 1 or 2."""
+    kinds = [
+        (node, copy(rank, step=step, tier=tier))
+        for node, rank, step, tier in product(
+            ("n1", "n2"), (0, 1), (4, 5), (Tier.MEMORY, Tier.PEER, Tier.LOCAL)
+        )
+    ]
+    one, two = Ref(step=4, generation=1), Ref(step=5, generation=1)
+    for count in range(4):
+        for chosen in combinations(kinds, count):
+            reach = held(**{n: [c for node, c in chosen if node == n] for n in ("n1", "n2")})
+            for storage in (set(), {one}, {one, two}):
+                check({1: 5}, reach, storage, TWO, set(), set())
+
+
+copies = st.builds(
+    Copy,
+    rank=st.integers(-1, 3),
+    generation=st.integers(1, 3),
+    step=st.integers(0, 3),
+    tier=st.sampled_from([Tier.MEMORY, Tier.PEER, Tier.LOCAL]),
+)
+refs = st.builds(Ref, step=st.integers(0, 3), generation=st.integers(1, 3))
+
+
+@settings(max_examples=150)
+@given(
+    nodes=st.lists(st.lists(copies, max_size=12), min_size=3, max_size=3),
+    whole=st.lists(refs, max_size=3),
+    ports=st.lists(st.sampled_from([0, 5000]), min_size=3, max_size=3),
+    storage=st.sets(refs, max_size=3),
+    sealed=st.dictionaries(st.integers(1, 3), st.integers(0, 3)),
+    shared=st.sets(st.integers(1, 3), max_size=1),
+    banned=st.sets(refs, max_size=2),
+)
+def test_any_case(
+    nodes: list[list[Copy]],
+    whole: list[Ref],
+    ports: list[int],
+    storage: set[Ref],
+    sealed: dict[int, int],
+    shared: set[int],
+    banned: set[Ref],
+) -> None:
+    for ref in whole:  # otherwise a case with all four parts in reach would be rare
+        for rank in range(4):
+            nodes[rank % 3].append(
+                Copy(rank=rank, generation=ref.generation, step=ref.step, tier=Tier.MEMORY)
+            )
+    reach = [
+        Holding(node=f"n{i}", copies=tuple(c), address=f"10.0.0.{i}", port=p)
+        for i, (c, p) in enumerate(zip(nodes, ports, strict=True), 1)
+    ]
+    check(sealed, reach, storage, Placement(slots=("n1", "n2"), nproc_per_node=2), shared, banned)
+
+
+@given(nodes=st.lists(st.lists(copies, max_size=12), max_size=3), storage=st.sets(refs, max_size=3))
+def test_a_seal_is_the_newest_step_with_all_parts(nodes: list[list[Copy]], storage: set[Ref]) -> None:
+    reach = [Holding(node=f"n{i}", copies=tuple(c)) for i, c in enumerate(nodes)]
+    step = seal(2, reach, storage, 2, shared=False)
+    ranks = {
+        s: {c.rank for h in reach for c in h.copies if (c.generation, c.step) == (2, s)} for s in range(4)
+    }
+    whole = [s for s in range(4) if ranks[s] >= {0, 1} or Ref(step=s, generation=2) in storage]
+    assert step == max(whole, default=-1)
+
+
+def test_keepers_are_only_what_could_be_restored() -> None:
+    stored = [Ref(step=s, generation=g) for s, g in ((9, 1), (5, 1), (7, 2), (4, 1), (8, 3))]
+    assert keepers({1: 5, 2: 7}, stored, 2) == [Ref(step=7, generation=2), Ref(step=5, generation=1)]
+
+
+def error(type: str, traceback: str = "") -> WorkerExit:
+    return WorkerExit(rank=1, code=1, error=WorkerError(type=type, message="x", traceback=traceback))
+
+
+RESTORE = 'File "/p/slurm_robust/checkpoint/disk.py", line 9, in restore\n'
+
+
+@pytest.mark.parametrize(
+    ("exit", "is_one"),
+    [
+        (error("slurm_robust.checkpoint.errors.CorruptPart"), True),
+        (error("slurm_robust.checkpoint.errors.MissingCheckpoint"), True),
+        (error("slurm_robust.checkpoint.errors.ForeignPart"), True),
+        (error("slurm_robust.checkpoint.errors.EntryMismatch"), False),  # the code is another one
+        (error("OSError", RESTORE), True),
+        (error("PermissionError", RESTORE), True),
+        (error("OSError", 'File "train.py", line 3, in <module>'), False),
+        (error("ValueError", RESTORE), False),
+        (WorkerExit(rank=0, signal=9), False),
+    ],
+)
+def test_errors_of_restoring(exit: WorkerExit, is_one: bool) -> None:
+    assert failed_to_restore(exit) == is_one
+    assert not (is_one and spoils([exit], lost=False, new_steps=False))
+
+
+def test_what_speaks_against_a_checkpoint() -> None:
+    killed = WorkerExit(rank=0, signal=9)
+    assert spoils([killed], lost=False, new_steps=False)
+    assert not spoils([killed], lost=True, new_steps=False)
+    assert not spoils([killed], lost=False, new_steps=True)
+    assert not spoils([WorkerExit(rank=0, code=0)], lost=False, new_steps=False)
+    assert not spoils([], lost=False, new_steps=False)
+
+
+def test_in_words() -> None:
+    assert in_words(1234, {"peer": 2, "memory": 14}) == "step 1234 from memory (14 parts), peer (2)"
+    assert in_words(3, {"storage": 4}) == "step 3 from storage (4 parts)"
