@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.agent import rankenv
+from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.ports import PortHolder
@@ -72,6 +73,11 @@ def _port_range(text: str) -> tuple[int, ...]:
     return ports
 
 
+def spare_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the ports to use, those that copies may have: the rendezvous needs two, the last and the next."""
+    return ports if ports == (0,) else ports[2:]
+
+
 def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) -> Agent:
     spec = _read_spec(job)
     try:
@@ -89,6 +95,7 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
     except OSError as error:
         runtime.close()
         raise CannotBegin(str(error), "configure more rendezvous ports, or none to use any") from error
+    copies = CopyService(spec, job, keys, spare_ports(ports))
     rankenv.prepare_inherited(os.environ)
     prepare = Prepare(
         command_kind=spec.kind,
@@ -99,7 +106,7 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
     )
     identity = f"{node}-{os.getpid()}-{os.urandom(4).hex()}"
     setup = Setup(spec=spec, job=job, keys=keys, node=node, agent=identity, address=address)
-    return Agent(setup, ZygoteLauncher(prepare), runtime, holder)
+    return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies)
 
 
 _SHARED = "put the job directory on storage that every node of the job mounts at the same path"

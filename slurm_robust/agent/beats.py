@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
 from slurm_robust.agent.state import AgentState
 from slurm_robust.wire.messages import Beat, Progress
 
@@ -30,8 +31,10 @@ class BeatBook:
         """The Beat ``seq`` has arrived, and with it its notes."""
         self._notes = [(first, text) for first, text in self._notes if first > seq]
 
-    def make(self, state: AgentState, progress: tuple[Progress, ...], now: float) -> Beat:
-        """The next Beat."""
+    def make(
+        self, state: AgentState, progress: tuple[Progress, ...], now: float, news: CopyNews = NO_COPIES
+    ) -> Beat:
+        """The next Beat. When workers have ended, it holds what they have left: they change no copy now."""
         self._seq += 1
         return Beat(
             node=self._node,
@@ -47,5 +50,9 @@ class BeatBook:
             exits=state.exits(now),
             timings=dict(state.timings),
             notes=tuple(text for _, text in self._notes),
+            data_port=news.port,
+            copies=news.copies,
+            lag_s=news.lag_s,
+            flushed=news.flushed,
             fatal=state.fatal,
         )

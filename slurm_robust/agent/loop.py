@@ -15,6 +15,7 @@ import zmq
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.allocation import check_allocation
 from slurm_robust.agent.beats import BeatBook
+from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.orphan import OrphanWatch
@@ -84,12 +85,20 @@ class Setup:
 class Agent:
     """One node's agent. :meth:`run` returns when the job or the step is over."""
 
-    def __init__(self, setup: Setup, launcher: Launcher, runtime: RuntimeFolder, ports: PortHolder) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        launcher: Launcher,
+        runtime: RuntimeFolder,
+        ports: PortHolder,
+        copies: CopyService,
+    ) -> None:
         spec = setup.spec
         self._setup = setup
         self._launcher = launcher
         self._runtime = runtime
         self._ports = ports
+        self._copies = copies
         self._state = AgentState(kill_wait_s=spec.kill_wait_s)
         self._book = BeatBook(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
@@ -103,11 +112,14 @@ class Agent:
         self._polled = 0.0
         self._terms = 0
         self._ended = False
+        self._keep_copies = True
+        self._flush = -1
 
     def run(self) -> None:
         """Serve until ordered to end or told so by Slurm (TERM). Main thread only."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._copies.wake_by(partial(_wake, wake_write))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_term)
         # A job's early warning (--signal) is for the controller. A handler and not SIG_IGN, since
@@ -132,6 +144,7 @@ class Agent:
         self._steps.forget()
         self._ports.close()
         self._files.close()
+        self._copies.close(remove=not self._keep_copies)
         self._runtime.close()
 
     # -- one turn ----------------------------------------------------------------------------------
@@ -151,6 +164,7 @@ class Agent:
         now = time.monotonic()
         if self._state.deadline is not None and now >= self._state.deadline:
             self._take(Ticked())
+        self._follow_copies()
         self._watch_steps(now)
         self._follow_controller(now)
         self._beat(now)
@@ -184,6 +198,16 @@ class Agent:
         if self._steps.expects_news and now - self._polled >= self._poll_interval():
             self._polled = now
             self._beat_wanted |= self._steps.has_news(now)
+
+    def _follow_copies(self) -> None:
+        self._copies.follow(self._state.phase, self._state.generation)
+        for text in self._copies.notes():
+            self._book.note(text)
+            self._beat_wanted = True
+        if 0 <= self._flush <= self._copies.flush_over:
+            self._flush = -1
+            self._steps.ask_flush(-1)  # workers need not keep it any more
+            self._beat_wanted = True
 
     # -- the controller ----------------------------------------------------------------------------
 
@@ -236,7 +260,7 @@ class Agent:
         if not self._socket.connected:
             self._beat_wanted = True  # at once when there is a connection
             return
-        beat = self._book.make(self._state, self._steps.read(now), now)
+        beat = self._book.make(self._state, self._steps.read(now), now, self._copies.news())
         self._beat_wanted = not self._socket.send(beat)
 
     # -- the state machine -------------------------------------------------------------------------
@@ -267,14 +291,15 @@ class Agent:
                 self._steps.request_checkpoint(step)
             case SetStride(stride=stride):
                 self._steps.set_stride(stride)
+                self._copies.set_stride(stride)
             case AskFlush(step=step):
-                self._steps.ask_flush(step)
+                self._ask_flush(step)
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():
                 self._steps.forget()
-            case End():
-                self._ended = True
+            case End(keep_copies=keep_copies):
+                self._ended, self._keep_copies = True, keep_copies
 
     def _start_launcher(self) -> None:
         try:
@@ -285,14 +310,25 @@ class Agent:
     def _spawn(self, launch: Launch) -> None:
         try:
             folder = self._runtime.generation(launch.generation)
-            self._steps.create(folder, launch.generation, launch.ranks, launch.announce_step)
+            self._steps.create(
+                folder, launch.generation, launch.ranks, launch.announce_step, launch.stride
+            )
         except OSError as error:
             reason = f"no step records in {self._runtime.path}: {error}; is the node's memory full?"
             for rank in launch.ranks:
                 failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason)
                 self._take(LauncherSaid(message=failed))
             return
-        self._launcher.spawn(rankenv.build_spawn(self._setup.spec, self._setup.job, launch, folder))
+        self._flush = -1
+        self._copies.launched(launch)  # parts of other nodes come in while the workers start
+        spec, job = self._setup.spec, self._setup.job
+        self._launcher.spawn(rankenv.build_spawn(spec, job, launch, folder, self._copies.places))
+
+    def _ask_flush(self, step: int) -> None:
+        if step > self._copies.flush_over:  # else an order that was repeated before its effect was told
+            self._flush = step
+            self._steps.ask_flush(step)
+            self._copies.ask_flush(step)
 
     def _renew_port(self) -> None:
         try:
@@ -300,6 +336,13 @@ class Agent:
         except OSError as error:
             self._book.note(f"{error}; the next launch may find its port taken")
         self._book.port = self._ports.port
+
+
+def _wake(descriptor: int) -> None:
+    try:
+        os.write(descriptor, b"x")
+    except OSError:
+        pass  # full of wake-ups already, or over
 
 
 def _look_up(epochs: Path) -> EpochLooked:

@@ -67,6 +67,30 @@ class PortHolder:
         return holder
 
 
+def bind_free(ports: Iterable[int] = (0,)) -> socket.socket:
+    """A socket bound to a port of these for all addresses of the node, IPv6 too. Raises ``OSError``.
+
+    From the last to the first, while :class:`PortHolder` begins with the first.
+    """
+    choices = tuple(ports)[::-1]
+    dual = socket.has_dualstack_ipv6()
+    error: OSError | None = None
+    # As in PortHolder: at first without the ports whose last connections the kernel still remembers.
+    for reuse in (False, True):
+        for port in choices:
+            bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                if dual:
+                    bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                bound.bind(("", port))
+                return bound
+            except OSError as problem:
+                bound.close()
+                error = problem
+    raise OSError(f"no port is free among {choices}: {error}")
+
+
 def local_address(peer: str, port: int) -> str:
     """The address under which this node reaches ``peer``. Raises ``OSError`` without a route."""
     family, kind, protocol, _, target = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]

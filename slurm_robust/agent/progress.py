@@ -18,16 +18,20 @@ class StepWatch:
         self._requested = -1
         self._announce = 0
 
-    def create(self, folder: Path, generation: int, ranks: tuple[int, ...], announce: int = 0) -> None:
-        """Make the records of a new generation; ``announce`` is a step that is news when it is done.
+    def create(
+        self, folder: Path, generation: int, ranks: tuple[int, ...], announce: int = 0, stride: int = 1
+    ) -> None:
+        """Make the records of a new generation.
 
-        Raises ``OSError``, say when memory is full.
+        ``announce`` is a step that is news when it is done, multiples of ``stride`` go to peers. Raises
+        ``OSError``, say when memory is full.
         """
         self.forget()
         self._announce = announce
         for rank in ranks:
             path = record_path(folder, rank)
             self._records.append(StepRecord.create(path, generation=generation, rank=rank))
+        self.set_stride(stride)
 
     def forget(self) -> None:
         """There is no generation."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from slurm_robust.agent.copies.service import NOWHERE, CopyPlaces
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
 from slurm_robust.wire.spawning import Spawn, WorkerSpec
@@ -14,14 +16,17 @@ from slurm_robust.worker.environment import WorkerEnvironment
 _NO_LIMIT = str(2**31 - 1)
 
 
-def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path) -> Spawn:
+def build_spawn(
+    spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, places: CopyPlaces = NOWHERE
+) -> Spawn:
     """The order to start the workers of ``launch``; ``folder`` is the generation's runtime folder."""
+    count = len(launch.ranks)
     return Spawn(
         generation=launch.generation,
         command_kind=spec.kind,
         command=spec.command,
         cwd=spec.cwd,
-        workers=tuple(_worker(spec, job, launch, local, folder) for local in range(len(launch.ranks))),
+        workers=tuple(_worker(spec, job, launch, local, folder, places) for local in range(count)),
     )
 
 
@@ -38,7 +43,23 @@ def record_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.rec"
 
 
-def _worker(spec: JobSpec, job: JobDirectory, launch: Launch, local: int, folder: Path) -> WorkerSpec:
+def restore_tier(launch: Launch, rank: int) -> str:
+    """Where a worker finds the parts that it restores: a :class:`Tier`'s value, "" for storage.
+
+    A copy in this node's memory is found there, whoever wrote it; one that comes from another node appears
+    there.
+    """
+    source = next((s for s in launch.sources if s.rank == rank), None)
+    if source is None or source.tier is Tier.STORAGE:
+        return ""
+    if source.address:
+        return Tier.PEER.value
+    return Tier.LOCAL.value if source.tier is Tier.LOCAL else Tier.MEMORY.value
+
+
+def _worker(
+    spec: JobSpec, job: JobDirectory, launch: Launch, local: int, folder: Path, places: CopyPlaces
+) -> WorkerSpec:
     rank = launch.ranks[local]
     record = str(record_path(folder, rank))
     own = WorkerEnvironment(
@@ -48,6 +69,10 @@ def _worker(spec: JobSpec, job: JobDirectory, launch: Launch, local: int, folder
         record=record,
         checkpoint_dir=spec.checkpoint_dir or str(job.checkpoints),
         restore=launch.restore,
+        layout=launch.layout,
+        copies=places.memory,
+        local=places.local,
+        restore_tier=restore_tier(launch, rank) if places.memory else "",
     )
     return WorkerSpec(
         rank=rank,

@@ -79,6 +79,8 @@ class AgentState:
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._ending = False
+        # Only an order to end says that the job does not come back; the end of a step may be a requeue.
+        self._keep_copies = True
         self._launcher_failures = 0
         self._ready_since = 0.0
 
@@ -140,7 +142,8 @@ class AgentState:
                 return self._on_launch(order, now)
             case Stop(generation=generation, grace_s=grace_s):
                 return self._stop(generation, grace_s, now)
-            case Shutdown(grace_s=grace_s):
+            case Shutdown(grace_s=grace_s, keep_copies=keep_copies):
+                self._keep_copies = keep_copies
                 return self._shut_down(grace_s, now)
             case RequestCheckpoint(generation=generation, step=step):
                 return [AskCheckpoint(step=step)] if self._runs(generation) else []
@@ -225,7 +228,10 @@ class AgentState:
         self._stopped_through = _EVERYTHING
         if self._living():
             return self._stop_workers(grace_s, now)
-        return [SendBeat(), End()]
+        return self._end()
+
+    def _end(self) -> list[Instruction]:
+        return [SendBeat(), End(keep_copies=self._keep_copies)]
 
     # -- the launcher's news -----------------------------------------------------------------------
 
@@ -306,7 +312,7 @@ class AgentState:
                 f"unkillable: {stuck} of generation {self.generation} still there "
                 f"{self._kill_wait_s:.0f} s after SIGKILL; a device or file system hangs"
             )
-            return [SendBeat(), End()] if self._ending else [SendBeat()]
+            return self._end() if self._ending else [SendBeat()]
         return []
 
     def _kill_all(self, now: float) -> list[Instruction]:
@@ -344,5 +350,5 @@ class AgentState:
         if self._pending is not None:
             return self._begin(now)  # sweeps as well
         if self._ending:
-            return [*done, SendBeat(), End()]
+            return [*done, *self._end()]
         return done

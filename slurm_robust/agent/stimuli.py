@@ -125,7 +125,9 @@ class SendBeat(Record):
 
 
 class End(Record):
-    """End the agent."""
+    """End the agent. ``keep_copies``: the job comes back, so the copies in memory stay."""
+
+    keep_copies: bool = False
 
 
 Instruction: TypeAlias = (

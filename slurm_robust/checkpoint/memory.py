@@ -18,17 +18,33 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from slurm_robust.checkpoint.image import ImageHeader, read_header
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.record import Record
 
 SHARED_MEMORY = Path("/dev/shm")
 
 _NAME = re.compile(r"(own|peer|fetched)-(\d{5,})(?:\.(\d+))?|(shared|fetched-shared)(?:\.(\d+))?")
 _KINDS = {"own": Tier.MEMORY, "shared": Tier.MEMORY, "peer": Tier.PEER}
+_ORDER = {"own": 0, "shared": 0, "fetched": 1, "fetched-shared": 1, "peer": 2}
+
+
+class FoundImage(Record):
+    """A file of the folder that holds a whole image. ``kind`` is the first word of its name."""
+
+    path: Path
+    kind: str
+    header: ImageHeader
+    nbytes: int  # of the file, which may be larger than the image
+
+    @property
+    def ref(self) -> CheckpointRef:
+        """Which checkpoint it is a part of."""
+        return CheckpointRef(generation=self.header.generation, step=self.header.step)
 
 
 class MemoryFolder:
@@ -37,7 +53,7 @@ class MemoryFolder:
     def __init__(self, path: Path | str, run_id: str) -> None:
         """Use :meth:`create` to make it, or this with a path that an agent has told."""
         self.path = Path(path)
-        self._run_id = run_id
+        self.run_id = run_id
 
     @classmethod
     def create(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
@@ -70,46 +86,49 @@ class MemoryFolder:
 
     def inventory(self) -> tuple[Copy, ...]:
         """The whole copies here, of all tiers that lie in memory; what was fetched is not among them."""
-        found = []
-        for path, kind, header in self._images():
-            if kind in _KINDS:
-                found.append(
-                    Copy(
-                        rank=header.rank,
-                        generation=header.generation,
-                        step=header.step,
-                        tier=_KINDS[kind],
-                        nbytes=path.stat().st_size,
-                    )
-                )
-        return tuple(found)
+        return tuple(
+            Copy(
+                rank=image.header.rank,
+                generation=image.header.generation,
+                step=image.header.step,
+                tier=_KINDS[image.kind],
+                nbytes=image.nbytes,
+            )
+            for image in self.images(_KINDS)
+        )
 
     def find(self, rank: int, ref: CheckpointRef) -> Path | None:
         """A whole copy of one part, own before fetched before a peer's; None if there is none."""
-        order = {"own": 0, "shared": 0, "fetched": 1, "fetched-shared": 1, "peer": 2}
         found = [
-            (order[kind], path)
-            for path, kind, header in self._images()
-            if (header.rank, header.generation, header.step) == (rank, ref.generation, ref.step)
+            (_ORDER[image.kind], image.path)
+            for image in self.images()
+            if image.header.rank == rank and image.ref == ref
         ]
         return min(found)[1] if found else None
 
-    def _images(self) -> Iterator[tuple[Path, str, ImageHeader]]:
-        """Every file here that holds a whole image of this run, with the kind that its name says."""
+    def images(self, kinds: Collection[str] = _ORDER) -> Iterator[FoundImage]:
+        """Every file here of one of these kinds that holds a whole image of this run."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return
         for name in names:
-            match = _NAME.fullmatch(name)
-            if match is None:
+            kind = kind_of(name)
+            if kind not in kinds:
                 continue
+            path = self.path / name
             try:
-                header = read_header(self.path / name)
+                header, nbytes = read_header(path), path.stat().st_size
             except OSError:
                 continue  # removed or replaced while we looked
-            if header is not None and header.run_id == self._run_id:
-                yield self.path / name, match[1] or match[4], header
+            if header is not None and header.run_id == self.run_id:
+                yield FoundImage(path=path, kind=kind, header=header, nbytes=nbytes)
+
+
+def kind_of(name: str) -> str:
+    """The first word of a file's name in such a folder, "" for a name of something else."""
+    match = _NAME.fullmatch(name)
+    return str(match[1] or match[4]) if match else ""
 
 
 def _part(kind: str, rank: int) -> str:

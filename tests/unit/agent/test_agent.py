@@ -84,7 +84,12 @@ def up(job: LocalJob, controller: ScriptedController, generation: int = 1) -> li
 
 
 def runtime_folders(job: LocalJob) -> list[Path]:
-    return list(Path("/dev/shm").glob(f"srobust-{os.getuid()}-{job.spec.run_id}*"))
+    folders = Path("/dev/shm").glob(f"srobust-{os.getuid()}-{job.spec.run_id}*")
+    return [folder for folder in folders if not folder.name.endswith("-copies")]
+
+
+def copies_folder(job: LocalJob) -> Path:
+    return Path(f"/dev/shm/srobust-{os.getuid()}-{job.spec.run_id}-copies")
 
 
 def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> None:

@@ -1,0 +1,1 @@
+"""Copies of checkpoints: this agent's half of what keeps them on several nodes."""

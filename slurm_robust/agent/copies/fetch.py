@@ -1,0 +1,160 @@
+"""Fetches parts from other nodes for a restore, beside the start of the workers that wait for them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from slurm_robust.agent.copies.parts import NodeParts
+from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
+from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import SHARED, Source, Tier
+from slurm_robust.wire.copychannel import FIRST_BYTE, Channel, Get, Verdict
+from slurm_robust.wire.messages import Launch
+
+TRIES = 3
+_RETRY_S = 0.5
+_PIECE = 64 * 2**20
+
+
+def remove_fetched(folder: MemoryFolder) -> None:
+    """Remove what was fetched for an earlier launch, and why something could not be."""
+    for path in folder.path.glob("fetched-*"):
+        path.unlink(missing_ok=True)
+
+
+def to_fetch(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """The parts that must be brought into this node's memory: those of other nodes.
+
+    And the shared part, where the node's disk has it but workers look for it in memory, since their own
+    parts lie there.
+    """
+    here = {s.rank: s.tier for s in sources if not s.address}
+    own_on_disk = all(here.get(s.rank) is Tier.LOCAL for s in sources if s.rank != SHARED)
+    return tuple(
+        s for s in sources if s.address or (s.rank == SHARED and s.tier is Tier.LOCAL and not own_on_disk)
+    )
+
+
+class Fetches:
+    """The parts of one launch, each in a thread, into ``fetched(rank)`` or ``fetch_error(rank)``."""
+
+    def __init__(self, launch: Launch, run_id: str, parts: NodeParts, key: bytes) -> None:
+        """Start at once."""
+        self._run_id = run_id
+        self._parts = parts
+        self._folder = parts.memory
+        self._key = key
+        self._stopped = threading.Event()
+        self._channels: set[Channel] = set()
+        remove_fetched(self._folder)
+        ref = CheckpointRef.from_token(launch.restore) if launch.restore else None
+        for source in to_fetch(launch.sources) if ref is not None else ():
+            threading.Thread(target=self._run, args=(source, ref), name="srobust-fetch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Break off what is under way, since another launch comes. Returns at once."""
+        self._stopped.set()
+        for channel in tuple(self._channels):
+            channel.abort()
+
+    def _run(self, source: Source, ref: CheckpointRef) -> None:
+        reason = ""
+        for attempt in range(TRIES):
+            if attempt and self._stopped.wait(_RETRY_S):
+                return
+            try:
+                self._fetch(source, ref)
+                return
+            except MissingCheckpoint as error:
+                reason = str(error)
+                break
+            except (CheckpointError, OSError, BufferInUse) as error:
+                reason = str(error)
+        if not self._stopped.is_set():
+            where = f"{source.address}:{source.port}" if source.address else "this node's disk"
+            part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
+            text = f"{part} of {ref.token()} could not be fetched from {where}: {reason}"
+            _write(self._folder.fetch_error(source.rank), text)
+
+    def _fetch(self, source: Source, ref: CheckpointRef) -> None:
+        if source.address:
+            self._from_node(source, ref)
+        else:
+            self._from_disk(source, ref)
+
+    def _from_node(self, source: Source, ref: CheckpointRef) -> None:
+        channel = Channel.connect(source.address, source.port, self._key)
+        self._channels.add(channel)
+        try:
+            get = Get(run_id=self._run_id, rank=source.rank, generation=ref.generation, step=ref.step)
+            channel.send(get)
+            answer = channel.answer()
+            if answer.verdict is not Verdict.GO:
+                raise MissingCheckpoint(answer.reason)
+            with _Filling(self._folder.fetched(source.rank), answer.total) as filling:
+                channel.receive_into(filling.view)
+                self._check(filling.adopt(), source.rank, ref)
+        finally:
+            self._channels.discard(channel)
+            channel.close()
+
+    def _from_disk(self, source: Source, ref: CheckpointRef) -> None:
+        assert self._parts.local is not None
+        image = self._parts.open(source.rank, ref)
+        try:
+            with _Filling(self._folder.fetched(source.rank), image.nbytes) as filling:
+                _read_into(filling.view, image.fileno)
+                self._check(filling.adopt(), source.rank, ref)
+        finally:
+            image.close()
+
+    def _check(self, header: ImageHeader, rank: int, ref: CheckpointRef) -> None:
+        said = (header.run_id, header.rank, header.generation, header.step)
+        if said != (self._run_id, rank, ref.generation, ref.step):
+            self._folder.fetched(rank).unlink(missing_ok=True)
+            raise CorruptPart("what arrived is another image than was asked for")
+
+
+class _Filling:
+    """A buffer that is being filled: whole after :meth:`adopt`, else empty at the end."""
+
+    def __init__(self, path: Path, total: int) -> None:
+        self._buffer = Buffer(path)
+        try:
+            self.view = self._buffer.receive(total)
+        except BaseException:
+            self._buffer.close()
+            raise
+
+    def adopt(self) -> ImageHeader:
+        return self._buffer.adopt()
+
+    def __enter__(self) -> _Filling:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.view.release()
+        self._buffer.close()  # which gives up the lock as well
+
+
+def _read_into(view: memoryview, file: int) -> None:
+    at = 0
+    while at < len(view):
+        count = os.preadv(file, [view[at : at + _PIECE]], FIRST_BYTE + at)
+        if not count:
+            raise CorruptPart("its file is shorter than the image")
+        at += count
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole text or nothing: a worker waits for the file to appear."""
+    beside = path.with_name(f".{path.name}")
+    try:
+        beside.write_text(text)
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # no memory even for this: the worker's own deadline ends its wait

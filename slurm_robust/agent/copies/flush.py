@@ -1,0 +1,280 @@
+"""Puts one snapshot of all ranks of this node on its disk and on storage, when the controller asks for it.
+
+The storage writer is a process of its own, since it needs torch, which an agent does not load, and may hang
+with the storage, which an agent must not. One JSON object a line: orders to its stdin, answers from its
+stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.checkpoint.errors import CheckpointError
+from slurm_robust.checkpoint.image import Image, open_image
+from slurm_robust.checkpoint.local import LocalCopies
+from slurm_robust.checkpoint.memory import FoundImage
+from slurm_robust.model.copies import SHARED
+from slurm_robust.model.record import Record
+from slurm_robust.wire.messages import Launch
+
+WRITER = (sys.executable, "-m", "slurm_robust.checkpoint.flush")
+# Storage that takes longer than this for one node's part hangs.
+WRITE_S = 1800.0
+_NICE = 10
+_NOTE_EVERY_S = 600.0
+
+
+class FlushOrder(Record):
+    """What the storage writer is told: the images of one step by rank (SHARED for the shared part)."""
+
+    images: dict[str, str]
+    generation: int
+    step: int
+    world_size: int
+    directory: str
+    run_id: str
+    layout: str
+
+
+class FlushAnswer(msgspec.Struct):
+    """What it answers when all of an order is published, or cannot be."""
+
+    step: int
+    generation: int
+    ok: bool
+    error: str = ""
+
+
+class StorageWriter:
+    """The process, started when it is first needed and again after it has died. One thread at a time."""
+
+    def __init__(self, command: tuple[str, ...] = WRITER) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+
+    def write(self, order: FlushOrder, timeout_s: float = WRITE_S) -> str:
+        """Have it done; the reason if it could not be, "" if it is. Blocks."""
+        try:
+            process = self._running()
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            process.stdin.flush()
+            answer = self._answer(process, time.monotonic() + timeout_s)
+        except (OSError, msgspec.DecodeError) as error:
+            self.kill()
+            return f"the storage writer: {error}"
+        return "" if answer.ok else answer.error or "no reason was given"
+
+    def kill(self) -> None:
+        """End the process, whatever it does; what it has not published does not count."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    _close(pipe.close)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.kill()
+            self._rest = b""
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # A signal that Slurm or a terminal sends to the agent's group is the agent's business.
+                start_new_session=True,
+            )
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[bytes], deadline: float) -> FlushAnswer:
+        assert process.stdout is not None
+        poller = select.poll()
+        poller.register(process.stdout, select.POLLIN)
+        while b"\n" not in self._rest:
+            if not poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+                raise TimeoutError("no answer; the storage hangs")
+            piece = os.read(process.stdout.fileno(), 65536)
+            if not piece:
+                raise OSError("it died; see the agent's output")
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return msgspec.json.decode(line, type=FlushAnswer)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    launch: Launch
+    step: int
+
+
+class Flusher:
+    """One step at a time: held from when its images are whole until they are on storage, or given up."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        directory: str,
+        local: LocalCopies | None,
+        keep: int,
+        notes: Notes,
+        on_done: Callable[[], None],
+        on_local: Callable[[], None],
+        writer: StorageWriter | None = None,
+    ) -> None:
+        """In a thread are called: ``on_done`` when a step is done or given up, ``on_local`` after a copy."""
+        self._run_id = run_id
+        self._directory = directory
+        self._local = local
+        self._keep = keep
+        self._notes = notes
+        self._on_done = on_done
+        self._on_local = on_local
+        self._writer = writer or StorageWriter()
+        self._lock = threading.Lock()
+        self._wanted: _Wanted | None = None
+        self._asked: tuple[int, int] = (0, -1)
+        self._jobs: queue.SimpleQueue[tuple[_Wanted, list[Image]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.flushed: tuple[int, int] = (0, -1)  # generation and step that are on storage
+        self.over: tuple[int, int] = (0, -1)  # generation and step that nobody needs to keep any more
+
+    def ask(self, launch: Launch, step: int) -> None:
+        """The controller wants ``step``; repeated orders for the same change nothing."""
+        with self._lock:
+            if self._asked != (launch.generation, step):
+                self._asked = launch.generation, step
+                self._wanted = _Wanted(launch, step)
+
+    def forget(self) -> None:
+        """The generation is over: what has not come will not come."""
+        with self._lock:
+            self._wanted = None
+
+    def look(self, images: list[FoundImage]) -> None:
+        """These whole images of the running generation are there now."""
+        with self._lock:
+            wanted = self._wanted
+            if wanted is None or not any(i.header.step >= wanted.step for i in images):
+                return
+            chosen = choose(images, wanted.launch.ranks, wanted.step)
+            if chosen is None:
+                return  # some rank is still at it
+            self._wanted = None
+        held = _hold(chosen, wanted) if chosen else []
+        if not held:
+            self._notes.say(
+                "flush", f"the snapshot of step {wanted.step} for storage was not taken", _NOTE_EVERY_S
+            )
+            self._end(wanted)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="srobust-flush", daemon=True)
+            self._thread.start()
+        self._jobs.put((wanted, held))
+
+    def close(self) -> None:
+        """End the storage writer. What it was at does not count."""
+        self.forget()
+        self._jobs.put(None)
+        self._writer.kill()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            wanted, held = job
+            copier = threading.Thread(target=self._copy, args=(held,), name="srobust-local", daemon=True)
+            copier.start()
+            self._write(wanted, held)
+            self._end(wanted)
+            copier.join()
+            for image in held:
+                image.close()
+
+    def _write(self, wanted: _Wanted, held: list[Image]) -> None:
+        order = FlushOrder(
+            images={str(i.header.rank): str(i.path) for i in held},
+            generation=wanted.launch.generation,
+            step=wanted.step,
+            world_size=wanted.launch.world_size,
+            directory=self._directory,
+            run_id=self._run_id,
+            layout=wanted.launch.layout,
+        )
+        error = self._writer.write(order)
+        if error:
+            self._notes.say(
+                "flush", f"step {wanted.step} could not be put on storage: {error}", _NOTE_EVERY_S
+            )
+        else:
+            self.flushed = wanted.launch.generation, wanted.step
+
+    def _copy(self, held: list[Image]) -> None:
+        if self._local is None:
+            return
+        try:
+            for image in held:
+                self._local.publish(image, self._keep)
+        except OSError as error:
+            self._notes.say("local", f"no copy on this node's disk: {error}", _NOTE_EVERY_S)
+        self._on_local()
+
+    def _end(self, wanted: _Wanted) -> None:
+        self.over = wanted.launch.generation, wanted.step
+        self._on_done()
+
+
+def choose(images: list[FoundImage], ranks: tuple[int, ...], step: int) -> list[FoundImage] | None:
+    """The images of ``step`` of all ``ranks`` and of the shared part, if training has one. Pure.
+
+    None while some are still to come; an empty list when one will never come, since its rank has a later
+    one. A rank commits its snapshots in the order of their steps, and the shared part with or before its own.
+    """
+    chosen = []
+    shared = [i for i in images if i.header.rank == SHARED]
+    for rank in (*ranks, SHARED) if shared else ranks:
+        of_rank = [i for i in images if i.header.rank == rank]
+        found = [i for i in of_rank if i.header.step == step]
+        if found:
+            chosen.append(found[0])
+        elif any(i.header.step > step for i in of_rank):
+            return []
+        else:
+            return None
+    return chosen
+
+
+def _hold(chosen: list[FoundImage], wanted: _Wanted) -> list[Image]:
+    """The images, locked; none if one was refilled meanwhile."""
+    held: list[Image] = []
+    try:
+        for found in chosen:
+            held.append(open_image(found.path))
+            header = held[-1].header
+            if (header.generation, header.step) != (wanted.launch.generation, wanted.step):
+                raise CheckpointError("refilled")
+    except (CheckpointError, OSError):
+        for image in held:
+            image.close()
+        return []
+    return held
+
+
+def _close(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except OSError:
+        pass  # a pipe to a dead process

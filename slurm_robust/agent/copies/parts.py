@@ -1,0 +1,37 @@
+"""The copies of parts that this node holds, wherever they lie."""
+
+from __future__ import annotations
+
+from slurm_robust.checkpoint.errors import MissingCheckpoint
+from slurm_robust.checkpoint.image import Image, open_image
+from slurm_robust.checkpoint.local import LocalCopies
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.store import CheckpointRef
+
+
+class NodeParts:
+    """Memory before the disk. For several threads."""
+
+    def __init__(self, memory: MemoryFolder, local: LocalCopies | None) -> None:
+        self.memory = memory
+        self.local = local
+
+    def open(self, rank: int, ref: CheckpointRef) -> Image:
+        """The whole image of a part, held until it is closed.
+
+        Raises :class:`MissingCheckpoint`, :class:`CorruptPart` or ``OSError``.
+        """
+        path = self.memory.find(rank, ref)
+        if path is None and self.local is not None:
+            path = self.local.find(rank, ref)
+        if path is None:
+            raise MissingCheckpoint(f"there is no copy of rank {rank} of {ref.token()} here any more")
+        image = open_image(path)
+        if (image.header.rank, image.header.generation, image.header.step) != (
+            rank,
+            ref.generation,
+            ref.step,
+        ):
+            image.close()
+            raise MissingCheckpoint(f"{path} was refilled meanwhile")
+        return image

@@ -1,0 +1,209 @@
+"""Streams the snapshots of one rank to the agent of its peer: the newest, whenever one is through."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.checkpoint.errors import CheckpointError
+from slurm_robust.checkpoint.image import open_image
+from slurm_robust.checkpoint.memory import FoundImage
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import Peer
+from slurm_robust.wire.copychannel import Answer, Channel, ChannelError, Put, Verdict
+
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 5.0
+_REFUSED_RETRY_S = 30.0
+_BEHIND_NOTE_S = 60.0
+
+
+class Pace:
+    """A limit in bytes per second for all senders of a node; 0 for none."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self.bytes_s = bytes_s
+        self._lock = threading.Lock()
+        self._free = 0.0
+
+    @property
+    def piece(self) -> int:
+        """Bytes to send at a time, so that nobody waits long for his turn; 0: as it comes."""
+        return int(min(2**20, max(2**14, self.bytes_s / 20))) if self.bytes_s else 0
+
+    def reserve(self, count: int) -> float:
+        """Seconds to wait before ``count`` bytes may be sent."""
+        if not self.bytes_s:
+            return 0.0
+        now = time.monotonic()
+        with self._lock:
+            begin = max(self._free, now)
+            self._free = begin + count / self.bytes_s
+        return begin - now
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What senders must know of the launch: its number, and with which checkpoint it began ("" for none)."""
+
+    run_id: str
+    number: int
+    restore: str
+
+
+class PeerSender:
+    """One rank's thread. Nothing that happens here disturbs training or the other ranks."""
+
+    def __init__(self, peer: Peer, generation: Generation, key: bytes, pace: Pace, notes: Notes) -> None:
+        self._peer = peer
+        self._generation = generation
+        self._key = key
+        self._pace = pace
+        self._notes = notes
+        self._news = threading.Condition()
+        self._offer: tuple[FoundImage, float] | None = None
+        self._offered: CheckpointRef | None = None
+        self._finishing = False
+        self._stopped = threading.Event()
+        self._channel: Channel | None = None
+        self._skipped = 0
+        self._failing = False
+        self.lag_s = 0.0  # from the first sight of the last image of this generation until the peer had it
+        self.confirmed: CheckpointRef | None = None
+        self._thread = threading.Thread(target=self._run, name="srobust-peer", daemon=True)
+        self._thread.start()
+
+    def offer(self, image: FoundImage) -> None:
+        """The newest image to copy; one that was offered before and not begun is passed over."""
+        with self._news:
+            if image.ref == self._offered:
+                return
+            self._skipped += self._offer is not None
+            self._offer, self._offered = (image, time.monotonic()), image.ref
+            self._news.notify()
+
+    def finish(self) -> None:
+        """Begin nothing more; what is under way comes to its end. Returns at once."""
+        with self._news:
+            self._finishing, self._offer = True, None
+            self._news.notify()
+
+    def stop(self) -> None:
+        """Break off whatever is under way. Returns at once."""
+        self._stopped.set()
+        self.finish()
+        channel = self._channel
+        if channel is not None:
+            channel.abort()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(timeout_s)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        while (taken := self._take()) is not None:
+            try:
+                wait_s = self._copy(*taken)
+            except OSError as error:
+                self._hang_up()
+                if not self._stopped.is_set():
+                    self._notes.say(
+                        f"peer {self._peer.rank}",
+                        f"copies of rank {self._peer.rank} do not reach {self._peer.node} "
+                        f"({self._peer.address}:{self._peer.port}): {error}; tried again and again",
+                    )
+                wait_s = retry_s
+            self._failing = wait_s > 0
+            retry_s = min(2 * retry_s, _LAST_RETRY_S) if self._failing else _FIRST_RETRY_S
+            if self._failing:
+                self._again(taken)
+                self._stopped.wait(wait_s)
+        self._hang_up()
+
+    def _take(self) -> tuple[FoundImage, float] | None:
+        """The next image and when it was first seen; None at the end."""
+        with self._news:
+            while self._offer is None:
+                if self._finishing:
+                    return None
+                self._news.wait()
+            taken, self._offer = self._offer, None
+            skipped, self._skipped = self._skipped, 0
+        if skipped and not self._failing:
+            self._notes.say(
+                "behind",
+                f"peer copies fall behind: {skipped} snapshots of rank {self._peer.rank} before step "
+                f"{taken[0].header.step} were not copied to {self._peer.node}",
+                _BEHIND_NOTE_S,
+            )
+        return taken
+
+    def _again(self, taken: tuple[FoundImage, float]) -> None:
+        """Try the same once more, unless there is a newer one or it is over."""
+        with self._news:
+            if self._offer is None and not self._finishing:
+                self._offer = taken
+
+    def _copy(self, image: FoundImage, seen: float) -> float:
+        """Bring the image to the peer; seconds to wait before it is tried again, 0 if it is done."""
+        try:
+            opened = open_image(image.path)
+        except CheckpointError:
+            return 0.0  # refilled before its turn came, or damaged, which its reader will find
+        try:
+            header = opened.header
+            if (header.generation, header.step) != (image.ref.generation, image.ref.step):
+                return 0.0
+            put = Put(
+                run_id=self._generation.run_id,
+                launch=self._generation.number,
+                restore=self._generation.restore,
+                rank=header.rank,
+                generation=header.generation,
+                step=header.step,
+                total=opened.nbytes,
+            )
+            answer = self._put(put, opened.fileno)
+        finally:
+            opened.close()
+        if answer.verdict is not Verdict.REFUSED:
+            self.confirmed = image.ref
+            if header.generation == self._generation.number:
+                self.lag_s = time.monotonic() - seen
+            return 0.0
+        if answer.later:
+            return _FIRST_RETRY_S
+        self._notes.say(
+            f"refused {self._peer.rank}",
+            f"{self._peer.node} takes no copy of rank {self._peer.rank}: {answer.reason}",
+        )
+        return _REFUSED_RETRY_S
+
+    def _put(self, put: Put, file: int) -> Answer:
+        channel = self._channel or self._connect()
+        channel.send(put)
+        answer = channel.answer(put.total)
+        if answer.verdict is Verdict.GO:
+            channel.send_file(file, put.total, self._wait_turn, self._pace.piece)
+            answer = channel.answer(put.total)
+        return answer
+
+    def _connect(self) -> Channel:
+        self._channel = channel = Channel.connect(self._peer.address, self._peer.port, self._key)
+        if self._stopped.is_set():
+            raise ChannelError("it is over")
+        return channel
+
+    def _hang_up(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _wait_turn(self, count: int) -> None:
+        if self._stopped.wait(self._pace.reserve(count)):
+            raise ChannelError("it is over")

@@ -1,0 +1,266 @@
+"""All that an agent does about copies of checkpoints, behind calls that return at once."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_robust.agent.copies.fetch import Fetches
+from slurm_robust.agent.copies.flush import Flusher
+from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.parts import NodeParts
+from slurm_robust.agent.copies.peerbuffers import PeerBuffers
+from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
+from slurm_robust.agent.copies.server import CopyServer
+from slurm_robust.agent.copies.watch import SnapshotWatch
+from slurm_robust.agent.ports import bind_free
+from slurm_robust.checkpoint.local import LocalCopies, local_path
+from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
+from slurm_robust.model.copies import Copy
+from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.record import Record
+from slurm_robust.wire.copychannel import derive_key
+from slurm_robust.wire.keys import ClientKeys
+from slurm_robust.wire.messages import Launch, Phase
+
+
+@dataclass(frozen=True)
+class CopyPlaces:
+    """The folders that workers are told of, "" for none."""
+
+    memory: str = ""
+    local: str = ""
+
+
+NOWHERE = CopyPlaces()
+
+
+class CopyNews(Record):
+    """The part of a Beat that is about copies; see :class:`~slurm_robust.wire.messages.Beat`."""
+
+    port: int = 0
+    copies: tuple[Copy, ...] = ()
+    lag_s: float = 0.0
+    flushed: int = -1
+
+
+NO_COPIES = CopyNews()
+
+
+class CopyService:
+    """One node's copies. All calls from one thread; none waits for the network or a disk."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job: JobDirectory,
+        keys: ClientKeys,
+        ports: Iterable[int] = (0,),
+        base: Path = SHARED_MEMORY,
+    ) -> None:
+        """Begin to serve what this job left here before. Never raises: what fails is noted and off."""
+        self._spec = spec
+        self._key = derive_key(keys.client.secret)
+        self._notes = Notes()
+        self._wake: Callable[[], None] = lambda: None
+        self._running: _Running | None = None
+        self._fetches: Fetches | None = None
+        self._pace = Pace(spec.copies.peer_bytes_s)
+        self._on_disk: tuple[Copy, ...] = ()
+        self._parts: NodeParts | None = None
+        self._server: CopyServer | None = None
+        self.port = 0
+        if spec.copies.memory:
+            self._begin(job, tuple(ports), base)
+
+    def _begin(self, job: JobDirectory, ports: tuple[int, ...], base: Path) -> None:
+        spec = self._spec
+        try:
+            memory = MemoryFolder.create(spec.run_id, base)
+        except OSError as error:
+            self._notes.say("memory", f"no snapshots in this node's memory: {error}")
+            return
+        directory = spec.copies.local_directory
+        local = LocalCopies(local_path(directory, spec.run_id), spec.run_id) if directory else None
+        self._parts = NodeParts(memory, local)
+        self._buffers = PeerBuffers(memory)
+        self._flusher = Flusher(
+            run_id=spec.run_id,
+            directory=spec.checkpoint_dir or str(job.checkpoints),
+            local=local,
+            keep=spec.copies.keep,
+            notes=self._notes,
+            on_done=lambda: self._wake(),
+            on_local=self._look_at_disk,
+        )
+        self._look_at_disk_soon()
+        if not ports:
+            self._notes.say(
+                "port", "no copies to or from other nodes: rendezvous.port_range needs three ports for them"
+            )
+            return
+        try:
+            listener = bind_free(ports)
+        except OSError as error:
+            self._notes.say("port", f"no copies to or from other nodes: {error}")
+            return
+        self.port = int(listener.getsockname()[1])
+        self._server = CopyServer(
+            listener,
+            self._key,
+            run_id=spec.run_id,
+            parts=self._parts,
+            buffers=self._buffers,
+            notes=self._notes,
+        )
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> CopyPlaces:
+        """Where workers find and put copies."""
+        if self._parts is None:
+            return NOWHERE
+        local = self._parts.local
+        return CopyPlaces(memory=str(self._parts.memory.path), local=str(local.path) if local else "")
+
+    def inventory(self) -> tuple[Copy, ...]:
+        """The whole copies here, now in memory, and on the disk as it was last looked at."""
+        if self._parts is None:
+            return ()
+        return (*self._parts.memory.inventory(), *self._on_disk)
+
+    def news(self) -> CopyNews:
+        """What a Beat tells of copies now."""
+        running = self._running
+        lags = [sender.lag_s for sender in running.senders.values()] if running else []
+        return CopyNews(
+            port=self.port,
+            copies=self.inventory(),
+            lag_s=max(lags, default=0.0),
+            flushed=self._of_generation(self._flusher.flushed) if running else -1,
+        )
+
+    @property
+    def flush_over(self) -> int:
+        """Newest step of the generation that workers need not keep for a flush any more."""
+        return self._of_generation(self._flusher.over) if self._running else -1
+
+    def _of_generation(self, step: tuple[int, int]) -> int:
+        return step[1] if self._running and step[0] == self._running.launch.generation else -1
+
+    def notes(self) -> list[str]:
+        """What there is to tell since the last call."""
+        return self._notes.take()
+
+    # -- orders ------------------------------------------------------------------------------------
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called in some thread when an answer to a question has changed."""
+        self._wake = wake
+        if self._server is not None:
+            self._server.on_copy = wake
+
+    def launched(self, launch: Launch) -> None:
+        """The workers of ``launch`` are about to start."""
+        if self._parts is None:
+            return
+        self._end_generation()
+        if self._fetches is not None:
+            self._fetches.stop()
+        self._look_at_disk_soon()
+        self._fetches = Fetches(launch, self._spec.run_id, self._parts, self._key)
+        peers = launch.peers if self._spec.copies.peers else ()
+        generation = Generation(self._spec.run_id, launch.generation, launch.restore)
+        senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
+        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.look)
+        self._running = _Running(launch, senders, watch)
+        if self._server is not None:
+            self._server.launch = launch.generation
+
+    def follow(self, phase: Phase, generation: int) -> None:
+        """What the workers are doing now; told whenever it may have changed.
+
+        When they are being stopped, copies that are under way come to their end and no others begin: the
+        controller chooses what to restore from what it was told of now.
+        """
+        active = phase in (Phase.STARTING, Phase.RUNNING)
+        running = self._running
+        if running is None or (active and generation == running.launch.generation) or running.over:
+            return
+        running.over = True
+        if self._server is not None:
+            self._server.launch = 0
+        running.finish()
+        self._flusher.forget()
+        self._look_at_disk_soon()
+
+    def set_stride(self, stride: int) -> None:
+        """Which steps go to peers from now on."""
+        if self._running is not None:
+            self._running.watch.stride = stride
+
+    def ask_flush(self, step: int) -> None:
+        """Put the snapshot of ``step`` on disk and storage when it is there."""
+        if self._running is not None and not self._running.over:
+            self._flusher.ask(self._running.launch, step)
+
+    def close(self, *, remove: bool) -> None:
+        """End. ``remove``: the job is over and nobody needs the copies in memory any more."""
+        if self._parts is None:
+            return
+        self._end_generation()
+        if self._fetches is not None:
+            self._fetches.stop()
+        if self._server is not None:
+            self._server.close()
+        self._flusher.close()
+        if remove:
+            shutil.rmtree(self._parts.memory.path, ignore_errors=True)
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _end_generation(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            self._flusher.forget()
+            running.stop()
+
+    def _look_at_disk_soon(self) -> None:
+        if self._parts is not None and self._parts.local is not None:
+            threading.Thread(target=self._look_at_disk, name="srobust-disk", daemon=True).start()
+
+    def _look_at_disk(self) -> None:
+        assert self._parts is not None
+        assert self._parts.local is not None
+        try:
+            self._on_disk = self._parts.local.inventory()
+        except OSError as error:
+            self._on_disk = ()
+            self._notes.say("disk", f"this node's disk holds no copies: {error}")
+        self._wake()
+
+
+class _Running:
+    """The threads of one generation."""
+
+    def __init__(self, launch: Launch, senders: dict[int, PeerSender], watch: SnapshotWatch) -> None:
+        self.launch = launch
+        self.senders = senders
+        self.watch = watch
+        self.over = False
+
+    def finish(self) -> None:
+        """Begin nothing more. Returns at once."""
+        self.watch.stop()
+        for sender in self.senders.values():
+            sender.finish()
+
+    def stop(self) -> None:
+        """Break everything off. Returns at once."""
+        self.watch.stop()
+        for sender in self.senders.values():
+            sender.stop()

@@ -1,0 +1,276 @@
+"""The connection between two agents of a job over which images of checkpoints travel.
+
+Both ends prove with HMAC-SHA256 over a nonce of each that they hold the job's secret, before anything else is
+said: nobody outside of the job can read its memory or write into it. What follows is neither encrypted nor
+signed: who can change packets on the way between two nodes is not kept out (the images have checksums against
+errors, not against forgery). Little-endian; C is who connects, S who listens::
+
+    C  magic "SRCOPY\\0\\1", nonce c of 32 bytes
+    S  nonce s of 32 bytes, HMAC(key, "server" c s)
+    C  HMAC(key, "client" c s)
+
+Then requests and answers, each a u32 of its bytes and MessagePack::
+
+    C  Put      S  Answer GO, HAVE or REFUSED    after GO:  C  bytes 8 to total of the image    S  Answer
+    C  Get      S  Answer GO with total, or REFUSED; after GO:  S  bytes 8 to total of the image
+
+Every wait has a limit, so a cut network costs seconds and never a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeAlias
+
+import msgspec
+
+from slurm_robust.model.record import Record
+
+HANDSHAKE_S = 5.0
+# Without a byte of progress for so long, the other side or the way to it is gone.
+PROGRESS_S = 5.0
+# Between two requests; TCP's own keepalive ends the connection of a node that died.
+IDLE_S = 3600.0
+# The magic of an image is never sent: it is written when all has arrived and agrees.
+FIRST_BYTE = 8
+MAX_IMAGE_BYTES = 2**44
+
+_MAGIC = b"SRCOPY\0\1"
+_NONCE = 32
+_DIGEST = 32
+_LENGTH = struct.Struct("<I")
+_MAX_FRAME = 64 * 1024
+_PIECE = 16 * 2**20
+# What the other side may need per byte for reserving memory, or for its sums, at the very worst.
+_WORK_BYTES_S = 100e6
+
+
+class ChannelError(ConnectionError):
+    """The other side is none of this job, does not answer in time, or sends what is no message."""
+
+
+class Verdict(str, Enum):
+    """What comes of a request."""
+
+    GO = "go"  # the bytes may come, or do come; after them: all is well
+    HAVE = "have"  # exactly that image is there already
+    REFUSED = "refused"  # with a reason in words
+
+
+class Put(Record, tag_field="kind", tag="put"):
+    """The image of a rank is offered to its peer.
+
+    ``launch`` is the generation that runs, ``restore`` the checkpoint that it began with as
+    ``CheckpointRef.token()``: copies of other generations and steps are dead for it.
+    """
+
+    run_id: str
+    launch: int
+    restore: str
+    rank: int
+    generation: int
+    step: int
+    total: int
+
+
+class Get(Record, tag_field="kind", tag="get"):
+    """The image of exactly this part is wanted for a restore."""
+
+    run_id: str
+    rank: int
+    generation: int
+    step: int
+
+
+class Answer(Record, tag_field="kind", tag="answer"):
+    """``total``: bytes of the image that a Get asked for. ``later``: the same may go well soon."""
+
+    verdict: Verdict
+    reason: str = ""
+    total: int = 0
+    later: bool = False
+
+
+Request: TypeAlias = Put | Get
+
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def derive_key(secret: str) -> bytes:
+    """The channel's key from the secret that all agents of the job share."""
+    return hmac.new(secret.encode(), b"slurm_robust copies of checkpoints 1", hashlib.sha256).digest()
+
+
+class Channel:
+    """One end. One thread at a time, except for :meth:`abort`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Use :meth:`connect` or :meth:`accept`."""
+        self._socket = connection
+
+    @classmethod
+    def connect(cls, address: str, port: int, key: bytes) -> Channel:
+        """Reach the agent that listens there. Raises ``OSError``, :class:`ChannelError` among them."""
+        deadline = time.monotonic() + HANDSHAKE_S
+        channel = cls(socket.create_connection((address, port), timeout=HANDSHAKE_S))
+        try:
+            channel._prepare()
+            ours = os.urandom(_NONCE)
+            channel._send(_MAGIC + ours, deadline)
+            theirs = channel._receive(_NONCE, deadline)
+            channel._check(channel._receive(_DIGEST, deadline), key, b"server" + ours + theirs)
+            channel._send(_sign(key, b"client" + ours + theirs), deadline)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    @classmethod
+    def accept(cls, connection: socket.socket, key: bytes) -> Channel:
+        """Prove ourselves to who connected, and have the same done. Raises ``OSError``.
+
+        The connection is closed if that fails.
+        """
+        deadline = time.monotonic() + HANDSHAKE_S
+        channel = cls(connection)
+        try:
+            channel._prepare()
+            if channel._receive(len(_MAGIC), deadline) != _MAGIC:
+                raise ChannelError("it speaks another protocol, or another version of this one")
+            theirs, ours = channel._receive(_NONCE, deadline), os.urandom(_NONCE)
+            channel._send(ours + _sign(key, b"server" + theirs + ours), deadline)
+            channel._check(channel._receive(_DIGEST, deadline), key, b"client" + theirs + ours)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def send(self, message: Request | Answer) -> None:
+        """Send one message. Raises ``OSError``."""
+        content = msgspec.msgpack.encode(message)
+        self._send(_LENGTH.pack(len(content)) + content, time.monotonic() + PROGRESS_S)
+
+    def request(self) -> Request | None:
+        """The next request, whenever it comes; None when the other side is done. Raises ``OSError``."""
+        self._socket.settimeout(IDLE_S)
+        first = self._socket.recv(1)
+        if not first:
+            return None
+        try:
+            return _requests.decode(self._frame(PROGRESS_S, first))
+        except msgspec.DecodeError as error:
+            raise ChannelError(f"it sends what is no request: {error}") from error
+
+    def answer(self, work_bytes: int = 0) -> Answer:
+        """The answer, for which the other side may have to go over so many bytes. Raises ``OSError``."""
+        try:
+            return _answers.decode(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
+        except msgspec.DecodeError as error:
+            raise ChannelError(f"it sends what is no answer: {error}") from error
+
+    def send_file(self, file: int, total: int, pace: Callable[[int], None] | None, piece: int = 0) -> None:
+        """Send bytes 8 to ``total`` of an image's file.
+
+        ``pace`` is called before each ``piece`` with its bytes and may wait. Raises ``OSError``.
+        """
+        at = FIRST_BYTE
+        while at < total:
+            count = min(piece or _PIECE, total - at)
+            if pace is not None:
+                pace(count)
+            end = at + count
+            while at < end:
+                at += self._send_some(file, at, end - at)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill ``view``. Raises ``OSError``."""
+        self._socket.settimeout(PROGRESS_S)
+        at = 0
+        while at < len(view):
+            received = self._socket.recv_into(view[at : at + _PIECE])
+            if not received:
+                raise ChannelError("the connection ended in the middle of an image")
+            at += received
+
+    def abort(self) -> None:
+        """End whatever another thread waits for on this connection. Does not wait."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended already
+
+    def close(self) -> None:
+        """Close. May be called again."""
+        self._socket.close()
+
+    def _prepare(self) -> None:
+        for level, option, value in (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            # After a cut TCP repeats for minutes; this ends it when data stay unacknowledged.
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * PROGRESS_S)),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        ):
+            self._socket.setsockopt(level, option, value)
+
+    def _check(self, digest: bytes, key: bytes, content: bytes) -> None:
+        if not hmac.compare_digest(digest, _sign(key, content)):
+            raise ChannelError("it does not hold this job's key")
+
+    def _frame(self, patience_s: float, first: bytes = b"") -> bytes:
+        deadline = time.monotonic() + patience_s
+        (length,) = _LENGTH.unpack(first + self._receive(_LENGTH.size - len(first), deadline))
+        if length > _MAX_FRAME:
+            raise ChannelError(f"it announces a message of {length} bytes, more than any has")
+        return self._receive(length, deadline)
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        self._limit(deadline)
+        self._socket.sendall(data)
+
+    def _receive(self, count: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            self._limit(deadline)
+            piece = self._socket.recv(count - len(data))
+            if not piece:
+                raise ChannelError("it closed the connection")
+            data += piece
+        return bytes(data)
+
+    def _limit(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+
+    def _send_some(self, file: int, at: int, count: int) -> int:
+        try:
+            sent = os.sendfile(self._socket.fileno(), file, at, count)
+        except BlockingIOError:
+            self._wait_writable()
+            return 0
+        if not sent:
+            raise ChannelError("the image's file ends before the image does")
+        return sent
+
+    def _wait_writable(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLOUT)
+        if not poller.poll(1000 * PROGRESS_S):
+            raise TimeoutError("timed out")
+
+
+def _sign(key: bytes, content: bytes) -> bytes:
+    return hmac.new(key, content, hashlib.sha256).digest()

@@ -1,0 +1,120 @@
+"""Nodes of one job on this machine, as far as copies are concerned: each with a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from slurm_robust.agent.copies.service import CopyService
+from slurm_robust.checkpoint.image import Buffer, ImageHeader, TensorSpec, open_image, read_header
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.model.copies import SHARED, Peer, Source
+from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.wire.keys import ClientKeys, create_keys, load_client
+from slurm_robust.wire.messages import Launch
+
+RUN = "7-abcd"
+MIB = 2**20
+
+
+def keys_in(folder: Path) -> ClientKeys:
+    """Keys of a job whose directory this is."""
+    create_keys(folder / "keys")
+    return load_client(folder / "keys")
+
+
+def job_spec(**copies: object) -> JobSpec:
+    return JobSpec(
+        run_id=RUN,
+        job_id=7,
+        kind=CommandKind.SCRIPT,
+        command=("train.py",),
+        cwd="/",
+        nproc_per_node=1,
+        copies=CopySpec(**copies),  # type: ignore[arg-type]
+    )
+
+
+class Node:
+    """One node: its service, and what its workers would do."""
+
+    def __init__(self, name: str, shm: Path, job: Path, keys: ClientKeys, **copies: object) -> None:
+        self.name = name
+        self.base = shm / name
+        self.base.mkdir(exist_ok=True)
+        self.service = CopyService(job_spec(**copies), JobDirectory(job), keys, base=self.base)
+        self.folder = MemoryFolder(self.base / f"srobust-{os.getuid()}-{RUN}-copies", RUN)
+
+    def snapshot(self, rank: int, step: int, *, generation: int = 1, size: int = MIB, number: int = -1) -> Path:
+        """What a worker does after a step; the data are those of :func:`content`."""
+        number = step % 3 if number < 0 else number
+        return fill(self.folder.own(rank, number), rank, step, generation, size)
+
+    def launch(self, generation: int, ranks: tuple[int, ...], **fields: object) -> Launch:
+        launch = Launch(
+            epoch=1,
+            generation=generation,
+            ranks=ranks,
+            world_size=4,
+            slot=0,
+            slots=2,
+            master_addr="127.0.0.1",
+            master_port=1,
+            layout="w4",
+            **fields,  # type: ignore[arg-type]
+        )
+        self.service.launched(launch)
+        return launch
+
+    def peer(self, rank: int) -> Peer:
+        """This node as the peer of a rank."""
+        return Peer(rank=rank, node=self.name, address="127.0.0.1", port=self.service.port)
+
+    def source(self, rank: int, **fields: object) -> Source:
+        """This node as the source of a part."""
+        return Source(rank=rank, address="127.0.0.1", port=self.service.port, **fields)  # type: ignore[arg-type]
+
+    def peer_steps(self, rank: int) -> set[tuple[int, int]]:
+        """Generation and step of the copies of a rank that came from elsewhere."""
+        found = (read_header(path) for path in self.folder.path.glob(f"peer-{rank:05d}.*"))
+        return {(h.generation, h.step) for h in found if h is not None}
+
+    def close(self, *, remove: bool = True) -> None:
+        self.service.close(remove=remove)
+
+
+def content(rank: int, step: int, generation: int, size: int) -> bytes:
+    """Data that no other part or step has."""
+    return random.Random(f"{rank} {step} {generation}").randbytes(min(size, MIB)) * max(1, size // MIB)
+
+
+def fill(path: Path, rank: int, step: int, generation: int, size: int, run_id: str = RUN) -> Path:
+    """Make an image, as a worker does."""
+    header = ImageHeader(
+        run_id=run_id, layout="w4", generation=generation, step=step, rank=rank, world_size=4, library="x"
+    )
+    data = content(rank, step, generation, size)
+    buffer = Buffer(path)
+    (view,) = buffer.begin(header, (TensorSpec(dtype="uint8", shape=(len(data),), nbytes=len(data)),), b"tree")
+    view[:] = data
+    view.release()
+    buffer.commit()
+    buffer.close()
+    return path
+
+
+def check(path: Path, rank: int, step: int, generation: int = 1, size: int = MIB) -> None:
+    """The image there is exactly the one that the worker wrote."""
+    image = open_image(path)
+    try:
+        image.verify()
+        header = image.header
+        assert (header.rank, header.step, header.generation) == (rank, step, generation)
+        assert bytes(image.data()[0]) == content(rank, step, generation, size)
+        assert image.tree == b"tree"
+    finally:
+        image.close()
+
+
+__all__ = ["MIB", "RUN", "SHARED", "Node", "check", "content", "fill", "job_spec", "keys_in"]
