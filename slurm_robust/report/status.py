@@ -76,6 +76,8 @@ def render(summary: Summary) -> RenderableType:
         ("advice", summary.advice),
         ("step", f"{summary.step}" + (f", loss {summary.loss:.4f}" if summary.loss is not None else "")),
         ("launched", f"generation {summary.generation}, run {summary.run} of the Slurm job"),
+        ("restored", summary.restored),
+        ("stored", _stored(summary)),
         ("nodes", f"{fold(summary.slots)}" + (f"  spare {fold(summary.spares)}" if summary.spares else "")),
         ("evicted", "; ".join(f"{node} ({why})" for node, why in summary.evicted.items())),
         ("ETTR", _ettr(summary)),
@@ -87,6 +89,16 @@ def render(summary: Summary) -> RenderableType:
     if summary.incidents:
         parts.append(incident_table(summary))
     return Group(*parts)
+
+
+def _stored(summary: Summary) -> str:
+    """The newest step on storage, and how often one should go there: ``step 90, written in 4.1 s; …``."""
+    stored, advice = summary.stored, summary.interval
+    text = f"step {stored.step}, written in {stored.seconds:.1f} s" if stored else ""
+    if stored and advice:
+        text += f"; advised (Daly): one every {advice.every_s:.0f} s or less often, with an incident every "
+        text += f"{advice.mtbf_s:.0f} s so far"
+    return text
 
 
 def _ettr(summary: Summary) -> str:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_robust.analysis.ettr import IncidentSummary, Productivity, incidents, productivity
+from slurm_robust.analysis.interval import IntervalAdvice, advise
 from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
+from slurm_robust.policy.restore import in_words
 
 
 class Summary(Record):
-    """A job in one look. ``phase`` in a word; ``step`` -1 before the first; ``slurm`` is Slurm's state."""
+    """A job in one look. ``phase`` in a word; ``step`` -1 before the first; ``slurm`` is Slurm's state.
+
+    ``restored``: with what the newest generation began, in words, "" for a fresh start; ``stored``: the
+    newest step that went from memory to storage, if any; ``interval``: how often one should, if known.
+    """
 
     job_id: int
     command: tuple[str, ...]
@@ -29,6 +35,9 @@ class Summary(Record):
     evicted: dict[str, str]
     incidents: tuple[IncidentSummary, ...]
     productivity: Productivity
+    restored: str
+    stored: ev.StorageWritten | None
+    interval: IntervalAdvice | None
     notes: tuple[str, ...]
 
 
@@ -56,7 +65,20 @@ def summarize(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         evicted=dict(state.evicted),
         incidents=tuple(incidents(events)),
         productivity=productivity(events, now),
+        restored=_restored(events),
+        stored=state.stored,
+        interval=advise(events, now),
         notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
+    )
+
+
+def _restored(events: Sequence[ev.AnyEvent]) -> str:
+    launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
+    if launched is None or not launched.restore:
+        return ""
+    # Journals of older versions name no tiers: there was storage only.
+    return (
+        in_words(launched.restore_step, launched.tiers) if launched.tiers else f"step {launched.restore_step}"
     )
 
 

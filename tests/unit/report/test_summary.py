@@ -1,0 +1,39 @@
+"""What the status of a job says of its checkpoints."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Symptom
+from slurm_robust.report.status import render
+from slurm_robust.report.summary import summarize
+
+
+def launched(**changes: object) -> ev.GenerationLaunched:
+    fields: dict[str, object] = {"restore": "gen-0001/step-00001234", "restore_step": 1234, **changes}
+    return ev.GenerationLaunched(t=1.0, generation=2, slots=("n1",), master="x:1", **fields)  # type: ignore[arg-type]
+
+
+def shown(*events: ev.AnyEvent) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(render(summarize(events, 3600.0)))
+    return capture.get()
+
+
+def test_from_where_the_newest_generation_continued() -> None:
+    text = "step 1234 from memory (14 parts), peer (2)"
+    assert text in shown(launched(tiers={"peer": 2, "memory": 14}))
+    assert "step 1234" in shown(launched())  # a journal of an older version
+    assert "restored" not in shown(launched(restore="", restore_step=-1))
+
+
+def test_what_is_on_storage_and_how_often_it_should() -> None:
+    written = ev.StorageWritten(t=1.0, generation=1, step=90, seconds=2.0)
+    assert "step 90, written in 2.0 s" in shown(launched(), written)
+    incident = ev.IncidentOpened(
+        t=2.0, incident=1, generation=1, symptom=Symptom.NODE_LOST, detail="x", detect_s=0.0, best_step=1
+    )
+    start = ev.Noted(t=0.0, text="")
+    assert "one every 119 s or less often, with an incident every 3600 s" in shown(start, written, incident)
