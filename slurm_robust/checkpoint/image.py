@@ -267,6 +267,8 @@ class Image:
     def close(self) -> None:
         """Let go of the buffer; tensors that lie in the mapping keep it mapped."""
         if self._file >= 0:
+            # Closing is not enough: the mapping has a duplicate of the descriptor, which shares its lock.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
 
