@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from slurm_robust.controller.effects import Now
-from slurm_robust.controller.stages.checkpointing import agreed_step
+from slurm_robust.controller.stages.checkpointing import LEAD_S, agreed_step
 from slurm_robust.model import events as ev
 from slurm_robust.policy.pace import next_stride
 from slurm_robust.wire.messages import Flush, Pace, Progress
@@ -41,6 +42,13 @@ class Tempo:
             return 0.0
         (first, begun), (last, ended) = self._seen[0], self._seen[-1]
         return max(0.0, ended - begun) / (last - first)
+
+    @property
+    def fastest(self) -> float:
+        """The shortest of the last steps, 0 while unknown; what seems far too short is a clock's doing."""
+        pairs = pairwise(self._seen)
+        shortest = min(((b - a) / (after - before) for (before, a), (after, b) in pairs), default=0.0)
+        return max(shortest, self.seconds_per_step / 4)
 
 
 class Tending:
@@ -91,7 +99,8 @@ class Tending:
         """Choose a step that is still to come, when one is due."""
         checkpoint = core.config.checkpoint
         newest = max(p.step for p in records)
-        step = agreed_step(records, self._tempo.seconds_per_step)
+        lead_s = max(LEAD_S, 2 * core.config.timings.heartbeat_s)
+        step = agreed_step(records, self._tempo.fastest, lead_s)
         if now.mono - core.stored_at < checkpoint.every_s:
             if checkpoint.every_steps is None:
                 return

@@ -15,9 +15,12 @@ from slurm_robust.wire.messages import Progress, RequestCheckpoint
 LEAD_S = 2.0
 
 
-def agreed_step(records: list[Progress], seconds_per_step: float) -> int:
-    """A step that no rank has reached when the order arrives, as near as that allows."""
-    lead = math.ceil(LEAD_S / seconds_per_step) if seconds_per_step > 0 else 0
+def agreed_step(records: list[Progress], seconds_per_step: float, lead_s: float = LEAD_S) -> int:
+    """A step that no rank has reached when the order arrives, as near as that allows.
+
+    ``lead_s``: how old the progress may be and how long the order may take, together.
+    """
+    lead = math.ceil(lead_s / seconds_per_step) if seconds_per_step > 0 else 0
     return max(p.step for p in records) + max(2, lead)
 
 
