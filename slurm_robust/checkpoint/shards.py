@@ -104,11 +104,16 @@ def _layout(tensor: Any) -> dict[str, Any]:
 
 
 def _offsets(tensor: Any) -> list[int]:
-    return list(_offsets_in(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)))
+    mesh = tensor.device_mesh
+    place = tuple(mesh.get_coordinate() or ())
+    return list(_offsets_in(tuple(tensor.shape), mesh, tuple(tensor.placements), place))
 
 
 @lru_cache(maxsize=65536)  # asked for every tensor in every step
-def _offsets_in(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[int, ...]:
+def _offsets_in(
+    shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], place: tuple[int, ...]
+) -> tuple[int, ...]:
+    """``place``, this rank's coordinates, is no part of what makes two meshes equal."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return tuple(compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[1])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import resource
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
-from slurm_robust.checkpoint.disk import DiskTier, read_part
+from slurm_robust.checkpoint.disk import DiskTier, finish, read_part
 from slurm_robust.checkpoint.errors import (
     CorruptPart,
     EntryMismatch,
@@ -195,3 +197,29 @@ def test_a_folder_that_cannot_be_made_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(NotWritten, match=r"Not a directory|File exists"):
         tier(tmp_path / "file").save(REF, snapshot(0))
+
+
+@pytest.mark.slow
+def test_many_finishers_at_once_write_the_same(tmp_path: Path) -> None:
+    """And who reads meanwhile finds nothing or all of it."""
+    store = CheckpointStore(saved(tmp_path))
+    metadata = store.folder(REF) / ".metadata"
+    expected = FileSystemReader(store.folder(REF)).read_metadata().storage_data
+    for _ in range(20):
+        metadata.unlink()
+        (tmp_path / "latest").unlink()
+        with ThreadPoolExecutor(4) as pool:
+            finishers = [pool.submit(finish, store) for _ in range(4)]
+            while not all(finisher.done() for finisher in finishers):
+                if metadata.exists():
+                    assert FileSystemReader(store.folder(REF)).read_metadata().storage_data == expected
+                assert store.latest() in (None, REF)
+            assert [finisher.result() for finisher in finishers] == [None] * 4
+        assert store.latest() == REF
+    assert sorted(path.name for path in store.folder(REF).iterdir()) == [
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+        "rank-00000-of-00002.part",
+        "rank-00001-of-00002.part",
+    ]
