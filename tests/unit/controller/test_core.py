@@ -374,19 +374,6 @@ def test_observe_mode_decides_and_touches_nothing() -> None:
     assert job.core.state.generation == 1
 
 
-def test_old_checkpoints_are_removed_as_new_ones_are_published_by_all_ranks() -> None:
-    job = Job()
-    job.train_to(3)
-    job.pass_time(5)
-    assert job.pruned == 0
-    for checkpoint in (3, 5):
-        for node in ("n1", "n2"):
-            progress = tuple(structs.replace(p, checkpoint=checkpoint) for p in job.beats[node].progress)
-            job.change(node, progress=progress)
-        job.pass_time(3)
-    assert job.pruned == 2
-
-
 def test_term_ends_everything_without_an_incident() -> None:
     job = Job()
     job.train_to(3)
