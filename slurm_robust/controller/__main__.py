@@ -93,6 +93,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 start_now=plan.config.slurm.start_now,
             ),
             store=store,
+            slurm=slurm,
         )
         say(f"controller {epoch.epoch} of job {plan.job_id}: {plan.slots} nodes, {plan.spares} spares")
         code = loop.run()

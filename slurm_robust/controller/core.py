@@ -68,6 +68,7 @@ class Core:
         self.leaving: str | None = None  # why we were told to go at once
         self.refused: dict[str, str] = {}  # nodes on which no agent could be started, with the reason
         self.listing = Listing()  # of the checkpoints on storage
+        self.switches: dict[str, str] = {}  # leaf switch of each node, as far as Slurm tells
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
         stored_s = max(0.0, now.wall - state.stored.t) if state.stored else 0.0
         self.stored_at = now.mono - stored_s  # when a checkpoint last went to storage, or was tried to

@@ -23,6 +23,7 @@ from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.policy.restore import Ref, keepers
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
@@ -52,6 +53,7 @@ class Loop:
         steps: AgentSteps,
         requeuer: Requeuer,
         store: CheckpointStore,
+        slurm: SlurmClient,
     ) -> None:
         self._core = core
         self._config = config
@@ -61,6 +63,7 @@ class Loop:
         self._steps = steps
         self._requeuer = requeuer
         self._store = store
+        self._slurm = slurm
         self._background = Background()
         self._identities: dict[str, bytes] = {}
         self._code: int | None = None
@@ -86,6 +89,7 @@ class Loop:
             poller = zmq.Poller()
             for source in (self._socket.socket, signals.fileno(), self._background.fileno()):
                 poller.register(source, zmq.POLLIN)
+            self._background.run(self._learn_switches, "learn switches")
             self._do(self._core.on_tick(read_clocks()))
             turned = time.monotonic()
             while self._code is None:
@@ -153,6 +157,17 @@ class Loop:
                 self._code = int(ExitCode.OTHER_CONTROLLER)
 
         return tell
+
+    def _learn_switches(self) -> Callable[[], None]:
+        """In the background: which nodes hang on the same leaf switch, for the choice of peers."""
+        try:
+            switches = self._slurm.topology()
+        except SlurmError as error:
+            text = f"Slurm does not tell the switches, so peers are chosen without: {error}"
+            return lambda: self._core.note(text, "", read_clocks())
+        # Higher switches list the nodes below them too.
+        leaves = {node: switch.name for switch in switches if not switch.level for node in switch.nodes}
+        return lambda: self._core.switches.update(leaves)
 
     # -- effects -----------------------------------------------------------------------------------
 

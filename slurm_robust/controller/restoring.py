@@ -192,7 +192,9 @@ def peers_of(core: Core) -> dict[str, tuple[Peer, ...]]:
     if checkpoint.memory == "off" or checkpoint.peers == "off":
         return {}
     placement, found = core.state.placement, {}
-    for slot, peer in enumerate(peer_slots(layout_now(core))):
+    known = all(node in core.switches for node in placement.slots)
+    switches = tuple(core.switches[node] for node in placement.slots) if known else ()
+    for slot, peer in enumerate(peer_slots(layout_now(core), switches)):
         node, beat = placement.slots[slot], core.fleet.beat(placement.slots[peer])
         if beat is not None and beat.data_port:
             to = Peer(rank=0, node=beat.node, address=beat.address, port=beat.data_port)

@@ -23,7 +23,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import Ref
-from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.records import Allocation, Switch
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
@@ -43,7 +43,7 @@ class Hands:
         state = JobState(slots=("n1", "n2"), generation=3, sealed={1: "gen-0001/step-00000004"})
         self.core = Core(config, state, build, ToGathering(), read_clocks())
         self.journal = Journal(directory.journal)
-        slurm = FakeSlurm()
+        self.slurm = slurm = FakeSlurm()
         self.loop = Loop(
             self.core,
             config=config,
@@ -53,6 +53,7 @@ class Hands:
             steps=AgentSteps(slurm, ALLOCATION, ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
             store=self.store,
+            slurm=slurm,
         )
 
     def publish(self, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
@@ -116,3 +117,13 @@ def test_pruning_keeps_what_can_still_be_restored(hands: Hands) -> None:
     hands.wait(lambda: gone not in hands.store.complete())
     left = {(ref.generation, ref.step) for ref in hands.store.complete()}
     assert left == {(1, 4), (1, 10), (2, 7), (2, 12), (3, 6)}
+
+
+def test_leaf_switches_are_learnt_for_the_choice_of_peers(hands: Hands) -> None:
+    hands.slurm.cluster.switches = (
+        Switch(name="top", level=1, nodes=("n1", "n2"), switches=("s1", "s2")),
+        Switch(name="s1", level=0, nodes=("n1",)),
+        Switch(name="s2", level=0, nodes=("n2",)),
+    )
+    hands.loop._learn_switches()()
+    assert hands.core.switches == {"n1": "s1", "n2": "s2"}

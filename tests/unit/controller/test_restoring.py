@@ -66,6 +66,19 @@ def test_launch_orders_carry_peers_layout_and_stride() -> None:
     assert job.orders["n1"].stride == 1
 
 
+def test_peers_hang_on_another_switch_if_slurm_tells() -> None:
+    job = Job(slots=FOUR, spares=())
+    assert job.orders["n1"].peers[0].node == "n3"
+    job.core.switches = {"n1": "a", "n2": "b", "n3": "a", "n4": "b"}
+    job.train_to(1)
+    job.kill_rank(0)
+    assert {job.orders[n].peers[0].node for n in ("n1", "n3")} == {"n2", "n4"}
+    job.core.switches.pop("n4")  # told only in part: of no use
+    job.train_to(2)
+    job.kill_rank(0)
+    assert job.orders["n1"].peers[0].node == "n3"
+
+
 @pytest.mark.parametrize("checkpoint", [CheckpointConfig(memory="off"), CheckpointConfig(peers="off")])
 def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig) -> None:
     job = Job(config=JobConfig(checkpoint=checkpoint))
