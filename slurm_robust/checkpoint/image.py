@@ -23,6 +23,7 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,9 @@ class TensorSpec(Record):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+
+_UNKNOWN = ImageHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
 
 
 class Meta(Record):
@@ -216,7 +220,12 @@ class Image:
         parsed = _parse_page(mapping[:PAGE])
         if parsed is None:
             raise CorruptPart(f"{path} is damaged (its first page): remove it, then another copy is used")
-        self.header, self._layout, self._meta_sum = parsed
+        version, self.header, self._layout, self._meta_sum = parsed
+        if version != VERSION:
+            raise ForeignPart(
+                f"{path} is an image of version {version}, this slurm_robust reads version {VERSION}: "
+                "continue with the slurm_robust that wrote it, or remove the file"
+            )
         if self._layout.total > len(mapping):
             raise CorruptPart(f"{path} is damaged (shorter than it says): remove it")
         meta = mapping[PAGE : PAGE + self._layout.meta_bytes]
@@ -252,17 +261,24 @@ class Image:
             at = _aligned(at + tensor.nbytes)
         return views
 
-    def verify(self) -> None:
+    def verify(self, threads: int = 1) -> None:
         """Compare the sums of all data. Raises :class:`CorruptPart`."""
-        data = memoryview(self._map)[self._layout.data_at : self._layout.total]
-        sums = _sums(data)
-        data.release()
+        sums = self._sums(threads)
         if sums != self._meta.sums:
             bad = [i for i in range(0, len(sums), 8) if sums[i : i + 8] != self._meta.sums[i : i + 8]]
             raise CorruptPart(
                 f"{self.path} is damaged ({len(bad)} of {len(sums) // 8} chunks fail their checksum): "
                 "remove it, then another copy is used; if this repeats, the node's memory is bad"
             )
+
+    def _sums(self, threads: int) -> bytes:
+        with memoryview(self._map)[self._layout.data_at : self._layout.total] as data:
+            if threads == 1:
+                return _sums(data)
+            share = -(-len(data) // threads // CHUNK_BYTES) * CHUNK_BYTES or 1
+            with ThreadPoolExecutor(threads) as pool:  # hashing lets go of the interpreter lock
+                parts = pool.map(lambda at: _sums(data[at : at + share]), range(0, len(data), share))
+                return b"".join(parts)
 
     def close(self) -> None:
         """Let go of the buffer; tensors that lie in the mapping keep it mapped."""
@@ -303,7 +319,7 @@ def read_header(path: Path) -> ImageHeader | None:
     if len(page) < PAGE or page[:8] != MAGIC:
         return None
     parsed = _parse_page(page)
-    return parsed[0] if parsed else None
+    return parsed[1] if parsed and parsed[0] == VERSION else None
 
 
 def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None:
@@ -329,16 +345,19 @@ def _lay_out(tensors: Sequence[TensorSpec], tree: bytes) -> tuple[_Layout, Meta]
     return layout, meta
 
 
-def _parse_page(page: bytes) -> tuple[ImageHeader, _Layout, int] | None:
+def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
+    """Version, header, layout and sum of the meta block; None if the page is damaged."""
     version, header_bytes, meta_bytes, data_at, data_bytes, _, _, meta_sum, page_sum = _PREFIX.unpack_from(
         page, 8
     )
     blank = bytearray(page[8:])
     struct.pack_into("<Q", blank, _SUM_AT - 8, 0)
-    if version != VERSION or _sum(blank) != page_sum:
+    if _sum(blank) != page_sum:
         return None
+    if version != VERSION:
+        return version, _UNKNOWN, _Layout(meta_bytes=0, data_at=0, data_bytes=0), 0
     header = msgspec.msgpack.decode(page[_HEADER_AT : _HEADER_AT + header_bytes], type=ImageHeader)
-    return header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
+    return version, header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
 
 
 def _sums(data: memoryview) -> bytes:

@@ -19,25 +19,27 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 _DICTS = (dict, OrderedDict, Counter)
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str, *, compact: bool = True) -> Any:
     """``value`` with new containers and the same atoms; tensors detached, still sharing their memory.
 
+    ``compact``: those that are only a part of their memory are copied, because files hold whole memories.
     ``where`` says in errors which value it is. Raises :class:`UnsupportedState`.
     """
     kind = type(value)
     if kind in _ATOMS:
         return value
     if isinstance(value, torch.Tensor):
-        return _plain_tensor(value, where)
+        return _plain_tensor(value, where, compact)
     if kind in _DICTS:
         made: Any = kind()
         for key, item in value.items():
-            made[_plain_key(key, where)] = plain(item, f"{where}[{key!r}]")
+            made[_plain_key(key, where)] = plain(item, f"{where}[{key!r}]", compact=compact)
         if hasattr(value, "_metadata"):  # versions of modules, without which torch assumes the oldest
-            made._metadata = plain(value._metadata, f"{where}._metadata")
+            made._metadata = plain(value._metadata, f"{where}._metadata", compact=compact)
         return made
     if kind in (list, tuple):
-        return kind(plain(item, f"{where}[{index}]") for index, item in enumerate(value))
+        items = enumerate(value)
+        return kind(plain(item, f"{where}[{index}]", compact=compact) for index, item in items)
     if kind is set:
         return {_plain_key(item, where) for item in value}
     if isinstance(value, float):  # numpy.float64 is one, and computes the same
@@ -75,7 +77,7 @@ def merge(first: Any, second: Any) -> Any:
     return made
 
 
-def _plain_tensor(value: torch.Tensor, where: str) -> torch.Tensor:
+def _plain_tensor(value: torch.Tensor, where: str, compact: bool) -> torch.Tensor:
     if value.is_meta:
         raise UnsupportedState(f"{where} is on the meta device: materialise it before the first checkpoint")
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
@@ -86,7 +88,7 @@ def _plain_tensor(value: torch.Tensor, where: str) -> torch.Tensor:
         )
     tensor = value.detach()
     strided = tensor.layout == torch.strided and not tensor.is_quantized
-    if strided and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+    if compact and strided and tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
         return tensor.clone()  # a view: torch.save would write all that it is a view of
     return tensor
 

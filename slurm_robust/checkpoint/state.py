@@ -29,6 +29,14 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
+class Training:
+    """The live objects of a training, by the names that its script gave them."""
+
+    entries: Mapping[str, Stateful]
+    deduplicate: bool = True
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One rank's state between two steps, by entry.
 
@@ -41,11 +49,12 @@ class Snapshot:
     rng: dict[str, Any]
 
 
-def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True) -> Snapshot:
+def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compact: bool = True) -> Snapshot:
     """The state of all entries and of the random number generators.
 
     Shared are the parameters of modules under ``DistributedDataParallel`` and the optimizers' state for
-    them, unless ``deduplicate`` is False. Raises :class:`UnsupportedState`.
+    them, unless ``deduplicate`` is False. ``compact``: see :func:`~slurm_robust.checkpoint.plain.plain`.
+    Raises :class:`UnsupportedState`.
     """
     replicated = _replicated(entries) if deduplicate else set()
     own: dict[str, Any] = {}
@@ -54,11 +63,32 @@ def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True) -> Sna
         target = unwrapped(entry)
         _refuse_old_fsdp(name, target)
         state = shards.localised(target, target.state_dict())
-        tree = plain(state, f"entry {name!r}: state_dict()")
+        tree = plain(state, f"entry {name!r}: state_dict()", compact=compact)
         own[name], common = _split(target, tree, replicated)
         if common:
             shared[name] = common
     return Snapshot(own=own, shared=shared, rng=capture_rng())
+
+
+def key_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """What is the same for two tensors that are the same memory."""
+    return tensor.data_ptr(), tensor.nbytes
+
+
+def changed_by_optimizers(entries: Mapping[str, Stateful]) -> set[tuple[int, int]]:
+    """Keys (:func:`key_of`) of the parameters and state of the optimizers among ``entries``.
+
+    Nothing else changes these tensors between two updates. What belongs to no such optimizer (buffers,
+    averages, parameters that the script changes by hand) is not among them.
+    """
+    found: set[tuple[int, int]] = set()
+    for entry in entries.values():
+        if isinstance(entry, Optimizer):
+            for group in entry.param_groups:
+                found.update(key_of(_local(parameter)) for parameter in group["params"])
+            for state in entry.state.values():
+                found.update(key_of(_local(t)) for t in state.values() if isinstance(t, torch.Tensor))
+    return found
 
 
 def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
@@ -144,6 +174,12 @@ def _load(target: Stateful, tree: Any) -> None:
                 state[key] = map_tensors(lambda t: t.clone() if _address(t) in mapped else t, value)
     else:
         target.load_state_dict(map_tensors(torch.clone, tree))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard that a DTensor holds here."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 def _address(tensor: torch.Tensor) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import NotWritten, WrongUse
-from slurm_robust.checkpoint.state import Stateful, apply, capture
+from slurm_robust.checkpoint.state import Stateful, Training, apply
 from slurm_robust.worker.runs import own_environ, run_of
 from slurm_robust.worker.values import Scalar, ScalarReader
 
@@ -30,9 +30,14 @@ class Checkpointer:
     lets the replicas differ). The global random number generators of Python, NumPy, torch and CUDA are
     always included.
 
-    ``every``: a checkpoint after each so many steps (counted from step 0). Under ``srobust run`` the
-    controller says where checkpoints are, which one to restore and which to remove; elsewhere ``path``
-    is their folder, of which the newest ``keep`` are kept.
+    ``every``: a checkpoint after each so many steps (counted from step 0). Under ``srobust run`` that is a
+    snapshot in the node's memory (after steps that are multiples of it), where there is room; the
+    controller says which go to storage, which one to restore and which to remove. Elsewhere ``path`` is
+    the folder of checkpoints, of which the newest ``keep`` are kept.
+
+    ``overlap``: parameters and state of the optimizers among the entries are copied while the next step
+    computes; the optimizer's update waits for it. False if the training changes them by other means:
+    then all is copied before :meth:`step` returns.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse`, and under ``srobust run``
     :class:`~slurm_robust.wire.record.RecordError` or ``OSError`` without a step record.
@@ -46,15 +51,14 @@ class Checkpointer:
         path: str | Path = "checkpoints",
         keep: int = 2,
         deduplicate: bool = True,
+        overlap: bool = True,
     ) -> None:
         _check_entries(entries)
         for name, number in (("every", every), ("keep", keep)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise WrongUse(f"{name}={number!r}: {name} is a whole number, at least 1")
-        self._entries = dict(entries)
-        self._every = every
-        self._deduplicate = deduplicate
-        self._run = run_of(own_environ(), Path(path), keep)
+        self._training = Training(entries=dict(entries), deduplicate=deduplicate)
+        self._run = run_of(own_environ(), Path(path), keep=keep, every=every, overlap=overlap)
         self._completed: int | None = None
         self._unwritten = 0
         self._loss = ScalarReader()
@@ -69,12 +73,12 @@ class Checkpointer:
         """
         if self._completed is not None:
             raise WrongUse("restore() was called before: call it once, in front of the training loop")
-        found = self._run.load(tuple(self._entries))
+        found = self._run.load(tuple(self._training.entries))
         if found is None:
             self._completed = -1
         else:
             self._completed, snapshot = found
-            apply(self._entries, snapshot)
+            apply(self._training.entries, snapshot)
         self._run.restored()
         return self._completed + 1
 
@@ -98,23 +102,35 @@ class Checkpointer:
             )
         self._completed = step
         self._run.report(step, self._loss.read(loss), self._grad_norm.read(grad_norm))
-        if (step + 1) % self._every == 0 or self._run.wants(step):
+        if self._run.due(step):
             self._checkpoint(step)
 
+    @property
+    def blocked_s(self) -> float:
+        """How long the newest snapshot in memory held training up, in seconds.
+
+        That is the time in :meth:`step` and, once it has come, the wait in front of the optimizer's update.
+        """
+        return self._run.cost().blocked_s
+
+    @property
+    def skipped(self) -> int:
+        """Snapshots in memory that were not taken, or were spoilt by a change while they were copied."""
+        return self._run.cost().skipped
+
     def close(self) -> None:
-        """Let go of the step record. Optional; checkpoints are durable when :meth:`step` returns."""
+        """Finish what is being copied and let go of the step record. Optional."""
         self._run.close()
 
     def _checkpoint(self, step: int) -> None:
-        snapshot = capture(self._entries, deduplicate=self._deduplicate)
         try:
-            self._run.save(step, snapshot)
+            self._run.save(step, self._training)
         except NotWritten as error:
             self._unwritten += 1
             if self._unwritten == 1:  # not again in every step until it is mended
                 _log.error(
-                    "the checkpoint of step %d was not written: %s. Training goes on; free space or mend the "
-                    "storage, else a fault loses everything since the newest complete checkpoint",
+                    "the checkpoint of step %d was not written: %s. Training goes on; mend that, else a "
+                    "fault loses everything since the newest complete checkpoint",
                     step,
                     error,
                 )

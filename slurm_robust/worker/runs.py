@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+import slurm_robust
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
@@ -20,13 +21,26 @@ from slurm_robust.checkpoint.errors import (
     MissingCheckpoint,
     WrongUse,
 )
-from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.image import ImageHeader
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.snapshot import Place, Snapshotter
+from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.model.copies import Tier
+from slurm_robust.model.record import Record
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.images import ImageReader
 
 _log = logging.getLogger(__name__)
 _UNUSABLE = (CorruptPart, ForeignPart, MissingCheckpoint)
+
+
+class SnapshotCost(Record):
+    """``blocked_s``: how long the newest snapshot held training up, in seconds; ``skipped``: not taken."""
+
+    blocked_s: float = 0.0
+    skipped: int = 0
 
 
 class Run(Protocol):
@@ -44,11 +58,14 @@ class Run(Protocol):
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """``step`` was completed."""
 
-    def wants(self, step: int) -> bool:
-        """A checkpoint after ``step`` is wanted beyond the script's own plan."""
+    def due(self, step: int) -> bool:
+        """A checkpoint of some kind is due after ``step``."""
 
-    def save(self, step: int, snapshot: Snapshot) -> None:
-        """Publish this rank's part. Raises :class:`~slurm_robust.checkpoint.errors.NotWritten`."""
+    def save(self, step: int, training: Training) -> None:
+        """Take it. Raises :class:`~slurm_robust.checkpoint.errors.NotWritten` or ``UnsupportedState``."""
+
+    def cost(self) -> SnapshotCost:
+        """What snapshots in memory have cost."""
 
     def close(self) -> None:
         """Let go of what is held open."""
@@ -61,40 +78,113 @@ class ManagedRun:
     its successors need.
     """
 
-    def __init__(self, environment: WorkerEnvironment, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, environment: WorkerEnvironment, environ: Mapping[str, str], *, every: int, overlap: bool
+    ) -> None:
         self._environment = environment
         self._environ = environ
+        self._every = every
+        self._overlap = overlap
         self._record = StepRecord.open(environment.record)
         self._record.announce_reports()
         self._tier: DiskTier | None = None
+        self._reader: ImageReader | None = None
+        self._memory: Snapshotter | None = None
+        self._restored: CheckpointRef | None = None
 
     def load(self, entries: tuple[str, ...]) -> tuple[int, Snapshot] | None:
         """Exactly the checkpoint that the environment names."""
         if not self._environment.restore:
             return None
         ref = CheckpointRef.from_token(self._environment.restore)
-        return ref.step, self._disk().load(ref, entries)
+        self._restored = ref
+        if self._environment.restore_tier in ("", Tier.STORAGE):
+            return ref.step, self._disk().load(ref, entries)
+        self._reader = ImageReader(self._environment, *_place(self._environ))
+        return ref.step, self._reader.load(ref, entries)
 
     def restored(self) -> None:
-        """Tell how long it took since the agent made the record."""
+        """Let go of what was read, and tell how long it took since the agent made the record."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         self._record.set_restored(time.monotonic() - self._record.created)
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """Write it into the step record."""
         self._record.report(step, loss, grad_norm)
 
-    def wants(self, step: int) -> bool:
-        """The controller asked for this step."""
-        return self._record.requested_checkpoint == step
+    def due(self, step: int) -> bool:
+        """In memory or on storage."""
+        return self._due_in_memory(step) or self._due_on_storage(step)
 
-    def save(self, step: int, snapshot: Snapshot) -> None:
-        """Publish under this generation."""
-        self._disk().save(CheckpointRef(generation=self._environment.generation, step=step), snapshot)
-        self._record.set_checkpoint(step)
+    def save(self, step: int, training: Training) -> None:
+        """A snapshot in memory, and this rank's part on storage if the controller asks for this step."""
+        try:
+            if self._due_in_memory(step):
+                self._take(step, training)
+        finally:
+            # Asked again: the first snapshot may have found that there is no memory for any.
+            if self._due_on_storage(step):
+                snapshot = capture(training.entries, deduplicate=training.deduplicate)
+                ref = CheckpointRef(generation=self._environment.generation, step=step)
+                self._disk().save(ref, snapshot)
+                self._record.set_checkpoint(step)
+
+    def cost(self) -> SnapshotCost:
+        """Of the snapshots so far."""
+        if self._memory is None:
+            return SnapshotCost()
+        return SnapshotCost(blocked_s=self._memory.blocked_s, skipped=self._memory.skipped)
 
     def close(self) -> None:
-        """Unmap the record."""
+        """Finish the newest snapshot and unmap the record."""
+        if self._memory is not None:
+            self._memory.close()
         self._record.close()
+
+    def _uses_memory(self) -> bool:
+        return bool(self._environment.copies) and (self._memory is None or self._memory.active)
+
+    def _due_in_memory(self, step: int) -> bool:
+        # Multiples, and not the steps before them as on storage: the strides of peers are multiples too.
+        return self._uses_memory() and (step % self._every == 0 or step == self._record.flush)
+
+    def _due_on_storage(self, step: int) -> bool:
+        if step == self._record.requested_checkpoint:
+            return True
+        # A rank without snapshots writes itself what the agents of others write for them.
+        return not self._uses_memory() and ((step + 1) % self._every == 0 or step == self._record.flush)
+
+    def _take(self, step: int, training: Training) -> None:
+        if self._memory is None:
+            self._memory = self._snapshotter()
+        snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
+        late = changed_by_optimizers(training.entries)
+        record = self._record
+        self._memory.take(step, snapshot, late, stride=record.stride, flush=record.flush)
+
+    def _snapshotter(self) -> Snapshotter:
+        environment = self._environment
+        rank, world_size = _place(self._environ)
+        ranks_on_node = int(self._environ.get("LOCAL_WORLD_SIZE", world_size))
+        place = Place(
+            header=ImageHeader(
+                run_id=environment.run_id,
+                layout=environment.layout,
+                generation=environment.generation,
+                step=0,
+                rank=rank,
+                world_size=world_size,
+                library=slurm_robust.__version__,
+            ),
+            first_on_node=int(self._environ.get("LOCAL_RANK", rank)) == 0,
+            ranks_on_node=ranks_on_node,
+            nodes=-(-world_size // ranks_on_node),
+            restored=self._restored,
+        )
+        folder = MemoryFolder(environment.copies, environment.run_id)
+        return Snapshotter(folder, place, overlap=self._overlap)
 
     def _disk(self) -> DiskTier:
         if self._tier is None:
@@ -107,9 +197,10 @@ class ManagedRun:
 class OwnFolder:
     """Outside of ``srobust run``: the ranks agree on the newest usable checkpoint, and rank 0 prunes."""
 
-    def __init__(self, path: Path, keep: int, environ: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, keep: int, environ: Mapping[str, str], *, every: int) -> None:
         self._store = CheckpointStore(path)
         self._keep = keep
+        self._every = every
         self._environ = environ
         self._generation = 0
         self._rank = 0
@@ -141,19 +232,24 @@ class OwnFolder:
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """Nobody asks."""
 
-    def wants(self, step: int) -> bool:
-        """Nobody asks for more than the script's plan."""
-        return False
+    def due(self, step: int) -> bool:
+        """After every so many steps, counted from step 0."""
+        return (step + 1) % self._every == 0
 
-    def save(self, step: int, snapshot: Snapshot) -> None:
+    def save(self, step: int, training: Training) -> None:
         """Publish this rank's part; rank 0 removes what is no longer needed."""
         assert self._tier is not None  # Checkpointer.step() comes after restore()
+        snapshot = capture(training.entries, deduplicate=training.deduplicate)
         self._tier.save(CheckpointRef(generation=self._generation, step=step), snapshot)
         if self._rank == 0:
             try:
                 self._store.prune(self._keep, generation=self._generation)
             except OSError as error:
                 _log.warning("old checkpoints in %s were not removed: %s", self._store.path, error)
+
+    def cost(self) -> SnapshotCost:
+        """There are none in memory."""
+        return SnapshotCost()
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -183,12 +279,12 @@ def _place(environ: Mapping[str, str]) -> tuple[int, int]:
     return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
 
 
-def run_of(environ: Mapping[str, str], path: Path, keep: int) -> Run:
+def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, overlap: bool) -> Run:
     """The run that ``environ`` says this process belongs to."""
     environment = WorkerEnvironment.from_env(environ)
     if environment is None:
-        return OwnFolder(path, keep, environ)
-    return ManagedRun(environment, environ)
+        return OwnFolder(path, keep, environ, every=every)
+    return ManagedRun(environment, environ, every=every, overlap=overlap)
 
 
 def own_environ() -> Mapping[str, str]:

@@ -1,0 +1,168 @@
+"""How many snapshots fit into a node's memory: :func:`plan` decides, :func:`gather` looks at the machine.
+
+All ranks of a node share its memory, so each plans for all of them from the same numbers. What the job's own
+buffers occupy already counts as free, because that is what they are for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.model.record import Record
+
+RESERVE = 0.1  # of each limit, left to what the training may still need
+
+# Buffers of this node's own ranks, and of the ranks whose peer it is, best first.
+_LADDER = ((5, 2), (3, 2), (2, 2), (2, 1), (2, 0), (1, 0), (0, 0))
+_ALONE = ((5, 0), (3, 0), (2, 0), (1, 0), (0, 0))
+_MEANING = {
+    (3, 2): "own copies of the steps that peers have are dropped early, should copying fall behind",
+    (2, 2): "a rank that is killed while another is a step ahead may cost a restore from storage",
+    (2, 1): "the same, and a peer that dies while it receives has no older copy",
+    (2, 0): "the loss of a node costs a restore from storage",
+    (1, 0): "a rank that is killed while it writes its snapshot costs a restore from storage",
+    (0, 0): "every checkpoint goes to storage while training waits",
+}
+
+
+class Room(Record):
+    """One limit on memory: all of it and what is free, in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+class MemoryPlan(Record):
+    """Buffers of each own part and of each peer's part; ``reason`` is empty if it is the best plan."""
+
+    own_buffers: int
+    peer_buffers: int
+    reason: str = ""
+
+
+def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ...]) -> MemoryPlan:
+    """The most that fits, for images of ``own`` bytes per rank and ``shared`` bytes per node.
+
+    ``ranks`` is the number of ranks on this node; it holds as many copies of other nodes' ranks.
+    """
+    ladder = _LADDER if nodes > 1 else _ALONE
+
+    def need(rung: tuple[int, int]) -> int:
+        return ranks * own * sum(rung) + shared * rung[0]
+
+    tightest = min(rooms, key=_usable)
+    chosen = next(rung for rung in ladder if not rung[0] or need(rung) <= _usable(tightest))
+    reason = ""
+    if chosen != ladder[0]:
+        reason = (
+            f"{_words(ladder[0])} need {_gb(need(ladder[0]))}, and {tightest.name} has "
+            f"{_gb(tightest.free)} free of {_gb(tightest.total)} (a tenth of which is left alone). "
+            f"Instead: {_words(chosen)}{_needs(need(chosen))}; {_meaning(chosen, nodes)}. Give the job more "
+            "memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to off"
+        )
+    return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason)
+
+
+def gather(
+    copies: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> tuple[Room, ...]:
+    """The limits that hold for files in ``copies``: its file system, the cgroups, the machine.
+
+    Raises ``OSError`` if ``copies`` is not there.
+    """
+    ours = sum(path.lstat().st_blocks * 512 for path in copies.iterdir())
+    system = os.statvfs(copies)
+    rooms = [
+        Room(
+            name=f"the file system of {copies.parent}",
+            total=system.f_blocks * system.f_frsize,
+            free=system.f_bavail * system.f_frsize + ours,
+        )
+    ]
+    meminfo = _numbers(proc / "meminfo", kilo=True)
+    if "MemTotal" in meminfo and "MemAvailable" in meminfo:
+        free = meminfo["MemAvailable"] + ours
+        rooms.append(Room(name="the node", total=meminfo["MemTotal"], free=min(free, meminfo["MemTotal"])))
+    return (*rooms, *_cgroup_rooms(proc, cgroups, ours))
+
+
+def write_plan(folder: Path, rank: int, made: MemoryPlan) -> None:
+    """Leave the plan of ``rank`` for the agent as ``plan-<rank>.json``. Raises ``OSError``."""
+    path = folder / f"plan-{rank:05d}.json"
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(msgspec.json.encode(made))
+    os.replace(beside, path)
+
+
+def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:
+    """Every cgroup with a limit from this process's own up to the root, version 2 or 1."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, prefix, names = cgroups, "", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, prefix = cgroups / "memory", "total_"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        folder = root / path.strip("/")
+        while folder.is_relative_to(root):
+            room = _cgroup_room(folder, names, prefix, ours)
+            if room is not None:
+                yield room
+            folder = folder.parent
+
+
+def _cgroup_room(folder: Path, names: tuple[str, str], prefix: str, ours: int) -> Room | None:
+    try:
+        limit, used = (int((folder / name).read_text()) for name in names)
+    except (OSError, ValueError):
+        return None  # not this controller, no limit ("max"), or a part of the tree that we do not see
+    stat = _numbers(folder / "memory.stat")
+    # The kernel takes the cache of files back as needed. Of the buffers only those are in "used" that were
+    # charged to this cgroup; a job that was requeued finds some that are charged to the one before.
+    cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+    charged = min(ours, stat.get(f"{prefix}shmem", 0))
+    return Room(name=f"the cgroup {folder}", total=limit, free=limit - used + cache + charged)
+
+
+def _numbers(path: Path, *, kilo: bool = False) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    words = [line.replace(":", " ").split() for line in lines]
+    return {w[0]: int(w[1]) * (1024 if kilo else 1) for w in words if len(w) > 1 and w[1].isdecimal()}
+
+
+def _usable(room: Room) -> float:
+    return room.free - RESERVE * room.total
+
+
+def _words(rung: tuple[int, int]) -> str:
+    own, peer = rung
+    if not own:
+        return "no snapshots in memory"
+    text = f"{own} snapshot{'s' * (own > 1)} of each rank"
+    return f"{text} and {peer} of each peer's" if peer else text
+
+
+def _needs(size: int) -> str:
+    return f" ({_gb(size)})" if size else ""
+
+
+def _meaning(rung: tuple[int, int], nodes: int) -> str:
+    return _MEANING[rung if nodes > 1 or rung[0] < 2 else (rung[0], 2)]
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,167 @@
+"""The buffers of one part, which one process fills in turn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from slurm_robust.checkpoint.devices import pieces
+from slurm_robust.checkpoint.errors import NotWritten
+from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader, TensorSpec, read_header
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.ring import refill_order
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.checkpoint.tree import tensor_in
+
+_MOST = 16  # buffers that can exist; a plan has five at most
+
+
+@dataclass
+class Target:
+    """Where one tensor of an image belongs: the tensor there, and the same in pieces."""
+
+    whole: torch.Tensor
+    parts: Sequence[torch.Tensor]
+
+
+@dataclass
+class Filling:
+    """A buffer that is being filled. Either :meth:`commit` or :meth:`discard` ends it."""
+
+    owner: PartBuffers
+    number: int
+    ref: CheckpointRef
+    buffer: Buffer
+    targets: list[Target]
+
+    def commit(self) -> None:
+        """All tensors are in place: sum them up, and the image is whole."""
+        self.buffer.commit()
+        self.owner.held[self.number] = self.ref
+
+    def span(self) -> tuple[int, int]:
+        """Address and length of the memory in which the targets lie."""
+        begins = [target.whole.data_ptr() for target in self.targets if target.whole.nbytes]
+        last = max((t.whole for t in self.targets), key=torch.Tensor.data_ptr)
+        return min(begins), last.data_ptr() + last.nbytes - min(begins)
+
+    def discard(self) -> None:
+        """Leave the buffer empty."""
+        self.buffer.discard()
+
+
+@dataclass
+class PartBuffers:
+    """Buffers ``own-<rank>.<number>`` (or ``shared.<number>``) in a folder of copies.
+
+    ``header`` is that of all images, but for the step. ``restored`` is the checkpoint that this generation
+    went on from, None for a fresh start.
+    """
+
+    folder: MemoryFolder
+    header: ImageHeader
+    restored: CheckpointRef | None
+    cap: int = 0
+    held: dict[int, CheckpointRef | None] = field(default_factory=dict)
+    _open: dict[int, Buffer] = field(default_factory=dict)
+    _targets: dict[int, tuple[tuple[TensorSpec, ...], int, list[Target]]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Take over the buffers that processes before this one left."""
+        for number in range(_MOST):
+            path = self.folder.own(self.header.rank, number)
+            if path.exists():
+                header = read_header(path)
+                ours = header is not None and self._is_ours(header)
+                self.held[number] = _ref(header) if header and ours else None
+
+    def limit(self, cap: int) -> None:
+        """Use at most ``cap`` buffers, and give back the memory of those beyond, least wanted first."""
+        self.cap = cap
+        surplus = max(0, len(self.held) - cap) if cap else 0
+        for number in [n for n in self._order(1, -1) if n in self.held][:surplus]:
+            self._forget(number)
+
+    def begin(
+        self, step: int, specs: tuple[TensorSpec, ...], tree: bytes, *, stride: int, flush: int
+    ) -> Filling:
+        """Give up the image that is needed least and lay out the next one.
+
+        Raises :class:`NotWritten` if all buffers are being read or there is no memory.
+        """
+        header = msgspec.structs.replace(self.header, step=step)
+        for number in self._order(stride, flush):
+            try:
+                buffer = self._buffer(number)
+                views = buffer.begin(header, specs, tree)
+            except BufferInUse:
+                continue
+            except OSError as error:
+                raise NotWritten(
+                    f"{self.folder.own(header.rank, number)}: {os.strerror(error.errno or 0)}; give the job "
+                    "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to off"
+                ) from error
+            self.held[number] = None
+            return Filling(self, number, _ref(header), buffer, self._targets_in(number, specs, views))
+        raise NotWritten(
+            f"all {len(self.held)} snapshots of rank {header.rank} are being read: copying them to peers or "
+            "storage takes longer than the steps"
+        )
+
+    def close(self) -> None:
+        """Let go of the buffers; the images in them stay."""
+        self._targets.clear()
+        for buffer in self._open.values():
+            buffer.close()
+        self._open.clear()
+
+    def _order(self, stride: int, flush: int) -> list[int]:
+        return refill_order(
+            self.held,
+            cap=self.cap,
+            generation=self.header.generation,
+            restored=self.restored,
+            stride=max(1, stride),
+            flush=flush,
+        )
+
+    def _is_ours(self, header: ImageHeader) -> bool:
+        fields = {"generation": header.generation, "step": header.step, "library": header.library}
+        return msgspec.structs.replace(self.header, **fields) == header
+
+    def _buffer(self, number: int) -> Buffer:
+        if number not in self._open:
+            self._open[number] = Buffer(self.folder.own(self.header.rank, number))
+            self.held.setdefault(number, None)
+        return self._open[number]
+
+    def _targets_in(
+        self, number: int, specs: tuple[TensorSpec, ...], views: list[memoryview]
+    ) -> list[Target]:
+        """The tensors that lie in a buffer; making thousands takes milliseconds, so they are kept."""
+        address = next((_address(view) for view in views if len(view)), 0)
+        known = self._targets.get(number)
+        if known is None or known[:2] != (specs, address):
+            made = [tensor_in(view, spec) for view, spec in zip(views, specs, strict=True)]
+            known = specs, address, [Target(tensor, pieces(tensor)) for tensor in made]
+            self._targets[number] = known
+        return known[2]
+
+    def _forget(self, number: int) -> None:
+        self._targets.pop(number, None)
+        if number in self._open:
+            self._open.pop(number).close()
+        del self.held[number]
+        self.folder.own(self.header.rank, number).unlink(missing_ok=True)
+
+
+def _ref(header: ImageHeader) -> CheckpointRef:
+    return CheckpointRef(generation=header.generation, step=header.step)
+
+
+def _address(view: memoryview) -> int:
+    return torch.frombuffer(view, dtype=torch.uint8).data_ptr()

@@ -1,0 +1,140 @@
+"""Restoring a rank from images: in this node's memory, fetched by its agent, or on its disk."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCheckpoint
+from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.checkpoint.tree import tensor_in, unflatten
+from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.worker.environment import WorkerEnvironment
+
+# How long an agent may take to fetch a part from another node, and how often to look.
+FETCH_S = 120.0
+LOOK_EVERY_S = 0.01
+
+_VERIFY_THREADS = 2
+
+
+class ImageReader:
+    """Reads this rank's state from whole copies. They stay locked until :meth:`close`."""
+
+    def __init__(
+        self, environment: WorkerEnvironment, rank: int, world_size: int, *, fetch_s: float = FETCH_S
+    ) -> None:
+        self._environment = environment
+        self._rank = rank
+        self._world_size = world_size
+        self._fetch_s = fetch_s
+        self._folder = MemoryFolder(environment.copies, environment.run_id) if environment.copies else None
+        self._images: list[Image] = []
+
+    def load(self, ref: CheckpointRef, entries: tuple[str, ...]) -> Snapshot:
+        """The state at ``ref``, verified. Tensors lie in the images.
+
+        A damaged copy is removed, so that the next choice does without it. Raises a
+        :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or ``OSError``.
+        """
+        tier = Tier(self._environment.restore_tier)
+        own = self._part(self._rank, ref, wait=tier is Tier.PEER)
+        if set(own["own"]) != set(entries):
+            raise EntryMismatch(
+                f"checkpoint {ref.token()} of rank {self._rank} holds the entries {', '.join(own['own'])}, "
+                f"the script names {', '.join(entries)}: name the same entries, or start the job afresh"
+            )
+        shared = self._part(SHARED, ref, wait=True)["shared"] if own["has_shared"] else {}
+        return Snapshot(own=own["own"], shared=shared, rng=own["rng"])
+
+    def close(self) -> None:
+        """The state is in place: let go of the images."""
+        for image in self._images:
+            image.close()
+        self._images.clear()
+
+    def _part(self, rank: int, ref: CheckpointRef, *, wait: bool) -> dict[str, dict[str, object]]:
+        image = self._open(rank, ref, time.monotonic() + (self._fetch_s if wait else 0.0))
+        self._images.append(image)
+        try:
+            check_header(image.header, self._expected(rank, ref), image.path)
+            image.verify(_VERIFY_THREADS)
+            tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
+            tree: dict[str, dict[str, object]] = unflatten(image.tree, tensors)
+        except CorruptPart:
+            image.path.unlink(missing_ok=True)
+            raise
+        return tree
+
+    def _open(self, rank: int, ref: CheckpointRef, deadline: float) -> Image:
+        """The nearest whole copy, as soon as there is one."""
+        pause = threading.Event()
+        while True:
+            for find in self._places():
+                path = find(rank, ref)
+                if path is None:
+                    continue
+                try:
+                    return open_image(path)
+                except MissingCheckpoint:
+                    continue  # it is just being published, or refilled
+                except CorruptPart:
+                    path.unlink(missing_ok=True)
+                    raise
+            self._raise_if_not_fetched(rank, ref)
+            if time.monotonic() >= deadline:
+                raise MissingCheckpoint(self._missing(rank, ref))
+            pause.wait(LOOK_EVERY_S)
+
+    def _places(self) -> tuple[Callable[[int, CheckpointRef], Path | None], ...]:
+        if self._environment.restore_tier == Tier.LOCAL:
+            return self._on_disk, self._in_memory
+        return self._in_memory, self._on_disk
+
+    def _in_memory(self, rank: int, ref: CheckpointRef) -> Path | None:
+        return self._folder.find(rank, ref) if self._folder else None
+
+    def _on_disk(self, rank: int, ref: CheckpointRef) -> Path | None:
+        if not self._environment.local:
+            return None
+        part = "shared" if rank == SHARED else f"own-{rank:05d}"
+        path = Path(self._environment.local) / part / f"{ref.token()}.img"
+        return path if path.exists() else None
+
+    def _raise_if_not_fetched(self, rank: int, ref: CheckpointRef) -> None:
+        if self._folder is None:
+            return
+        try:
+            reason = self._folder.fetch_error(rank).read_text()
+        except FileNotFoundError:
+            return
+        raise MissingCheckpoint(
+            f"{_words(rank)} of checkpoint {ref.token()} was not fetched: {reason.strip()}"
+        )
+
+    def _missing(self, rank: int, ref: CheckpointRef) -> str:
+        places = [str(self._folder.path)] if self._folder else []
+        places += [self._environment.local] if self._environment.local else []
+        return (
+            f"{_words(rank)} of checkpoint {ref.token()} is not in {' or '.join(places) or 'any folder'}: "
+            "'srobust run' goes on from another copy or an older one by itself"
+        )
+
+    def _expected(self, rank: int, ref: CheckpointRef) -> ImageHeader:
+        return ImageHeader(
+            run_id=self._environment.run_id,
+            layout=self._environment.layout,
+            generation=ref.generation,
+            step=ref.step,
+            rank=rank,
+            world_size=self._world_size,
+        )
+
+
+def _words(rank: int) -> str:
+    return "the shared part" if rank == SHARED else f"the part of rank {rank}"
