@@ -61,8 +61,7 @@ def blocking(contender: str, mb: int, batch: int, turns: int, steps: int, disk: 
 
 def _turns(training: Training, contender: Contender, batch: int, turns: int, steps: int) -> Result:
     loop = Loop(training, contender, batch)
-    # Buffers are made, files are there, memory is touched.
-    loop.turn(3, save=True)
+    loop.turn(contender.warm, save=True)
     loop.turn(1, save=False)
     with_it: list[Turn] = []
     without: list[Turn] = []

@@ -10,20 +10,26 @@ from benchmarks import common
 from benchmarks.checkpoint_state import Contender, Training
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import Tier
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
 
 RUN = "bench"
+CHECKPOINTS = "checkpoints"
 DRAIN_S = 60.0
 
 
 class Ours(Contender):
     """``sr.Checkpointer`` with ``every=1`` and a folder of copies, no agent beside it.
 
-    ``restore``: the token of the checkpoint in ``shm`` to go on from.
+    ``restore``: the token of the checkpoint to go on from, which is in ``tier``.
     """
 
-    def __init__(self, training: Training, disk: Path, shm: Path, *, restore: str = "") -> None:
+    warm = 6  # a buffer more than there can be
+
+    def __init__(
+        self, training: Training, disk: Path, shm: Path, *, restore: str = "", tier: Tier = Tier.MEMORY
+    ) -> None:
         generation = CheckpointRef.from_token(restore).generation + 1 if restore else 1
         self._folder = MemoryFolder.create(RUN, shm)
         self._ref = CheckpointRef(generation=generation, step=-1)
@@ -34,9 +40,9 @@ class Ours(Contender):
             run_id=RUN,
             generation=generation,
             record=str(record),
-            checkpoint_dir=str(disk / "checkpoints"),
+            checkpoint_dir=str(disk / CHECKPOINTS),
             restore=restore,
-            restore_tier="memory" if restore else "",
+            restore_tier=tier.value if restore else "",
             copies=str(self._folder.path),
         )
         ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -56,9 +62,14 @@ class Ours(Contender):
     def close(self) -> None:
         self.checkpointer.close()
 
-    def token(self) -> str:
+    @property
+    def ref(self) -> CheckpointRef:
         """The newest checkpoint."""
-        return self._ref.token()
+        return self._ref
+
+    def image(self) -> Path | None:
+        """Where it lies whole, None as long as it does not."""
+        return self._folder.find(0, self._ref)
 
     def _whole(self) -> bool:
-        return self._folder.find(0, self._ref) is not None
+        return self.image() is not None

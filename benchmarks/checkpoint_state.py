@@ -84,7 +84,12 @@ class Training:
 
 
 class Contender:
-    """One way to keep the state: :meth:`save` is called after each step."""
+    """One way to keep the state: :meth:`save` is called after each step.
+
+    ``warm``: so many are taken before the measurement, until all memory and files are there.
+    """
+
+    warm = 2
 
     def save(self, step: int) -> None:
         """Take the checkpoint of ``step``; what follows may go on behind the training's back."""

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from benchmarks.checkpoint_ours import Ours
+from benchmarks import common
+from benchmarks.checkpoint_ours import CHECKPOINTS, RUN, Ours
+from benchmarks.checkpoint_runs import SHARED_MEMORY
 from benchmarks.checkpoint_state import Training
+from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
+from slurm_robust.model.copies import Tier
 
 
 class Store(Protocol):
@@ -32,18 +40,37 @@ class Memory:
 
     def keep(self, training: Training, folder: Path) -> dict[str, Any]:
         ours = Ours(training, folder, folder)
-        for step in range(3):  # the first ones make the buffers
+        for step in range(ours.warm):
             began = time.perf_counter()
             ours.save(step)
             ours.drain()
             seconds = time.perf_counter() - began
         ours.close()
-        return {"write": seconds, "token": ours.token()}
+        return {"write": seconds, "token": ours.ref.token()}
 
     def restore(self, training: Training, folder: Path, token: str) -> None:
         ours = Ours(training, folder, folder, restore=token)
         ours.checkpointer.restore()
         ours.close()
+
+
+class Flushed:
+    """Ours: from memory to storage by the process that does so beside an agent; verified both ways."""
+
+    def keep(self, training: Training, folder: Path) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as shm:
+            ours = Ours(training, folder, Path(shm))
+            ours.save(0)
+            ours.drain()
+            seconds = _flush(ours, folder)
+            ours.close()
+        return {"write": seconds, "token": ours.ref.token()}
+
+    def restore(self, training: Training, folder: Path, token: str) -> None:
+        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as shm:
+            ours = Ours(training, folder, Path(shm), restore=token, tier=Tier.STORAGE)
+            ours.checkpointer.restore()
+            ours.close()
 
 
 class TorchFile:
@@ -86,12 +113,43 @@ class DcpFolder:
 
 STORES: dict[str, Store] = {
     "slurm_robust": Memory(),
+    "slurm_robust, flush": Flushed(),
     "torch.load, mmap": TorchFile(),
     "dcp.load": DcpFolder(),
 }
 # Those whose folder is in shared memory, and those whose folder is on a disk.
 MEMORY = ("slurm_robust", "torch.load, mmap", "dcp.load")
-ON_DISK = ("torch.load, mmap", "dcp.load")
+ON_DISK = ("slurm_robust, flush", "torch.load, mmap", "dcp.load")
+
+
+def _flush(ours: Ours, folder: Path) -> float:
+    """Seconds from the order to the answer; the process runs already, as it does beside an agent."""
+    order = FlushOrder(
+        images={0: str(ours.image())},
+        generation=ours.ref.generation,
+        step=ours.ref.step,
+        world_size=1,
+        directory=str(folder / CHECKPOINTS),
+        run_id=RUN,
+    )
+    words = [sys.executable, "-m", "slurm_robust.checkpoint.flush"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        _ask(process, b"{}")  # is refused when all is imported
+        began = time.perf_counter()
+        answer = msgspec.json.decode(_ask(process, msgspec.json.encode(order)), type=FlushAnswer)
+        seconds = time.perf_counter() - began
+        process.communicate()
+    if not answer.ok:
+        raise common.BenchmarkFailed(f"the snapshot was not written: {answer.error}")
+    return seconds
+
+
+def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + b"\n")
+    process.stdin.flush()
+    return process.stdout.readline()
 
 
 def _by_name(training: Training) -> dict[str, Any]:

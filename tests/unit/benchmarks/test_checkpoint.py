@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from benchmarks import checkpoint_child, checkpoint_peer
+from benchmarks.checkpoint_ends import BARE, OURS
 from benchmarks.checkpoint_figures import Aim, Blocking, Turn, rates, summaries
 from benchmarks.checkpoint_state import LAYER_BYTES, MAX_BATCH, BareCopy, Training, batch_for
 from benchmarks.samples import Summary
@@ -94,3 +97,29 @@ def test_bare_copy_holds_what_it_copied(shm: Path) -> None:
 @pytest.mark.parametrize(("seconds", "batch"), [(1.5, 500), (0.6, 50), (0.1, 1), (1e6, MAX_BATCH)])
 def test_the_batch_makes_forward_and_backward_as_long_as_was_asked_for(seconds: float, batch: int) -> None:
     assert batch_for(lambda samples: 0.5 + samples / 500, seconds) == batch
+
+
+@pytest.mark.slow
+def test_both_ways_to_a_peer_work_over_loopback() -> None:
+    part = checkpoint_peer.measure(8, 1, Console(quiet=True), sandboxed=False)
+    seconds = part.facts["seconds"]
+    assert isinstance(seconds, dict)
+    assert {way: len(found) for way, found in seconds.items()} == {OURS: 1, BARE: 1}
+    assert part.aims[0].measured > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["torch.load, mmap", "dcp.load"])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_stores_give_back_what_they_took(store: str, stateful: bool, tmp_path: Path) -> None:
+    kept = checkpoint_child.keep(store, 13, str(tmp_path))
+
+    def restore(digest: str) -> dict[str, float]:
+        return checkpoint_child.restore(
+            store, 13, str(tmp_path), token="", digest=digest, stateful=stateful, cold=True
+        )
+
+    # It compares the states after an update itself.
+    assert restore(kept["digest"])["restore"] > 0
+    with pytest.raises(SystemExit, match="bit for bit"):
+        restore("another")
