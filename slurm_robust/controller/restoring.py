@@ -9,7 +9,7 @@ from msgspec import structs
 from slurm_robust.checkpoint.peers import peer_slots
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.controller.effects import FindCheckpoint, Now
+from slurm_robust.controller.effects import FindCheckpoint, Now, Say
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Peer
 from slurm_robust.model.incident import NodeExit
@@ -141,17 +141,24 @@ def seal(core: Core, generation: int, lost: tuple[str, ...], now: Now) -> tuple[
 
 
 def seal_pending(core: Core, now: Now) -> None:
-    """Seal what could not be sealed when it ended, once storage and the nodes have told what they have."""
-    if core.listing.complete is None:
-        return
+    """Seal what could not be sealed when it ended; for good once storage has told what it has."""
+    pending = core.listing.complete is None
     for generation in core.state.unsealed:
         text, step, shared = seal(core, generation, (), now)
-        before = core.state.sealed.get(generation)
-        if before is not None and ref_of(before).step > step:
-            text, step = before, ref_of(before).step
+        before = core.state.sealed.get(generation, "")
+        known = ref_of(before).step if before else -1
+        if pending and step <= known:
+            continue
+        if step < known:
+            text, step = before, known
         core.record(
             ev.GenerationSealed(
-                t=now.wall, generation=generation, sealed=text, sealed_step=step, shared=shared
+                t=now.wall,
+                generation=generation,
+                sealed=text,
+                sealed_step=step,
+                pending=pending,
+                shared=shared,
             )
         )
 
@@ -179,6 +186,7 @@ def judge_restored(core: Core, exits: tuple[NodeExit, ...], lost: bool, now: Now
         return
     if choose(core, now, also_banned=text) is not None:
         core.record(ev.CheckpointBanned(t=now.wall, token=text, reason=reason))
+        core.emit(Say(text=f"{text} is not restored again: {reason}"))
 
 
 def note_shared(core: Core, beat: Beat) -> None:

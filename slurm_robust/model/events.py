@@ -137,11 +137,15 @@ class GenerationEnded(Event):
 
 
 class GenerationSealed(Event):
-    """What counts of a generation whose end could not be sealed when it was written down."""
+    """What counts of a generation whose end could not be sealed when it was written down.
+
+    ``pending``: storage still has not told what it has, so another one may follow.
+    """
 
     generation: int
     sealed: str
     sealed_step: int
+    pending: bool = False
     shared: bool = False
 
 

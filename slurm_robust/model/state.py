@@ -182,7 +182,7 @@ def _(event: ev.GenerationEnded, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.GenerationSealed, state: JobState) -> JobState:
-    unsealed = tuple(g for g in state.unsealed if g != event.generation)
+    unsealed = tuple(g for g in state.unsealed if g != event.generation or event.pending)
     state = _seal(state, event.generation, event.sealed, event.shared)
     return msgspec.structs.replace(state, unsealed=unsealed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, StartAgents
-from slurm_robust.controller.restoring import memory_suffices
+from slurm_robust.controller.restoring import memory_suffices, seal_pending
 from slurm_robust.controller.stages.watch import RECONNECT_S
 from slurm_robust.controller.transitions import (
     ToDeciding,
@@ -71,7 +71,10 @@ class Gathering:
             return False
         if core.listing.answered:
             return True
-        return core.listing.overdue(now) and memory_suffices(core, now)
+        if not core.listing.overdue(now):
+            return False
+        seal_pending(core, now)
+        return memory_suffices(core, now)
 
     def _start_agents(self, core: Core, now: Now, nodes: tuple[str, ...]) -> None:
         self._missing_since = now.mono

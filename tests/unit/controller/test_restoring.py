@@ -200,15 +200,18 @@ def test_a_run_that_ended_without_a_word_is_sealed_when_its_nodes_are_heard() ->
     assert later.core.state.unsealed == ()
 
 
-def test_all_agents_lost_at_once_loses_no_step() -> None:
+@pytest.mark.parametrize("storage", [True, False])
+def test_all_agents_lost_at_once_loses_no_step(storage: bool) -> None:
     job = Job(memory=True)
     for step in range(5):
         job.train_to(step)
     job.copies = {n: b.copies for n, b in job.beats.items()}
+    job.hears_storage = storage
     for node in ("n1", "n2", "n3"):
         job.beats.pop(node)
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.state.generation == 2, limit=120)
     assert where(job) == (4, {"memory": 2})
+    assert job.core.state.unsealed == (() if storage else (1,))
 
 
 def test_a_restart_that_fails_at_once_goes_one_older() -> None:
