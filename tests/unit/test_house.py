@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("slurm", "wire", "health", "checkpoint", "analysis", "policy"),
     ("worker", "agent"),
-    ("controller",),
+    ("controller", "integrations"),
     ("report", "simulate", "sandbox"),
     ("cli",),
 )
