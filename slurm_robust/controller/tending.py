@@ -43,6 +43,11 @@ class Tempo:
         (first, begun), (last, ended) = self._seen[0], self._seen[-1]
         return max(0.0, ended - begun) / (last - first)
 
+    def completed(self, step: int) -> float:
+        """When all ranks had completed ``step``, which is the newest seen or not long before it."""
+        last, at = self._seen[-1]
+        return at - (last - step) * self.seconds_per_step
+
     @property
     def fastest(self) -> float:
         """The shortest of the last steps, 0 while unknown; what seems far too short is a clock's doing."""
@@ -120,7 +125,7 @@ class Tending:
     def _follow_flush(self, core: Core, records: list[Progress], now: Now) -> None:
         state, step = core.state, self._flush
         if self._reached is None and min(p.step for p in records) >= step:
-            self._reached = now.mono
+            self._reached = self._tempo.completed(step)
         beats = [core.fleet.beat(node) for node in state.slots]
         if all(b is not None and b.generation == state.generation and b.flushed >= step for b in beats):
             took = now.mono - self._reached if self._reached is not None else 0.0

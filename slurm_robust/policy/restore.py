@@ -198,4 +198,5 @@ def in_words(step: int, tiers: Mapping[str, int]) -> str:
 
 def _parts(tiers: Mapping[str, int]) -> Iterator[str]:
     for i, tier in enumerate(t.value for t in Tier if t.value in tiers):
-        yield f"{tier} ({tiers[tier]}{' parts' if not i else ''})"
+        unit = "" if i else " part" if tiers[tier] == 1 else " parts"
+        yield f"{tier} ({tiers[tier]}{unit})"

@@ -33,6 +33,12 @@ def test_the_times_of_completion_count_not_those_of_the_beats() -> None:
     assert tempo.seconds_per_step == tempo.fastest == 1.5
 
 
+def test_when_a_step_was_completed_that_no_beat_told_of() -> None:
+    tempo = seen((10.0, 5, 0.0), (14.0, 9, 0.5))
+    assert tempo.completed(9) == 13.5
+    assert tempo.completed(7) == 13.5 - 2 * 3.5 / 4
+
+
 def test_only_the_last_steps_count() -> None:
     slow = [(10.0 * i, i, 0.0) for i in range(20)]
     fast = [(190.0 + i, 19 + i, 0.0) for i in range(1, 9)]

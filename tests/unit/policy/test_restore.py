@@ -311,4 +311,5 @@ def test_what_speaks_against_a_checkpoint() -> None:
 
 def test_in_words() -> None:
     assert in_words(1234, {"peer": 2, "memory": 14}) == "step 1234 from memory (14 parts), peer (2)"
+    assert in_words(7, {"peer": 1}) == "step 7 from peer (1 part)"
     assert in_words(3, {"storage": 4}) == "step 3 from storage (4 parts)"
