@@ -138,7 +138,8 @@ class _Filling:
 
     def __exit__(self, *_: object) -> None:
         self.view.release()
-        self._buffer.close()  # which gives up the lock as well
+        self._buffer.discard()
+        self._buffer.close()
 
 
 def _read_into(view: memoryview, file: int) -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.checkpoint.image import Buffer, ImageHeader, TensorSpec, open_image, read_header
+from slurm_robust.checkpoint.image import (
+    Buffer,
+    BufferInUse,
+    ImageHeader,
+    TensorSpec,
+    open_image,
+    read_header,
+)
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.model.copies import SHARED, Peer, Source
+from slurm_robust.model.copies import Peer, Source
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.wire.copychannel import Channel, derive_key
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client
 from slurm_robust.wire.messages import Launch
 
@@ -46,10 +55,14 @@ class Node:
         self.service = CopyService(job_spec(**copies), JobDirectory(job), keys, base=self.base)
         self.folder = MemoryFolder(self.base / f"srobust-{os.getuid()}-{RUN}-copies", RUN)
 
-    def snapshot(self, rank: int, step: int, *, generation: int = 1, size: int = MIB, number: int = -1) -> Path:
+    def snapshot(self, rank: int, step: int, *, generation: int = 1, size: int = MIB) -> Path:
         """What a worker does after a step; the data are those of :func:`content`."""
-        number = step % 3 if number < 0 else number
-        return fill(self.folder.own(rank, number), rank, step, generation, size)
+        for number in range(step, step + 5):
+            try:
+                return fill(self.folder.own(rank, number % 5), rank, step, generation, size)
+            except BufferInUse:
+                continue  # it is being sent; a worker passes over it as well
+        raise AssertionError("all buffers are locked")
 
     def launch(self, generation: int, ranks: tuple[int, ...], **fields: object) -> Launch:
         launch = Launch(
@@ -96,11 +109,14 @@ def fill(path: Path, rank: int, step: int, generation: int, size: int, run_id: s
     )
     data = content(rank, step, generation, size)
     buffer = Buffer(path)
-    (view,) = buffer.begin(header, (TensorSpec(dtype="uint8", shape=(len(data),), nbytes=len(data)),), b"tree")
-    view[:] = data
-    view.release()
-    buffer.commit()
-    buffer.close()
+    table = (TensorSpec(dtype="uint8", shape=(len(data),), nbytes=len(data)),)
+    try:
+        (view,) = buffer.begin(header, table, b"tree")
+        view[:] = data
+        view.release()
+        buffer.commit()
+    finally:
+        buffer.close()
     return path
 
 
@@ -117,4 +133,9 @@ def check(path: Path, rank: int, step: int, generation: int = 1, size: int = MIB
         image.close()
 
 
-__all__ = ["MIB", "RUN", "SHARED", "Node", "check", "content", "fill", "job_spec", "keys_in"]
+def connect(node: Node, job: Path) -> Channel:
+    """A connection to a node, as another agent of the job makes it."""
+    return Channel.connect("127.0.0.1", node.service.port, derive_key(keys_in(job).client.secret))
+
+
+MakeNode = Callable[..., Node]

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.model.copies import Source, Tier
 from slurm_robust.model.job import CommandKind
-from slurm_robust.wire.messages import Beat, Inject, Phase, RequestCheckpoint, Shutdown
+from slurm_robust.wire.messages import Beat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
 from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause
+from tests.unit.agent.nodes import MIB, fill
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -336,3 +339,49 @@ def test_a_job_directory_that_is_not_there_is_told_in_one_line(tmp_path: Path, c
     assert told["node"] == "n3"
     assert "job.json" in told["srobust_agent_error"]
     assert told["fix"]
+
+
+def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make_job: MakeJob) -> None:
+    """One machine and so one folder for both agents: what is tested is that orders have their effect."""
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    agent = job.start_agent("n1")
+    up(job, controller)
+    folder = MemoryFolder(copies_folder(job), job.spec.run_id)
+    for rank in (0, 1):
+        fill(folder.own(rank, 0), rank, 5, 1, MIB, job.spec.run_id)
+    agent.kill()
+    agent.wait()
+    old = controller.newest("n1")
+    assert old is not None
+    agent = job.start_agent("n1")
+    beat = controller.wait_for("n1", lambda b: b.agent != old.agent and b.ready)
+    assert {(c.rank, c.step, c.tier) for c in beat.copies} == {(0, 5, Tier.MEMORY), (1, 5, Tier.MEMORY)}
+    source = Source(rank=2, tier=Tier.PEER, address=beat.address, port=beat.data_port)
+    controller.send(
+        "n1",
+        Launch(
+            epoch=controller.epoch,
+            generation=2,
+            ranks=(0, 2),
+            world_size=4,
+            slot=0,
+            slots=2,
+            master_addr=beat.address,
+            master_port=beat.rendezvous_port,
+            restore="gen-0001/step-00000005",
+            sources=(Source(rank=0, tier=Tier.MEMORY), source),
+        ),
+    )
+    wait_for(folder.fetch_error(2).exists, 20)
+    assert "there is no copy of rank 2" in folder.fetch_error(2).read_text()
+    controller.send("n1", Shutdown(epoch=controller.epoch, grace_s=2.0, keep_copies=True))
+    assert agent.wait(10) == 0
+    assert folder.inventory()
+    known = controller.newest("n1")
+    assert known is not None
+    agent = job.start_agent("n1")
+    controller.wait_for("n1", lambda b: b.agent != known.agent and len(b.copies) == 2)
+    controller.send("n1", Shutdown(epoch=controller.epoch, grace_s=2.0))
+    assert agent.wait(10) == 0
+    assert not folder.path.exists()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from slurm_robust.agent.ports import PortHolder, local_address
+from slurm_robust.agent.ports import PortHolder, bind_free, local_address
 
 
 def listen(port: int) -> socket.socket:
@@ -90,3 +90,20 @@ def test_torchs_store_listens_on_a_held_port() -> None:
 def test_the_own_address_is_that_of_the_route_to_the_peer() -> None:
     assert local_address("127.0.0.1", 5) == "127.0.0.1"
     assert local_address("::1", 5) == "::1"
+
+
+def test_a_port_for_copies_is_the_last_free_one_and_reached_by_both_protocols() -> None:
+    with socket.socket() as a, socket.socket() as b:
+        a.bind(("", 0))
+        b.bind(("", 0))
+        ports = sorted((a.getsockname()[1], b.getsockname()[1]))
+        with pytest.raises(OSError, match="no port is free among"):
+            bind_free(ports)
+    with bind_free(ports) as bound:
+        assert bound.getsockname()[1] == ports[1]
+        bound.listen()
+        for address in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+            socket.create_connection((address, ports[1]), timeout=5).close()
+        holder = PortHolder(ports)
+        assert holder.port == ports[0]
+        holder.close()

@@ -42,3 +42,15 @@ def test_first_steps_and_the_requested_checkpoint_are_news_other_steps_are_not(t
     assert not watch.expects_news
     assert watch.read(time.monotonic()) == ()
     assert not watch.has_news(time.monotonic())
+
+
+def test_the_stride_is_told_at_once_and_when_it_changes(tmp_path: Path) -> None:
+    watch = StepWatch()
+    watch.create(tmp_path, 1, (4,), stride=8)
+    worker = StepRecord.open(record_path(tmp_path, 4))
+    assert worker.stride == 8
+    watch.set_stride(16)
+    watch.ask_flush(32)
+    assert (worker.stride, worker.flush) == (16, 32)
+    worker.close()
+    watch.forget()

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec import structs
+
+from slurm_robust.agent.copies.service import CopyPlaces
 from slurm_robust.agent.rankenv import build_spawn, prepare_inherited
+from slurm_robust.model.copies import SHARED, Source, Tier
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -70,3 +74,22 @@ def test_what_a_torchrun_around_us_left_is_removed_and_the_users_choice_kept() -
     environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     prepare_inherited(environ)
     assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+
+
+def test_workers_are_told_where_copies_lie_and_where_their_parts_come_from() -> None:
+    sources = (
+        Source(rank=2, tier=Tier.PEER),
+        Source(rank=3, tier=Tier.MEMORY, address="10.0.0.2", port=9),
+        Source(rank=4, tier=Tier.LOCAL),
+        Source(rank=5, tier=Tier.LOCAL, address="10.0.0.2", port=9),
+        Source(rank=6, tier=Tier.STORAGE),
+        Source(rank=SHARED, tier=Tier.MEMORY),
+    )
+    launch = structs.replace(LAUNCH, ranks=(2, 3, 4, 5, 6, 7), layout="w6", sources=sources)
+    places = CopyPlaces(memory="/dev/shm/c", local="/disk/c")
+    spawn = build_spawn(SPEC, JobDirectory(Path("/job")), launch, Path("/dev/shm/x"), places)
+    workers = [WorkerEnvironment.from_env(worker.env) for worker in spawn.workers]
+    assert [w.restore_tier for w in workers if w] == ["memory", "peer", "local", "peer", "", ""]
+    assert {(w.layout, w.copies, w.local) for w in workers if w} == {("w6", "/dev/shm/c", "/disk/c")}
+    without = build_spawn(SPEC, JobDirectory(Path("/job")), launch, Path("/dev/shm/x"))
+    assert {worker.env["SROBUST_RESTORE_TIER"] for worker in without.workers} == {""}

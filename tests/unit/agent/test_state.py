@@ -345,6 +345,18 @@ def test_shutdown_without_workers_ends_at_once() -> None:
     assert Machine().order(Shutdown(epoch=1, grace_s=2.0)) == [BEAT, End()]
 
 
+def test_copies_stay_unless_the_controller_says_that_the_job_is_over() -> None:
+    assert Machine().order(Shutdown(epoch=1, grace_s=2.0, keep_copies=True)) == [BEAT, End(keep_copies=True)]
+    m = Machine()
+    assert m.state.handle(TermCame(grace_s=1.0), m.now) == [BEAT, End(keep_copies=True)]
+    m = Machine()
+    m.run()
+    m.state.handle(TermCame(grace_s=1.0), m.now)
+    m.order(Shutdown(epoch=1, grace_s=1.0))
+    m.exited(0, signal=15)
+    assert End(keep_copies=False) in m.exited(1, signal=15)
+
+
 def test_no_worker_is_started_after_a_shutdown() -> None:
     m = Machine()
     m.run()

@@ -1,0 +1,39 @@
+"""Nodes of a job, on folders in shared memory that are gone after the test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.nodes import MakeNode, Node, keys_in
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="srobust-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def make(shm: Path, job: Path) -> Iterator[MakeNode]:
+    nodes: list[Node] = []
+
+    def make(name: str, **copies: object) -> Node:
+        nodes.append(Node(name, shm, job, keys_in(job), **copies))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()

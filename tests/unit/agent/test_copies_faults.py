@@ -1,0 +1,263 @@
+"""What may go wrong between two nodes: sources that die, damage, no memory, strangers, silence."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.agent.copies.server import STRANGERS
+from slurm_robust.checkpoint.image import open_image, read_header
+from slurm_robust.model.copies import Peer
+from slurm_robust.wire import copychannel
+from slurm_robust.wire.copychannel import Put, Verdict
+from slurm_robust.wire.messages import Phase
+from tests.unit.agent.harness import pause
+from tests.unit.agent.nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
+from tests.waiting import wait_for
+
+SEED = 20260801
+
+
+def put_of(node: Node, rank: int = 0, **fields: object) -> Put:
+    values: dict[str, object] = {
+        "run_id": RUN,
+        "launch": 1,
+        "restore": "",
+        "rank": rank,
+        "generation": 1,
+        "step": 1,
+        "total": 2 * MIB,
+    }
+    return Put(**{**values, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_source_killed_in_mid_stream_leaves_the_older_copy(make: MakeNode, shm: Path, job: Path) -> None:
+    rng = random.Random(SEED)
+    sink = make("sink")
+    for _ in range(5):
+        sink.launch(1, (1,))
+        source = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.agent.source", shm, job, str(sink.service.port), "32"],
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert source.stdout is not None
+            source.stdout.readline()
+            wait_for(lambda: len(sink.peer_steps(0)) == 2, 30)
+            pause(rng.uniform(0, 0.2))
+        finally:
+            source.kill()
+            source.wait()
+            if source.stdout is not None:
+                source.stdout.close()
+        wait_for(lambda: not sink.service._buffers._busy)
+        left = sink.peer_steps(0)
+        assert left
+        for path in sink.folder.path.glob("peer-00000.*"):
+            header = read_header(path)
+            if header is not None:
+                check(path, 0, header.step, size=32 * MIB)
+        for path in sink.folder.path.glob("peer-*"):
+            path.unlink()
+        shutil.rmtree(shm / "source")
+
+
+def test_a_torn_copy_is_no_image_and_the_other_one_stays(make: MakeNode, job: Path) -> None:
+    b = make("b")
+    b.launch(1, (1,))
+    fill(b.folder.peer(0, 0), 0, 1, 1, MIB)
+    fill(b.folder.peer(0, 1), 0, 2, 1, MIB)
+    channel = connect(b, job)
+    channel.send(put_of(b, step=3))
+    assert channel.answer().verdict is Verdict.GO
+    channel._socket.sendall(bytes(100_000))
+    assert b.peer_steps(0) == {(1, 2)}
+    channel.close()
+    wait_for(lambda: not b.service._buffers._busy)
+    assert b.peer_steps(0) == {(1, 2)}
+
+
+def test_damage_on_the_way_is_found_and_told(make: MakeNode, job: Path, shm: Path) -> None:
+    b = make("b")
+    b.launch(1, (1,))
+    source = fill(shm / "image", 0, 1, 1, MIB)
+    content = bytearray(source.read_bytes())
+    total = open_image(source).nbytes
+    content[total // 2] ^= 1
+    channel = connect(b, job)
+    channel.send(put_of(b, total=total))
+    assert channel.answer().verdict is Verdict.GO
+    channel._socket.sendall(content[8:total])
+    answer = channel.answer()
+    assert (answer.verdict, answer.later) == (Verdict.REFUSED, True)
+    assert "checksum" in answer.reason
+    assert b.peer_steps(0) == set()
+    channel.close()
+
+
+def test_what_is_not_what_was_announced_does_not_stay(make: MakeNode, job: Path, shm: Path) -> None:
+    b = make("b")
+    b.launch(1, (1,))
+    source = fill(shm / "image", 5, 1, 1, MIB)
+    image = open_image(source)
+    channel = connect(b, job)
+    channel.send(put_of(b, total=image.nbytes))
+    channel.answer()
+    channel.send_file(image.fileno, image.nbytes, None)
+    assert "not what was announced" in channel.answer().reason
+    assert b.service.inventory() == ()
+    channel.close()
+    image.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"run_id": "8-x"}, "this is run 7-abcd"),
+        ({"launch": 2}, "generation 2 does not run here"),
+        ({"launch": 0}, "generation 0 does not run here"),
+        ({"total": 2**50}, "no image has"),
+        ({"total": 10}, "no image has"),
+        ({"rank": -1}, "no image has"),
+        ({"total": 2**43}, "has no room"),
+    ],
+)
+def test_what_does_not_belong_here_is_refused(
+    make: MakeNode, job: Path, fields: dict[str, object], words: str
+) -> None:
+    b = make("b")
+    b.launch(1, (1,))
+    fill(b.folder.peer(0, 0), 0, 1, 1, MIB)
+    fill(b.folder.peer(0, 1), 0, 2, 1, MIB)
+    channel = connect(b, job)
+    channel.send(put_of(b, **{"step": 9, **fields}))
+    answer = channel.answer()
+    assert answer.verdict is Verdict.REFUSED
+    assert words in answer.reason
+    assert b.peer_steps(0) == {(1, 1), (1, 2)}
+    channel.close()
+
+
+def test_after_a_stop_nothing_new_is_taken_in(make: MakeNode, job: Path) -> None:
+    b = make("b")
+    b.launch(1, (1,))
+    b.service.follow(Phase.RUNNING, 1)
+    under_way = connect(b, job)
+    under_way.send(put_of(b, rank=3))
+    assert under_way.answer().verdict is Verdict.GO
+    b.service.follow(Phase.STOPPING, 1)
+    channel = connect(b, job)
+    channel.send(put_of(b))
+    assert "none does" in channel.answer().reason
+    channel.close()
+    under_way.close()
+
+
+def test_one_copy_of_a_rank_at_a_time(make: MakeNode, job: Path) -> None:
+    b = make("b")
+    b.launch(1, (1,))
+    first, second = connect(b, job), connect(b, job)
+    first.send(put_of(b))
+    assert first.answer().verdict is Verdict.GO
+    second.send(put_of(b, step=2))
+    answer = second.answer()
+    assert (answer.verdict, answer.later) == (Verdict.REFUSED, True)
+    first.close()
+    second.close()
+
+
+def test_a_full_memory_is_told_and_costs_no_copy(make: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = make("a"), make("b")
+    b.launch(1, (1,))
+    fill(b.folder.peer(0, 0), 0, 1, 1, MIB)
+    fill(b.folder.peer(0, 1), 0, 2, 1, MIB)
+    monkeypatch.setattr("slurm_robust.agent.copies.peerbuffers._RESERVE", 1.0)
+    a.launch(1, (0,), peers=(b.peer(0),))
+    a.snapshot(0, 3, size=4 * MIB)
+    note = wait_for(a.service.notes)
+    assert "b takes no copy of rank 0: its" in note[0]
+    assert "has no room for" in note[0]
+    assert b.peer_steps(0) == {(1, 1), (1, 2)}
+
+
+def test_a_buffer_that_is_being_read_is_not_refilled(make: MakeNode) -> None:
+    a, b = make("a"), make("b")
+    b.launch(1, (1,))
+    reading = open_image(fill(b.folder.peer(0, 0), 0, 1, 1, MIB))
+    fill(b.folder.peer(0, 1), 0, 2, 1, MIB)
+    a.launch(1, (0,), peers=(b.peer(0),))
+    a.snapshot(0, 3)
+    pause(0.3)
+    assert b.peer_steps(0) == {(1, 1), (1, 2)}
+    reading.close()
+    wait_for(lambda: b.peer_steps(0) == {(1, 2), (1, 3)})
+
+
+def test_a_removed_buffer_is_made_anew(make: MakeNode) -> None:
+    """A reader that finds a copy damaged removes its file."""
+    a, b = make("a"), make("b")
+    b.launch(1, (1,))
+    a.launch(1, (0,), peers=(b.peer(0),))
+    for step in range(4):
+        a.snapshot(0, step)
+        wait_for(lambda step=step: (1, step) in b.peer_steps(0))
+        for path in b.folder.path.glob("peer-*"):
+            path.unlink()
+    assert a.service.notes() == []
+
+
+def test_strangers_cost_a_line_and_keep_nobody_out(make: MakeNode) -> None:
+    a, b = make("a"), make("b")
+    b.launch(1, (1,))
+    silent = [socket.create_connection(("127.0.0.1", b.service.port)) for _ in range(3 * STRANGERS)]
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", b.service.port)) as garbage:
+            garbage.sendall(os.urandom(500))
+    a.launch(1, (0,), peers=(b.peer(0),))
+    a.snapshot(0, 1)
+    wait_for(lambda: b.peer_steps(0) == {(1, 1)})
+    (note,) = wait_for(b.service.notes)
+    assert "a connection to this node's copies was refused" in note
+    for connection in silent:
+        connection.close()
+
+
+def test_a_wrong_key_is_noted_on_both_sides(make: MakeNode, shm: Path, tmp_path: Path) -> None:
+    b = make("b")
+    b.launch(1, (1,))
+    other = tmp_path / "other"
+    other.mkdir()
+    a = Node("a", shm, other, keys_in(other))
+    try:
+        a.launch(1, (0,), peers=(b.peer(0),))
+        a.snapshot(0, 1)
+        assert "does not hold this job's key" in wait_for(a.service.notes)[0]
+        assert "was refused" in wait_for(b.service.notes)[0]
+        assert b.peer_steps(0) == set()
+    finally:
+        a.close()
+
+
+def test_training_is_not_held_by_a_peer_that_hangs(make: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copychannel, "PROGRESS_S", 0.3)
+    a = make("a")
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        peer = Peer(rank=0, node="deaf", address="127.0.0.1", port=deaf.getsockname()[1])
+        monkeypatch.setattr(copychannel, "HANDSHAKE_S", 0.3)
+        a.launch(1, (0,), peers=(peer,))
+        for step in range(5):
+            a.snapshot(0, step)
+        assert "timed out" in wait_for(a.service.notes)[0]
+        began = time.monotonic()
+        a.service.launched(a.launch(2, (0,)))
+        a.close()
+        assert time.monotonic() - began < 2

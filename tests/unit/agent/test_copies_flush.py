@@ -1,0 +1,164 @@
+"""A flush: from the memory of all ranks of a node to its disk and to storage."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.agent.copies.flush import FlushOrder, StorageWriter, choose
+from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
+from slurm_robust.checkpoint.memory import FoundImage
+from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.wire.messages import Phase
+from tests.unit.agent.harness import pause
+from tests.unit.agent.nodes import MIB, RUN, MakeNode, fill
+from tests.waiting import wait_for
+
+# A storage writer that tells what it was told, and waits for a file before it answers.
+WRITER = """
+import json, os, sys, threading, time
+folder = sys.argv[1]
+for line in sys.stdin:
+    order = json.loads(line)
+    with open(os.path.join(folder, "orders"), "a") as log:
+        log.write(line)
+    mode = open(os.path.join(folder, "mode")).read()
+    if mode == "die":
+        os._exit(7)
+    while mode == "wait" and not os.path.exists(os.path.join(folder, "go")):
+        time.sleep(0.01)
+    ok = mode != "fail"
+    answer = {"step": order["step"], "generation": order["generation"], "ok": ok}
+    print(json.dumps({**answer, "error": "" if ok else "full"}), flush=True)
+"""
+
+
+def image(rank: int, step: int) -> FoundImage:
+    header = ImageHeader(run_id=RUN, layout="", generation=1, step=step, rank=rank, world_size=4)
+    return FoundImage(path=Path(f"{rank}-{step}"), kind="own", header=header, nbytes=1)
+
+
+def test_a_step_is_taken_when_all_have_it_and_given_up_when_one_passed_it() -> None:
+    assert choose([image(0, 5)], (0, 1), 5) is None
+    assert choose([image(0, 5), image(1, 4)], (0, 1), 5) is None
+    assert choose([image(0, 5), image(1, 6)], (0, 1), 5) == []
+    chosen = choose([image(0, 5), image(0, 6), image(1, 5)], (0, 1), 5)
+    assert chosen is not None
+    assert [i.path.name for i in chosen] == ["0-5", "1-5"]
+    assert choose([image(0, 5), image(SHARED, 4)], (0,), 5) is None
+    chosen = choose([image(0, 5), image(SHARED, 5)], (0,), 5)
+    assert chosen is not None
+    assert [i.path.name for i in chosen] == ["0-5", "-1-5"]
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a storage writer that stands in for the real one, which needs torch."""
+    folder = tmp_path / "writer"
+    folder.mkdir()
+    (folder / "mode").write_text("ok")
+    command = (sys.executable, "-c", WRITER, str(folder))
+    real = StorageWriter.__init__
+    monkeypatch.setattr(StorageWriter, "__init__", lambda self: real(self, command))
+    return folder
+
+
+def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
+    make: MakeNode, writer: Path, tmp_path: Path
+) -> None:
+    (writer / "mode").write_text("wait")
+    node = make("a", local_directory=str(tmp_path / "disk"), keep=2)
+    node.launch(3, (0, 1))
+    node.service.ask_flush(7)
+    fill(node.folder.own(0, 0), 0, 7, 3, MIB)
+    fill(node.folder.own(SHARED, 0), SHARED, 7, 3, MIB)
+    pause(0.2)
+    assert not (writer / "orders").exists()
+    fill(node.folder.own(1, 0), 1, 7, 3, MIB)
+    wait_for(lambda: (writer / "orders").exists() and (writer / "orders").read_text())
+    node.service.ask_flush(7)  # repeated until its effect is told
+    with pytest.raises(BufferInUse):
+        Buffer(node.folder.own(0, 0)).receive(MIB)
+    wait_for(lambda: len([c for c in node.service.inventory() if c.tier is Tier.LOCAL]) == 3)
+    assert node.service.news().flushed == -1
+    (writer / "go").touch()
+    wait_for(lambda: node.service.news().flushed == 7)
+    assert node.service.flush_over == 7
+    wait_for(lambda: _is_free(node.folder.own(0, 0)))
+    (order,) = (writer / "orders").read_text().splitlines()
+    told = msgspec.json.decode(order, type=FlushOrder)
+    assert told.images == {
+        "0": str(node.folder.own(0, 0)),
+        "1": str(node.folder.own(1, 0)),
+        "-1": str(node.folder.own(SHARED, 0)),
+    }
+    assert (told.generation, told.step, told.world_size, told.layout) == (3, 7, 4, "w4")
+    assert (told.run_id, told.directory) == (RUN, str(tmp_path / "job" / "checkpoints"))
+    assert node.service.notes() == []
+
+
+def _is_free(path: Path) -> bool:
+    buffer = Buffer(path)
+    try:
+        buffer.receive(MIB).release()
+    except BufferInUse:
+        return False
+    finally:
+        buffer.discard()
+        buffer.close()
+    return True
+
+
+@pytest.mark.parametrize(("mode", "words"), [("fail", "full"), ("die", "it died")])
+def test_a_failure_is_noted_and_given_up_and_the_next_step_is_tried(
+    make: MakeNode, writer: Path, mode: str, words: str
+) -> None:
+    (writer / "mode").write_text(mode)
+    node = make("a")
+    node.launch(3, (0,))
+    node.service.ask_flush(7)
+    node.snapshot(0, 7, generation=3)
+    wait_for(lambda: node.service.flush_over == 7)
+    assert node.service.news().flushed == -1
+    (note,) = node.service.notes()
+    assert "step 7 could not be put on storage" in note
+    assert words in note
+    (writer / "mode").write_text("ok")
+    node.service.ask_flush(9)
+    node.snapshot(0, 9, generation=3)
+    wait_for(lambda: node.service.news().flushed == 9)
+
+
+def test_a_step_that_was_skipped_is_given_up(make: MakeNode, writer: Path) -> None:
+    node = make("a")
+    node.launch(3, (0,))
+    node.service.ask_flush(7)
+    node.snapshot(0, 8, generation=3)
+    wait_for(lambda: node.service.flush_over == 7)
+    assert "step 7 for storage was not taken" in node.service.notes()[0]
+    assert not (writer / "orders").exists()
+
+
+def test_another_generation_knows_nothing_of_the_flush(make: MakeNode, writer: Path) -> None:
+    node = make("a")
+    node.launch(3, (0,))
+    node.service.ask_flush(7)
+    node.service.follow(Phase.ENDED, 3)
+    node.snapshot(0, 7, generation=3)
+    node.launch(4, (0,))
+    node.snapshot(0, 7, generation=4)
+    pause(0.2)
+    assert (node.service.news().flushed, node.service.flush_over) == (-1, -1)
+    assert not (writer / "orders").exists()
+
+
+def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
+    hanging = StorageWriter((sys.executable, "-c", "import threading; threading.Event().wait()"))
+    order = FlushOrder(
+        images={}, generation=1, step=1, world_size=1, directory="/x", run_id=RUN, layout=""
+    )
+    assert "the storage hangs" in hanging.write(order, timeout_s=0.5)
+    assert hanging._process is None

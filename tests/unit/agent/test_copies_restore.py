@@ -1,0 +1,162 @@
+"""Parts that are fetched for a restore, and the folder that outlives an agent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.checkpoint.image import read_header
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.wire.copychannel import Get
+from slurm_robust.wire.messages import Phase
+from tests.unit.agent.harness import pause
+from tests.unit.agent.nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
+from tests.waiting import wait_for
+
+
+def test_parts_are_fetched_for_a_restore_or_the_reason_is_there(make: MakeNode) -> None:
+    a, b = make("a"), make("b")
+    fill(a.folder.own(0, 0), 0, 5, 1, MIB)
+    fill(a.folder.own(SHARED, 0), SHARED, 5, 1, MIB)
+    fill(a.folder.peer(3, 1), 3, 5, 1, MIB)
+    restore = "gen-0001/step-00000005"
+    sources = (
+        a.source(0, tier=Tier.MEMORY),
+        a.source(SHARED, tier=Tier.MEMORY),
+        a.source(3, tier=Tier.PEER),
+        a.source(4, tier=Tier.PEER),
+    )
+    b.launch(2, (0, 3, 4), restore=restore, sources=sources)
+    for rank in (0, SHARED, 3):
+        wait_for(lambda rank=rank: b.folder.fetched(rank).exists() and read_header(b.folder.fetched(rank)))
+        check(b.folder.fetched(rank), rank, 5)
+    wait_for(b.folder.fetch_error(4).exists)
+    assert "the part of rank 4 of gen-0001/step-00000005 could not be" in b.folder.fetch_error(4).read_text()
+    assert b.service.inventory() == ()
+    b.launch(3, (0,))
+    assert list(b.folder.path.glob("fetched*")) == []
+
+
+@pytest.mark.slow
+def test_a_source_that_died_is_told_within_seconds(make: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = make("a"), make("b")
+    a.close()
+    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    wait_for(b.folder.fetch_error(0).exists)
+    assert "refused" in b.folder.fetch_error(0).read_text()
+
+
+@pytest.mark.slow
+def test_a_damaged_source_is_no_copy(make: MakeNode) -> None:
+    a, b = make("a"), make("b")
+    path = fill(a.folder.own(0, 0), 0, 5, 1, MIB)
+    with path.open("r+b") as file:
+        file.seek(MIB // 2)
+        file.write(b"\xff\x00\xff")
+    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    wait_for(b.folder.fetch_error(0).exists)
+    assert "checksum" in b.folder.fetch_error(0).read_text()
+    assert b.folder.find(0, CheckpointRef(generation=1, step=5)) is None
+
+
+@pytest.mark.slow
+def test_no_memory_for_a_fetched_part_is_the_reason(make: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = make("a"), make("b")
+    fill(a.folder.own(0, 0), 0, 5, 1, MIB)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    wait_for(b.folder.fetch_error(0).exists)
+    assert "No space left" in b.folder.fetch_error(0).read_text()
+
+
+def test_two_new_snapshots_replace_what_was_fetched_and_what_other_ranks_left(make: MakeNode) -> None:
+    a, b = make("a"), make("b")
+    fill(a.folder.own(0, 0), 0, 5, 1, MIB)
+    fill(b.folder.own(7, 0), 7, 5, 1, MIB)  # rank 7 trained here before
+    fill(b.folder.peer(2, 0), 2, 5, 1, MIB)
+    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    wait_for(b.folder.fetched(0).exists)
+    b.snapshot(0, 6, generation=2)
+    pause(0.2)
+    assert b.folder.fetched(0).exists()
+    b.snapshot(0, 7, generation=2)
+    wait_for(lambda: not b.folder.fetched(0).exists() and not b.folder.own(7, 0).exists())
+    assert b.peer_steps(2) == {(1, 5)}
+
+
+def test_a_get_of_something_else_is_answered(make: MakeNode, job: Path) -> None:
+    a = make("a")
+    fill(a.folder.own(0, 0), 0, 5, 1, MIB, run_id="another")
+    channel = connect(a, job)
+    channel.send(Get(run_id=RUN, rank=0, generation=1, step=5))
+    assert "there is no copy of rank 0" in channel.answer().reason
+    channel.close()
+
+
+# -- the folder -------------------------------------------------------------------------------------
+
+
+def test_copies_outlive_an_agent_and_go_with_the_job(make: MakeNode, shm: Path, job: Path) -> None:
+    a = make("a")
+    a.snapshot(0, 3)
+    a.close(remove=False)
+    again = Node("a", shm, job, keys_in(job))
+    assert [(c.rank, c.step, c.tier) for c in again.service.inventory()] == [(0, 3, Tier.MEMORY)]
+    again.close(remove=True)
+    assert not again.folder.path.exists()
+
+
+def test_memory_off_means_nothing_is_made(make: MakeNode) -> None:
+    a = make("a", memory=False)
+    a.launch(1, (0,))
+    a.service.follow(Phase.ENDED, 1)
+    assert (a.service.port, a.service.inventory(), a.service.places.memory) == (0, (), "")
+    assert not a.folder.path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_noted(shm: Path, job: Path) -> None:
+    (shm / "a").mkdir()
+    (shm / "a" / f"srobust-{os.getuid()}-{RUN}-copies").write_text("in the way")
+    a = Node("a", shm, job, keys_in(job))
+    (note,) = a.service.notes()
+    assert "no snapshots in this node's memory" in note
+    assert a.service.places.memory == ""
+    a.close()
+
+
+def test_peers_off_means_nothing_is_sent(make: MakeNode) -> None:
+    a, b = make("a", peers=False), make("b")
+    b.launch(1, (1,))
+    a.launch(1, (0,), peers=(b.peer(0),))
+    a.snapshot(0, 1)
+    pause(0.2)
+    assert b.peer_steps(0) == set()
+
+
+@pytest.mark.slow
+def test_many_generations_leave_no_thread_and_no_descriptor(make: MakeNode) -> None:
+    a, b = make("a"), make("b")
+
+    def run(generation: int) -> None:
+        b.launch(generation, (1,))
+        a.launch(generation, (0,), peers=(b.peer(0),))
+        a.snapshot(0, generation, generation=generation)
+        wait_for(lambda: (generation, generation) in b.peer_steps(0))
+
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    for generation in range(1, 7):
+        run(generation)
+    before = count()
+    for generation in range(7, 20):
+        run(generation)
+    wait_for(lambda: all(now <= then for now, then in zip(count(), before, strict=True)))
