@@ -191,18 +191,24 @@ def finish(store: CheckpointStore) -> None:
     """
     failure: CheckpointError | None = None
     for ref in store.complete():
-        path = store.folder(ref) / METADATA
-        if not path.exists():
+        if not (store.folder(ref) / METADATA).exists():
             try:
-                sidecars = _sidecars(store, ref)
+                write_metadata(store, ref)
             except CheckpointError as error:
                 failure = error  # the others do not suffer for it
-                continue
-            with publishing(path) as beside:
-                dcp.write_metadata(beside, sidecars)
     store.point_latest()
     if failure is not None:
         raise failure
+
+
+def write_metadata(store: CheckpointStore, ref: CheckpointRef) -> None:
+    """Derive ``.metadata`` of a complete checkpoint from its sidecars.
+
+    Raises :class:`CheckpointError` if one of these is damaged or foreign, or ``OSError``.
+    """
+    sidecars = _sidecars(store, ref)
+    with publishing(store.folder(ref) / METADATA) as path:
+        dcp.write_metadata(path, sidecars)
 
 
 def check_place(path: Path, header: PartHeader, expected: PartHeader) -> None:

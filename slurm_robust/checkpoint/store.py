@@ -68,6 +68,18 @@ class CheckpointStore:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
+    def present(self) -> list[CheckpointRef]:
+        """All that have a folder here, complete or not, in no order."""
+        found = []
+        for generation in _names(self.path):
+            if _GENERATION.fullmatch(generation):
+                for step in _names(self.path / generation):
+                    try:
+                        found.append(CheckpointRef.from_token(f"{generation}/{step}"))
+                    except ValueError:
+                        continue
+        return found
+
     def complete(self, world_size: int | None = None) -> list[CheckpointRef]:
         """Checkpoints of which all parts are there, newest first (by step, then by generation).
 
@@ -75,7 +87,7 @@ class CheckpointStore:
         none. Raises ``OSError`` when the storage does not answer.
         """
         found = []
-        for ref in self._present():
+        for ref in self.present():
             size = self._world_size(ref)
             if size is not None and world_size in (None, size):
                 found.append(ref)
@@ -172,24 +184,13 @@ class CheckpointStore:
         if keep_every is not None:
             kept.update(ref for ref in complete if ref.step % keep_every == 0)
         removed = []
-        for ref in sorted(self._present()):
+        for ref in sorted(self.present()):
             over = ref in complete or ref.generation < current or bool(here and ref.step < here[0].step)
             if ref not in kept and ref.generation <= current and over:
                 self._remove(ref)
                 removed.append(ref)
         self._sweep(current)
         return removed
-
-    def _present(self) -> list[CheckpointRef]:
-        found = []
-        for generation in _names(self.path):
-            if _GENERATION.fullmatch(generation):
-                for step in _names(self.path / generation):
-                    try:
-                        found.append(CheckpointRef.from_token(f"{generation}/{step}"))
-                    except ValueError:
-                        continue
-        return found
 
     def _world_size(self, ref: CheckpointRef) -> int | None:
         """World size of which all parts are there; None while some are missing."""

@@ -1,0 +1,391 @@
+"""``srobust checkpoint``: which checkpoints of a job there are, in which tiers, and whether they are whole.
+
+It sees storage, and what lies in memory and on the disk of the node on which it runs; it asks no agent, so
+it works for an ended job too. On another node: ``srun --jobid=JOB --overlap -w NODE srobust checkpoint …``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
+from slurm_robust.checkpoint.image import open_image
+from slurm_robust.checkpoint.local import LocalCopies, local_path
+from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder, kind_of
+from slurm_robust.checkpoint.part import verify_part
+from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.controller.journal import fold
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.layout import Placement
+from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
+from slurm_robust.policy import restore
+from slurm_robust.report.find import NoSuchJob, ask_slurm, find_directory, load_events
+from slurm_robust.slurm.select import make_client
+
+_FOR_EVER = 2**62
+
+
+class NoAccess(SrobustError):
+    """A file or folder cannot be read or written."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
+@contextmanager
+def friendly() -> Iterator[None]:
+    """Raise :class:`NoAccess` for what storage, memory or a disk refuses."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever read our output is gone: no error of a file
+    except OSError as error:
+        refused = NoAccess(str(error))
+        refused.fix = "run this as the job's owner, on a node that sees the file, with space where it writes"
+        raise refused from error
+
+
+class Place:
+    """A job as it is seen from this node."""
+
+    def __init__(self, directory: JobDirectory, events: Sequence[ev.AnyEvent], spec: JobSpec) -> None:
+        """Use :func:`open_place`."""
+        self.directory = directory
+        self.events = events
+        self.spec = spec
+        self.state: JobState = fold(events)
+        self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self.store = CheckpointStore(spec.checkpoint_dir or directory.checkpoints)
+        folder = SHARED_MEMORY / f"srobust-{os.getuid()}-{spec.run_id}-copies"
+        self.memory = MemoryFolder(folder, spec.run_id)
+        self.local: LocalCopies | None = None
+        if spec.copies.local_directory:
+            self.local = LocalCopies(local_path(spec.copies.local_directory, spec.run_id), spec.run_id)
+
+    def copies(self) -> tuple[Copy, ...]:
+        """The whole copies on this node. Raises ``OSError``."""
+        return self.memory.inventory() + (self.local.inventory() if self.local else ())
+
+    def placement(self, generation: int) -> Placement:
+        """Where the ranks of a generation ran; of the newest one if it is not in the journal."""
+        for event in self.events:
+            if isinstance(event, ev.GenerationLaunched) and event.generation == generation:
+                return Placement(slots=event.slots, nproc_per_node=self.state.nproc_per_node)
+        return self.state.placement
+
+
+class Stored(Record):
+    """A checkpoint on storage: how many of its ``of`` parts, their bytes, seconds since the newest came."""
+
+    parts: int
+    of: int
+    complete: bool
+    nbytes: int
+    age_s: float
+
+
+class Row(Record):
+    """One checkpoint. ``here``: ranks whose copies this node has, by tier (SHARED is -1)."""
+
+    token: str
+    step: int
+    generation: int
+    stored: Stored | None
+    here: dict[str, tuple[int, ...]]
+    notes: tuple[str, ...]
+
+
+class Listing(Record):
+    """What ``srobust checkpoint ls`` shows, newest first.
+
+    ``restored``: token of what would be restored if this node alone answered, "" for none, with where from
+    in ``how``; ``latest``: what the pointer on storage names.
+    """
+
+    job_id: int
+    node: str
+    storage: str
+    memory: str
+    local: str
+    rows: tuple[Row, ...]
+    restored: str
+    how: str
+    latest: str
+
+
+def open_place(name: str, job_dir: str | None) -> Place:
+    """The job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
+    directory = find_directory(name, job_dir, job)
+    try:
+        spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
+    except FileNotFoundError:
+        missing = NoSuchJob(f"{directory.spec} is not there, so job {name} has not begun to run")
+        missing.fix = "try again when 'srobust status' shows nodes"
+        raise missing from None
+    return Place(directory, load_events(directory), spec)
+
+
+def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
+    """Print the table, or all of it as JSON. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoAccess`."""
+    place = open_place(name, job_dir)
+    with friendly():
+        listing = list_checkpoints(place, time.time())
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(listing), indent=2).decode() + "\n")
+    else:
+        console = Console() if sys.stdout.isatty() else Console(width=160)
+        console.print(render(listing))
+    return 0
+
+
+def list_checkpoints(place: Place, now: float) -> Listing:
+    """Everything about the job's checkpoints that can be seen from here. ``now``: wall clock."""
+    copies = place.copies()
+    here: dict[CheckpointRef, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for copy in copies:
+        here[CheckpointRef(generation=copy.generation, step=copy.step)][copy.tier.value].append(copy.rank)
+    stored = {ref: _stored(place.store, ref, now) for ref in place.store.present()}
+    notes = _notes(place.events)
+    plan = would_restore(place, copies, [ref for ref, one in stored.items() if one.complete])
+    latest = place.store.latest()
+    rows = [
+        Row(
+            token=ref.token(),
+            step=ref.step,
+            generation=ref.generation,
+            stored=stored.get(ref),
+            here={tier: tuple(sorted(set(ranks))) for tier, ranks in here.get(ref, {}).items()},
+            notes=tuple(notes.get(ref, ())),
+        )
+        for ref in sorted({*stored, *here, *notes}, reverse=True)
+    ]
+    return Listing(
+        job_id=place.state.job_id,
+        node=place.node,
+        storage=str(place.store.path),
+        memory=str(place.memory.path),
+        local=str(place.local.path) if place.local else "",
+        rows=tuple(rows),
+        restored=CheckpointRef(generation=plan.ref.generation, step=plan.ref.step).token() if plan else "",
+        how=restore.in_words(plan.ref.step, plan.tiers) if plan else "",
+        latest=latest.token() if latest else "",
+    )
+
+
+def would_restore(
+    place: Place, copies: tuple[Copy, ...], complete: Iterable[CheckpointRef]
+) -> restore.RestorePlan | None:
+    """What the controller would choose if no node but this one answered and the workers ended now."""
+    state = place.state
+    sealed = {generation: CheckpointRef.from_token(text).step for generation, text in state.sealed.items()}
+    if state.running:
+        sealed[state.generation] = _FOR_EVER
+    # A port, so that the ranks of other nodes could fetch from here.
+    holding = restore.Holding(node=place.node, copies=copies, address="here", port=1)
+    return restore.choose(
+        sealed,
+        [holding],
+        [restore.Ref(step=ref.step, generation=ref.generation) for ref in complete],
+        state.placement,
+        shared=state.shared,
+        banned=[
+            restore.Ref(step=ref.step, generation=ref.generation)
+            for ref in map(CheckpointRef.from_token, state.banned)
+        ],
+    )
+
+
+def render(listing: Listing) -> RenderableType:
+    """The table, and below it what would be restored."""
+    table = Table(expand=False)
+    for name in ("step", "gen"):
+        table.add_column(name, justify="right")
+    table.add_column("storage", no_wrap=True)
+    for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL):
+        table.add_column(f"{tier.value} here", overflow="fold")
+    table.add_column("journal", overflow="fold")
+    for row in listing.rows:
+        marks = ["would be restored"] if row.token == listing.restored else []
+        marks += ["latest"] if row.token == listing.latest else []
+        table.add_row(
+            str(row.step),
+            str(row.generation),
+            _stored_text(row.stored),
+            *(ranks_text(row.here.get(tier.value, ())) for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL)),
+            "; ".join([*marks, *row.notes]),
+            style="bold" if row.token == listing.restored else "",
+        )
+    if listing.restored:
+        end = f"If only node {listing.node} and storage answered, {listing.how} would be restored."
+    else:
+        end = f"From what node {listing.node} and storage have, nothing could be restored."
+    return Group(table, Text(end))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 0, 2 and shared``; ``-`` for none."""
+    own = ", ".join(str(rank) for rank in ranks if rank != SHARED)
+    words = [f"rank {own}"] if own else []
+    words += ["shared"] if SHARED in ranks else []
+    return " and ".join(words) or "-"
+
+
+class Verified(Record):
+    """``files`` with ``nbytes`` are whole; ``damaged``: path and what is wrong with it."""
+
+    files: int
+    nbytes: int
+    damaged: tuple[tuple[str, str], ...]
+
+
+def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:
+    """Read all copies in reach and compare their sums; 1 if one is damaged.
+
+    Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoAccess`.
+    """
+    place = open_place(name, job_dir)
+    with friendly():
+        found = verify(place, quiet=json)
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        for _, text in found.damaged:
+            print(f"damaged: {text}")
+        print(f"{found.files} files with {found.nbytes / 1e6:.1f} MB are whole, {len(found.damaged)} damaged")
+    return 1 if found.damaged else 0
+
+
+def verify(place: Place, *, quiet: bool) -> Verified:
+    """Read all copies in reach. Raises ``OSError``."""
+    files = list(files_of(place))
+    whole = nbytes = 0
+    damaged: list[tuple[str, str]] = []
+    with bar(quiet=quiet) as progress:
+        task = progress.add_task("verifying", total=sum(size for _, size in files))
+        for path, size in files:
+            try:
+                verify_file(path)
+                whole, nbytes = whole + 1, nbytes + size
+            except MissingCheckpoint as missing:
+                # An image is being refilled, or the file was removed; but a sidecar that has lost its data:
+                if path.suffix == ".part" and path.exists():
+                    damaged.append((str(path), str(missing)))
+            except CheckpointError as error:
+                damaged.append((str(path), str(error)))
+            progress.advance(task, size)
+    return Verified(files=whole, nbytes=nbytes, damaged=tuple(damaged))
+
+
+def files_of(place: Place) -> Iterator[tuple[Path, int]]:
+    """Every file in reach that holds a part, with the bytes to read. Sidecars stand for their data."""
+    for ref in place.store.present():
+        for path in place.store.parts(ref):
+            rank = int(path.name.split("-")[1])
+            yield path, size_of(path) + size_of(place.store.data_path(ref, rank))
+    if place.memory.path.is_dir():
+        for path in sorted(place.memory.path.iterdir()):
+            if kind_of(path.name):
+                yield path, size_of(path)
+    if place.local is not None:
+        for path in sorted(place.local.path.rglob("*.img")):
+            yield path, size_of(path)
+
+
+def verify_file(path: Path) -> None:
+    """Raises :class:`CheckpointError`: :class:`MissingCheckpoint` for what is gone or being refilled."""
+    if path.suffix == ".part":
+        verify_part(path)
+        return
+    image = open_image(path)
+    try:
+        image.verify()
+    finally:
+        image.close()
+
+
+def bar(*, quiet: bool) -> Progress:
+    """A bar of bytes on the terminal; nothing where there is none."""
+    console = Console(stderr=True)
+    columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
+    return Progress(
+        *columns,
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, 0 for one that has just gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _stored(store: CheckpointStore, ref: CheckpointRef, now: float) -> Stored:
+    parts = store.parts(ref)
+    of = max((int(path.stem.split("-")[3]) for path in parts), default=0)
+    try:
+        of, complete = store.world_size(ref), True
+    except MissingCheckpoint:
+        complete = False
+    try:
+        newest = max((path.stat().st_mtime for path in parts), default=now)
+        nbytes = sum(size_of(path) for path in store.folder(ref).iterdir())
+    except FileNotFoundError:  # pruned while we looked
+        return Stored(parts=0, of=of, complete=False, nbytes=0, age_s=0.0)
+    return Stored(
+        parts=len(parts), of=of, complete=complete, nbytes=nbytes, age_s=round(max(0.0, now - newest), 1)
+    )
+
+
+def _stored_text(stored: Stored | None) -> str:
+    if stored is None:
+        return "-"
+    parts = f"complete, {stored.of} parts" if stored.complete else f"{stored.parts} of {stored.of} parts"
+    return f"{parts}, {stored.nbytes / 1e6:.1f} MB, {_age(stored.age_s)} old"
+
+
+def _age(seconds: float) -> str:
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointRef, list[str]]:
+    """What the journal says of each checkpoint, in its order."""
+    found: dict[CheckpointRef, list[str]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed:
+            found[CheckpointRef.from_token(event.sealed)].append("sealed")
+        elif isinstance(event, ev.GenerationLaunched) and event.restore:
+            tiers = restore.in_words(event.restore_step, event.tiers).partition(" from ")[2]
+            where = f" from {tiers}" if event.tiers else ""
+            found[CheckpointRef.from_token(event.restore)].append(
+                f"restored for generation {event.generation}{where}"
+            )
+        elif isinstance(event, ev.CheckpointBanned):
+            found[CheckpointRef.from_token(event.token)].append(f"not restored again: {event.reason}")
+    return found

@@ -1,0 +1,255 @@
+"""``srobust checkpoint export``: one checkpoint as a folder for ``torch.distributed.checkpoint``.
+
+Made of the copies within reach of this node. Where parts of other nodes are missing, it says on which node
+to run it again with the same folder: that adds the parts there, and the last one completes it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
+from slurm_robust.checkpoint.image import Image, open_image
+from slurm_robust.checkpoint.part import PartHeader, read_sidecar, verify_part
+from slurm_robust.checkpoint.store import METADATA, CheckpointRef, CheckpointStore
+from slurm_robust.model.copies import SHARED
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.record import Record
+from slurm_robust.report.checkpoints import Place, bar, friendly, open_place, would_restore
+from slurm_robust.slurm.hostlist import fold
+
+LATEST = "latest"
+
+
+class NoSuchCheckpoint(SrobustError):
+    """The job has no such checkpoint within reach."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
+class TargetInTheWay(SrobustError):
+    """The folder to write to holds something else already."""
+
+    exit_code = ExitCode.USAGE
+
+
+class Exported(Record):
+    """What was done: which ranks were written now, which are missing still, which copies were passed over."""
+
+    token: str
+    directory: str
+    written: tuple[int, ...]
+    missing: tuple[int, ...]
+    damaged: tuple[str, ...]
+
+
+class OneFolder(CheckpointStore):
+    """A store of a single checkpoint, whose files lie in the folder itself."""
+
+    def folder(self, ref: CheckpointRef) -> Path:
+        """The folder itself."""
+        return self.path
+
+
+def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> int:
+    """Export; 66 while parts are missing.
+
+    Raises ``NoSuchJob``, :class:`NoSuchCheckpoint`, :class:`TargetInTheWay`, ``NoAccess``.
+    """
+    place = open_place(name, job_dir)
+    with friendly():
+        ref = choose(place, step)
+        done = export(place, ref, to, quiet=json)
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(done), indent=2).decode() + "\n")
+    else:
+        for text in done.damaged:
+            print(f"damaged: {text}")
+        if done.missing:
+            print(missing_text(place, ref, done))
+        else:
+            print(f"{to}: step {ref.step} of generation {ref.generation}, whole; load it by dcp.load()")
+    return int(ExitCode.NO_INPUT) if done.missing else 0
+
+
+def choose(place: Place, step: str) -> CheckpointRef:
+    """The checkpoint that a person means by a step, a token, or ``latest``.
+
+    Raises :class:`NoSuchCheckpoint`.
+    """
+    copies = place.copies()
+    present = {CheckpointRef(generation=c.generation, step=c.step) for c in copies}
+    present.update(ref for ref in place.store.present() if place.store.parts(ref))
+    if step == LATEST:
+        plan = would_restore(place, copies, place.store.complete())
+        found = [CheckpointRef(generation=plan.ref.generation, step=plan.ref.step)] if plan else []
+    else:
+        # Of one step in several generations the latest counts: it was reached after a restore.
+        found = [ref for ref in sorted(present) if step in (str(ref.step), ref.token())]
+    if found:
+        return found[-1]
+    what = "no checkpoint is whole" if step == LATEST else f"there is no part of step {step}"
+    missing = NoSuchCheckpoint(f"{what} within reach of node {place.node}")
+    missing.fix = "choose one that 'srobust checkpoint ls' shows, or run this on another node of the job"
+    raise missing
+
+
+def export(place: Place, ref: CheckpointRef, to: Path, *, quiet: bool) -> Exported:
+    """Write the parts within reach that are not in ``to`` yet.
+
+    Raises :class:`NoSuchCheckpoint`, :class:`TargetInTheWay` or ``OSError``.
+    """
+    world_size = _world_size(place, ref)
+    target = OneFolder(to)
+    _check_target(place, ref, target, world_size)
+    written: list[int] = []
+    damaged: list[str] = []
+    todo = [rank for rank in range(world_size) if not target.part_path(ref, rank, world_size).exists()]
+    with bar(quiet=quiet) as progress:
+        for rank in progress.track(todo, description="exporting"):
+            if _export_rank(place, ref, rank, world_size, target, damaged):
+                written.append(rank)
+    missing = tuple(rank for rank in todo if rank not in written)
+    if not missing:
+        from slurm_robust.checkpoint.disk import write_metadata
+
+        write_metadata(target, ref)
+    return Exported(
+        token=ref.token(),
+        directory=str(to),
+        written=tuple(written),
+        missing=missing,
+        damaged=tuple(damaged),
+    )
+
+
+def missing_text(place: Place, ref: CheckpointRef, done: Exported) -> str:
+    """Which parts are missing, and the command that adds them."""
+    placement = place.placement(ref.generation)
+    ranks = [rank for rank in done.missing if rank < placement.world_size]
+    nodes = {placement.node_of(rank) for rank in ranks} - {place.node}
+    text = f"{done.directory} is not whole, rank {', '.join(map(str, done.missing))} is missing"
+    if not nodes:
+        return text + ": no copy is left within reach of this node"
+    srun = f"srun --jobid={place.state.job_id} --overlap -w {fold(nodes)}"
+    command = f"srobust checkpoint export {place.directory.path.absolute()} {ref.token()}"
+    to = f"--to {Path(done.directory).absolute()}"
+    return f"{text}, which ran on {fold(nodes)}; while the job runs, add it by\n  {srun} {command} {to}"
+
+
+def _export_rank(
+    place: Place, ref: CheckpointRef, rank: int, world_size: int, target: OneFolder, damaged: list[str]
+) -> bool:
+    for write in _sources(place, ref, rank, world_size):
+        try:
+            write.into(target)
+        except MissingCheckpoint:
+            continue
+        except CheckpointError as error:
+            damaged.append(str(error))
+        else:
+            return True
+    return False
+
+
+class _FromStorage:
+    def __init__(self, place: Place, ref: CheckpointRef, rank: int, world_size: int) -> None:
+        self._store, self._ref, self._rank, self._size = place.store, ref, rank, world_size
+
+    def into(self, target: OneFolder) -> None:
+        """Copy both files, verified before the sidecar gets its name."""
+        source = self._store.part_path(self._ref, self._rank, self._size)
+        if not source.exists():
+            raise MissingCheckpoint(f"{source} is not there")
+        verify_part(source)
+        with target.publishing_data(self._ref, self._rank) as path:
+            shutil.copyfile(self._store.data_path(self._ref, self._rank), path)
+        with target.publishing(self._ref, self._rank, self._size) as path:
+            shutil.copyfile(source, path)
+
+
+class _FromImages:
+    def __init__(self, ref: CheckpointRef, own: Path, shared: Path | None) -> None:
+        self._ref, self._own, self._shared = ref, own, shared
+
+    def into(self, target: OneFolder) -> None:
+        """Write the part that the storage writer would write."""
+        from slurm_robust.checkpoint.disk import write_part
+        from slurm_robust.checkpoint.flush import snapshot_of
+
+        opened: list[Image] = []
+        try:
+            opened += [open_image(path) for path in (self._own, self._shared) if path is not None]
+            header = opened[0].header
+            snapshot = snapshot_of(opened[0], opened[1] if len(opened) > 1 else None)
+            part = PartHeader(
+                run_id=header.run_id,
+                layout=header.layout,
+                generation=header.generation,
+                step=header.step,
+                rank=header.rank,
+                world_size=header.world_size,
+                entries=tuple(snapshot.own),
+            )
+            write_part(target, self._ref, part, snapshot)
+        finally:
+            for image in opened:
+                image.close()
+
+
+def _sources(
+    place: Place, ref: CheckpointRef, rank: int, world_size: int
+) -> Iterator[_FromImages | _FromStorage]:
+    """Where the part of ``rank`` may be, nearest first."""
+    for tier in (place.memory, place.local):
+        own = tier.find(rank, ref) if tier is not None else None
+        if own is not None:
+            yield _FromImages(ref, own, _shared(place, ref) if rank == 0 else None)
+    yield _FromStorage(place, ref, rank, world_size)
+
+
+def _shared(place: Place, ref: CheckpointRef) -> Path | None:
+    found = place.memory.find(SHARED, ref)
+    return found or (place.local.find(SHARED, ref) if place.local is not None else None)
+
+
+def _world_size(place: Place, ref: CheckpointRef) -> int:
+    parts = place.store.parts(ref)
+    for path in parts:
+        return int(path.stem.split("-")[3])
+    return place.placement(ref.generation).world_size
+
+
+def _check_target(place: Place, ref: CheckpointRef, target: OneFolder, world_size: int) -> None:
+    """Refuse everything but a new folder, or one that an export of the same checkpoint left unfinished."""
+    try:
+        names = os.listdir(target.path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise _in_the_way(target.path, "is no folder") from None
+    if METADATA in names:
+        raise _in_the_way(target.path, "holds a checkpoint already")
+    if not names:
+        return
+    parts = target.parts(ref)
+    if not parts:
+        raise _in_the_way(target.path, "is not empty")
+    for path in parts:
+        header = read_sidecar(path).header
+        expected = (place.spec.run_id, ref.generation, ref.step, world_size)
+        if (header.run_id, header.generation, header.step, header.world_size) != expected:
+            raise _in_the_way(target.path, f"holds parts of another checkpoint (step {header.step})")
+
+
+def _in_the_way(path: Path, what: str) -> TargetInTheWay:
+    error = TargetInTheWay(f"{path} {what}; nothing was written")
+    error.fix = "name a folder that does not exist yet with --to"
+    return error
