@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.checkpoint.disk import DiskTier, read_part
@@ -78,6 +78,7 @@ def test_a_part_that_is_gone_is_missing(tmp_path: Path) -> None:
         verify_part(path)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_refused_or_changes_nothing(
     part: tuple[bytes, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -95,6 +96,7 @@ def test_a_changed_byte_is_refused_or_changes_nothing(
     check_content(path)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_truncated_part_is_refused(
     part: tuple[bytes, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
