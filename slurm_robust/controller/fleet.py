@@ -82,10 +82,15 @@ class Fleet:
         return found
 
     def progress(self, nodes: Iterable[str], generation: int) -> list[Progress]:
-        """Step records of all ranks of ``generation`` that are known."""
+        """Step records of all ranks of ``generation`` that are known, with the ages of their Beats."""
         found: list[Progress] = []
         for node in nodes:
             beat = self.beat(node)
             if beat is not None and beat.generation == generation:
                 found.extend(beat.progress)
         return found
+
+    def aged(self, record: Progress, node: str, now: float) -> Progress:
+        """``record`` of a rank on ``node`` with its ``age_s`` counted until ``now``."""
+        view = self.views[node]
+        return structs.replace(record, age_s=record.age_s + max(0.0, now - view.heard))

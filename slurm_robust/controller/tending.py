@@ -29,9 +29,8 @@ class Tempo:
     def __init__(self) -> None:
         self._seen: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
-    def see(self, records: list[Progress], now: Now) -> None:
-        """Take in the ranks' progress."""
-        slowest = min(records, key=lambda p: (p.step, -p.age_s))
+    def see(self, slowest: Progress, now: Now) -> None:
+        """Take in the progress of the slowest rank, as old as it is ``now``."""
         if not self._seen or slowest.step > self._seen[-1][0]:
             self._seen.append((slowest.step, now.mono - slowest.age_s))
 
@@ -53,7 +52,7 @@ class Tempo:
         """The shortest of the last steps, 0 while unknown; what seems far too short is a clock's doing."""
         pairs = pairwise(self._seen)
         shortest = min(((b - a) / (after - before) for (before, a), (after, b) in pairs), default=0.0)
-        return max(shortest, self.seconds_per_step / 4)
+        return max(shortest, self.seconds_per_step / 2)
 
 
 class Tending:
@@ -66,11 +65,11 @@ class Tending:
         self._sent = 0.0
         self._reached: float | None = None  # when all ranks had completed that step
 
-    def step(self, core: Core, records: list[Progress], now: Now) -> None:
-        """Look at the progress of all ranks."""
+    def step(self, core: Core, records: list[Progress], slowest: Progress, now: Now) -> None:
+        """Look at the progress of all ranks; ``slowest`` is as old as it is ``now``."""
         if core.config.checkpoint.memory == "off" or not all(p.reported for p in records):
             return
-        self._tempo.see(records, now)
+        self._tempo.see(slowest, now)
         self._tend_stride(core, now)
         if self._flush >= 0:
             self._follow_flush(core, records, now)

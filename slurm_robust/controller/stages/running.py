@@ -150,6 +150,7 @@ class Running:
         if len(records) < state.placement.world_size or min(p.step for p in records) < 0:
             return
         slowest = min(records, key=lambda p: (p.step, -p.age_s))
+        slowest = core.fleet.aged(slowest, state.placement.node_of(slowest.rank), now.mono)
         reported = all(p.reported for p in records)
         if not self._first_step_seen:
             self._first_step_seen = True
@@ -170,7 +171,7 @@ class Running:
             core.close_incident(slowest.step, slowest.age_s, now)
         core.watch_progress(now)
         if self._tending is not None:
-            self._tending.step(core, records, now)
+            self._tending.step(core, records, slowest, now)
 
     def _watch_spares(self, core: Core, now: Now) -> None:
         for node in core.state.spares:
