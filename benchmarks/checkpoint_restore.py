@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.checkpoint_figures import Aim, rates
 from benchmarks.checkpoint_report import Part, table
 from benchmarks.checkpoint_runs import Result, folders, run
-from benchmarks.checkpoint_stores import MEMORY, ON_DISK
+from benchmarks.checkpoint_stores import MEMORY, ON_DISK, OURS
 from benchmarks.samples import Summary, interleaved
 
 RESTORE_AIM = 2.0
@@ -19,7 +19,6 @@ _TIMES = ("restore", "first_update", "update")
 
 def from_memory(mb: int, reps: int, console: Console) -> Part:
     """From /dev/shm: ours verified; a fresh optimizer as after a restart, and one that has state."""
-    part = Part()
     runs: dict[tuple[str, bool], list[Result]] = {}
     limits: list[Result] = []
     cases = [(store, stateful) for store in MEMORY for stateful in (False, True)]
@@ -34,31 +33,38 @@ def from_memory(mb: int, reps: int, console: Console) -> Part:
         console.print(
             f"{rep + 1} {mb} MB, {_name(store, stateful)}: restored in {result['restore'] * 1e3:.0f} ms"
         )
-    found = {_name(*case): _times(results) for case, results in runs.items()}
-    bare = {name: Summary.of([limit[name] for limit in limits]) for name in ("out", "back", "fresh")}
-    part.facts = {
-        "samples": {_name(*case): results for case, results in runs.items()},
-        "limits": limits,
-        "summary": {
-            n: {t: asdict(s) for t, s in row.items()} for n, row in {**found, "memcpy": bare}.items()
-        },
-    }
-    columns = ("", "restore", "/ memcpy", "first update after", "a later update")
-    rows = [
-        ("memcpy into the live tensors", _ms(bare["back"]), "1.00", "", ""),
-        ("memcpy into memory just got", _ms(bare["fresh"]), _ratio(bare["fresh"], bare["back"]), "", ""),
-        *(
-            (n, _ms(t["restore"]), _ratio(t["restore"], bare["back"]), *(_ms(t[k]) for k in _TIMES[1:]))
-            for n, t in found.items()
-        ),
-    ]
-    title = f"ms to restore {limits[0]['bytes'] / 1e6:.0f} MB from /dev/shm: median (range), n={reps}"
-    part.tables.append(table(title, columns, rows))
+    return _memory_part(mb, reps, runs, limits)
+
+
+def _memory_part(
+    mb: int, reps: int, runs: Mapping[tuple[str, bool], Sequence[Result]], limits: Sequence[Result]
+) -> Part:
+    bare = {name: Summary.of([limit[name] for limit in limits]) for name in ("back", "fresh")}
+    found: dict[str, dict[str, Summary]] = {}
+    rows, aims = [], []
     for stateful in (True, False):
-        name = _name("slurm_robust", stateful)
-        ratio = found[name]["restore"].median / bare["back"].median
-        part.aims.append(Aim(f"restore of {mb} MB, {name}", ratio, RESTORE_AIM, "x memcpy"))
-    return part
+        limit = bare["back" if stateful else "fresh"]
+        rows.append((_name("memcpy", stateful), _ms(limit), "1.00", "", ""))
+        for (store, its), results in runs.items():
+            if its is not stateful:
+                continue
+            times = found[_name(store, its)] = {n: Summary.of([r[n] for r in results]) for n in _TIMES}
+            ratio = times["restore"].median / limit.median
+            rest = [_ms(times[n]) for n in _TIMES[1:]]
+            rows.append((_name(store, its), _ms(times["restore"]), f"{ratio:.2f}", *rest))
+            if store == OURS:
+                aims.append(Aim(f"restore of {mb} MB, {_name(store, its)}", ratio, RESTORE_AIM, "x memcpy"))
+    samples = {_name(*case): results for case, results in runs.items()}
+    summary = {
+        name: {t: asdict(s) for t, s in row.items()} for name, row in {**found, "memcpy": bare}.items()
+    }
+    title = f"ms to restore {limits[0]['bytes'] / 1e6:.0f} MB from /dev/shm: median (range), n={reps}"
+    columns = ("", "restore", "/ memcpy", "first update after", "a later update")
+    return Part(
+        facts={"samples": samples, "limits": limits, "summary": summary},
+        tables=[table(title, columns, rows)],
+        aims=aims,
+    )
 
 
 def storage(mb: int, reps: int, console: Console) -> Part:
@@ -102,14 +108,6 @@ def _restore(store: str, mb: int, folder: str, kept: Result, *, stateful: bool, 
 
 def _name(store: str, stateful: bool) -> str:
     return f"{store}, {'optimizer has state' if stateful else 'fresh optimizer'}"
-
-
-def _times(results: Sequence[Result]) -> dict[str, Summary]:
-    return {name: Summary.of([r[name] for r in results]) for name in _TIMES}
-
-
-def _ratio(of: Summary, to: Summary) -> str:
-    return f"{of.median / to.median:.2f}"
 
 
 def _ms(summary: Summary) -> str:

@@ -128,12 +128,15 @@ class BareCopy:
             ctypes.memmove(at, tensor.data_ptr(), tensor.nbytes)
         return time.perf_counter() - began
 
-    def back(self, *, fresh: bool = False) -> float:
-        """From shared memory into the tensors, or into ``fresh`` memory of the same sizes; seconds."""
+    def back(self, live: int | None = None) -> float:
+        """From shared memory into the first ``live`` tensors, and into memory just got for the rest; seconds.
+
+        None: into all of them.
+        """
         began = time.perf_counter()
         kept = []
-        for tensor, at in self._places():
-            target = torch.empty_like(tensor) if fresh else tensor
+        for number, (tensor, at) in enumerate(self._places()):
+            target = tensor if live is None or number < live else torch.empty_like(tensor)
             kept.append(target)
             ctypes.memmove(target.data_ptr(), at, tensor.nbytes)
         return time.perf_counter() - began

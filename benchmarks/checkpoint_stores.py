@@ -24,6 +24,8 @@ from benchmarks.checkpoint_state import Training
 from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
 from slurm_robust.model.copies import Tier
 
+OURS = "slurm_robust"
+
 
 class Store(Protocol):
     """``keep`` returns ``write``, the seconds until all is there (on a disk: synced), and maybe ``token``."""
@@ -112,13 +114,13 @@ class DcpFolder:
 
 
 STORES: dict[str, Store] = {
-    "slurm_robust": Memory(),
+    OURS: Memory(),
     "slurm_robust, flush": Flushed(),
     "torch.load, mmap": TorchFile(),
     "dcp.load": DcpFolder(),
 }
 # Those whose folder is in shared memory, and those whose folder is on a disk.
-MEMORY = ("slurm_robust", "torch.load, mmap", "dcp.load")
+MEMORY = (OURS, "torch.load, mmap", "dcp.load")
 ON_DISK = ("slurm_robust, flush", "torch.load, mmap", "dcp.load")
 
 

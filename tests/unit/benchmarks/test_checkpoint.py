@@ -12,6 +12,7 @@ from rich.console import Console
 from benchmarks import checkpoint_child, checkpoint_peer
 from benchmarks.checkpoint_ends import BARE, OURS
 from benchmarks.checkpoint_figures import Aim, Blocking, Turn, rates, summaries
+from benchmarks.checkpoint_runs import folders, run
 from benchmarks.checkpoint_state import LAYER_BYTES, MAX_BATCH, BareCopy, Training, batch_for
 from benchmarks.samples import Summary
 
@@ -90,6 +91,8 @@ def test_bare_copy_holds_what_it_copied(shm: Path) -> None:
     for tensor in training.tensors():
         tensor.zero_()
     assert training.digest() != before
+    copy.back(live=0)
+    assert training.digest() != before
     copy.back()
     assert training.digest() == before
 
@@ -123,3 +126,24 @@ def test_stores_give_back_what_they_took(store: str, stateful: bool, tmp_path: P
     assert restore(kept["digest"])["restore"] > 0
     with pytest.raises(SystemExit, match="bit for bit"):
         restore("another")
+
+
+@pytest.mark.slow
+def test_what_we_keep_and_flush_comes_back_too() -> None:
+    # Each in processes of their own: they are told by the environment what to restore.
+    for store, cold in (("slurm_robust", False), ("slurm_robust, flush", True)):
+        with folders() as place:
+            folder = str(place.disk if cold else place.shm)
+            kept = run("keep", store=store, mb=13, folder=folder)
+            order = {"mb": 13, "folder": folder, "token": kept["token"], "digest": kept["digest"]}
+            assert run("restore", store=store, stateful=False, cold=cold, **order)["restore"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contender", ["memcpy", "slurm_robust", "torch.save, disk", "dcp.async_save, best"])
+def test_contenders_are_measured_in_turns(contender: str) -> None:
+    with folders() as place:
+        order = {"mb": 13, "batch": 2, "turns": 2, "steps": 3, "disk": str(place.disk), "shm": str(place.shm)}
+        found = run("blocking", contender=contender, **order)
+    assert [len(turn) for turn in found["with"] + found["without"]] == [3] * 4
+    assert Blocking.of(found["with"], found["without"]).plain > 0
