@@ -15,9 +15,12 @@ so a rank that lives on beyond a cut network writes beside its successors and ne
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -34,7 +37,11 @@ _STEP = re.compile(r"step-(\d{8,})")
 _PART = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.part")
 _OUTDATED = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.pt")
 _TRASH = ".trash-"
-_POINTING_TRIES = 5
+_LOCK = ".lock"
+_LOCK_WAIT_S = 5.0
+_LOCK_POLL_S = 0.01
+# What storage answers that has no locks.
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 
 class CheckpointRef(Record, order=True):
@@ -147,17 +154,15 @@ class CheckpointStore:
     def point_latest(self) -> CheckpointRef | None:
         """Let ``latest`` name the newest complete checkpoint of the highest generation that has one.
 
-        After a rollback that is not the highest step. Returns what it names now. Raises ``OSError``.
+        After a rollback that is not the highest step. Returns what it names then. Raises ``OSError``.
         """
-        newest = None
-        for _ in range(_POINTING_TRIES):
+        with self._alone() as alone:
             newest = max(self.complete(), key=lambda ref: (ref.generation, ref.step), default=None)
-            # Looked at again after writing: another finisher may have known of less and come later.
-            if newest is None or self.latest() == newest:
-                break
+            if not alone or newest is None or self.latest() == newest:
+                return self.latest()
             with publishing(self.path / LATEST) as path:
                 path.write_text(newest.token() + "\n")
-        return newest
+            return newest
 
     def prune(
         self,
@@ -178,6 +183,14 @@ class CheckpointStore:
         if keep < 1 or (keep_every is not None and keep_every < 1):
             raise ValueError(f"keep={keep}, keep_every={keep_every}: both are at least 1")
         current = self.newest_generation() if generation is None else generation
+        with self._alone() as alone:
+            removed = self._pruned(keep, protect, current, keep_every) if alone else []
+        self._sweep(current)
+        return removed
+
+    def _pruned(
+        self, keep: int, protect: Collection[CheckpointRef], current: int, keep_every: int | None
+    ) -> list[CheckpointRef]:
         complete = self.complete()
         here = [ref for ref in complete if ref.generation == current]
         kept = {*protect, self.latest(), *complete[:keep], *here[:keep]}
@@ -189,8 +202,23 @@ class CheckpointStore:
             if ref not in kept and ref.generation <= current and over:
                 self._remove(ref)
                 removed.append(ref)
-        self._sweep(current)
         return removed
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Nobody else moves ``latest`` or prunes meanwhile; False if another one does so for long.
+
+        Else one that had looked a moment ago could let the pointer name what was removed since.
+        """
+        if not self.path.is_dir():
+            yield True
+            return
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(self.path / _LOCK, flags, 0o600)
+        try:
+            yield _taken(lock)
+        finally:
+            os.close(lock)
 
     def _world_size(self, ref: CheckpointRef) -> int | None:
         """World size of which all parts are there; None while some are missing."""
@@ -240,6 +268,24 @@ def publishing(final: Path) -> Iterator[Path]:
         _sync(final.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _taken(lock: int) -> bool:
+    """Whether this process got the lock in time, or there are no locks on this storage."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOCK_POLL_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return True
+        else:
+            return True
 
 
 def _names(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -30,6 +31,11 @@ def publish(store: CheckpointStore, where: CheckpointRef, rank: int, world_size:
         path.write_bytes(b"data")
     with store.publishing(where, rank, world_size) as path:
         path.write_bytes(b"part")
+
+
+def visible(folder: Path) -> list[str]:
+    """What is there besides the lock."""
+    return sorted(name for name in os.listdir(folder) if name != ".lock")
 
 
 def publish_all(store: CheckpointStore, *refs: CheckpointRef, world_size: int = 2) -> None:
@@ -140,7 +146,7 @@ def test_pruning_removes_only_leftovers_that_nobody_completes(tmp_path: Path) ->
     (tmp_path / ".trash-of-a-pruner-that-died").mkdir()
     removed = store.prune(5, generation=2)
     assert set(removed) == {ref(1, 10), ref(2, 11)}
-    assert sorted(os.listdir(tmp_path)) == ["gen-0001", "gen-0002", "gen-0003"]
+    assert visible(tmp_path) == ["gen-0001", "gen-0002", "gen-0003"]
     assert store.parts(ref(2, 13)) != []  # a slow rank may still write its part
     assert store.parts(ref(3, 1)) != []  # another generation than ours is running
 
@@ -149,7 +155,7 @@ def test_pruning_removes_empty_folders_of_ended_generations(tmp_path: Path) -> N
     store = CheckpointStore(tmp_path)
     publish_all(store, ref(1, 9), ref(2, 12))
     store.prune(1)
-    assert os.listdir(tmp_path) == ["gen-0002"]
+    assert visible(tmp_path) == ["gen-0002"]
 
 
 def test_pruning_to_nothing_is_refused(tmp_path: Path) -> None:
@@ -193,6 +199,20 @@ def test_pruning_spares_what_the_pointer_names(tmp_path: Path) -> None:
     store.prune(1)
     assert store.latest() == ref(2, 60)
     assert store.complete() == [ref(1, 90), ref(2, 60)]
+
+
+def test_who_cannot_be_alone_leaves_all_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host that hangs with the lock costs a pruning, and no more."""
+    monkeypatch.setattr(store_module, "_LOCK_WAIT_S", 0.05)
+    store = CheckpointStore(tmp_path)
+    publish_all(store, ref(1, 1), ref(1, 2), ref(1, 3))
+    with (tmp_path / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert store.point_latest() is None
+        assert store.prune(1) == []
+    assert len(store.complete()) == 3
+    assert store.point_latest() == ref(1, 3)
+    assert store.prune(1) == [ref(1, 1), ref(1, 2)]
 
 
 @pytest.mark.slow
@@ -316,5 +336,5 @@ def test_a_pruner_that_dies_anywhere_leaves_whole_checkpoints_only(tmp_path: Pat
             break
         store.prune(1)
         assert store.complete() == [ref(2, 4)]
-        assert os.listdir(store.path) == ["gen-0002"]
+        assert visible(store.path) == ["gen-0002"]
     assert crash_at > 70
