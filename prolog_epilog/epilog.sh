@@ -2,11 +2,18 @@
 # Epilog part of slurm_robust: removes what the agents of the ended job may have left in /dev/shm of this
 # node when they were killed before they could do it themselves. For slurm.conf:
 #   Epilog=/etc/slurm/epilog.d/*        (with a copy of this file there, root's, mode 0755)
+# Copies of checkpoints (folders named *-copies) stay when the job comes back, since it continues from them;
+# if Slurm does not say within a few seconds, they stay as well, and prolog.sh of the next job removes them.
 # It always ends with 0, because Slurm drains a node whose epilog fails, and a left-over file is no reason.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin      # Slurm gives no PATH
 export PATH
 LIMIT_S=10
+SLURM_S=5
+shm=${1:-/dev/shm}                      # arguments are for tests: Slurm gives none
+# Slurm's commands are beside its daemon, which started us, or in one of the usual places.
+slurm=${2:-$(readlink "/proc/$PPID/exe" 2>/dev/null)}
+[ -n "${2:-}" ] || slurm=${slurm%/*}/../bin
 
 job=${SLURM_JOB_ID:-}
 uid=${SLURM_JOB_UID:-}
@@ -17,8 +24,29 @@ for number in "$job" "$uid" "$gid"; do
 done
 
 # As the job's user: what these commands can be led to (links, races) is at most what the user may do anyway.
-timeout --kill-after=2 "$LIMIT_S" setpriv --reuid "$uid" --regid "$gid" --clear-groups -- \
-    find -P /dev/shm -xdev -mindepth 1 -maxdepth 1 -type d -user "$uid" -name "srobust-$uid-$job-*" \
-    -exec rm -rf --one-file-system -- {} + ||
-    logger -t srobust-epilog "job $job: /dev/shm could not be swept within $LIMIT_S s" 2>/dev/null
+as_user() {
+    timeout --kill-after=2 "$LIMIT_S" setpriv --reuid "$uid" --regid "$gid" --clear-groups -- "$@"
+}
+
+sweep() {
+    as_user find -P "$shm" -xdev -mindepth 1 -maxdepth 1 -type d -user "$uid" -name "srobust-$uid-$job-*" \
+        "$@" -exec rm -rf --one-file-system -- {} + ||
+        logger -t srobust-epilog "job $job: $shm could not be swept within $LIMIT_S s" 2>/dev/null
+}
+
+comes_back() {
+    for folder in "$slurm" /usr/bin /usr/local/bin /opt/slurm/bin /usr/local/slurm/bin; do
+        [ -x "$folder/squeue" ] && break
+    done
+    # A state given to -t is compared with what the job is beneath COMPLETING, which is what every job is now.
+    alive=$(timeout --kill-after=1 "$SLURM_S" \
+        "$folder/squeue" -a -h -j "$job" -t PENDING,RUNNING,SUSPENDED -o %A 2>/dev/null) || return 0
+    [ -n "$alive" ]
+}
+
+sweep ! -name '*-copies'
+# Slurm is asked only where something is left: agents of a job that is over have removed it.
+left=$(find -P "$shm" -xdev -mindepth 1 -maxdepth 1 -type d -user "$uid" \
+    -name "srobust-$uid-$job-*-copies" -print -quit 2>/dev/null)
+[ -z "$left" ] || comes_back || sweep -name '*-copies'
 exit 0

@@ -1,0 +1,180 @@
+"""Prolog and epilog remove the copies that no job will use again: real shell runs, a stand-in for Slurm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+USER, OTHER = 65534, 65533
+THIS = 900
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can run these: sudo make test-unit")
+
+# Answers as squeue does: the jobs of the list -j that are in the file, one "id state nodes" a line.
+SQUEUE = """#!/bin/bash
+here=$(dirname "$0")
+echo "$@" >> $here/calls
+[ -e $here/hang ] && exec sleep 60
+[ -e $here/down ] && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
+while [ $# -gt 0 ]; do
+    [ "$1" = -j ] && ids=",$2,"
+    [ "$1" = -o ] && format=$2
+    shift
+done
+while read -r id state nodes; do
+    case $ids in *",$id,"*) ;; *) continue ;; esac
+    if [ "$format" = %A ]; then echo "$id"; else echo "$id $state $nodes"; fi
+done < $here/jobs
+exit 0
+"""
+SCONTROL = """#!/bin/bash
+[ "$1 $2" = "show hostnames" ] || exit 1
+tr ',' '\\n' <<< "$3"
+"""
+
+
+class Node:
+    """A node's shared memory and the Slurm that its hooks ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shm, self.slurm = folder / "shm", folder / "slurm"
+        self.shm.mkdir()
+        self.slurm.mkdir()
+        self.shm.chmod(0o1777)
+        for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
+            (self.slurm / name).write_text(text)
+            (self.slurm / name).chmod(0o755)
+        self.jobs((THIS, "CONFIGURING", "n1"))
+
+    def jobs(self, *alive: tuple[int, str, str]) -> None:
+        lines = (f"{job} {state} {nodes}\n" for job, state, nodes in alive)
+        (self.slurm / "jobs").write_text("".join(lines))
+
+    def folder(self, job: int, uid: int = USER, owner: int = -1, name: str = "ab12") -> Path:
+        path = self.shm / f"srobust-{uid}-{job}-{name}-copies"
+        path.mkdir(mode=0o700)
+        (path / "own-00000.0").write_bytes(b"x" * 1000)
+        for item in (path, path / "own-00000.0"):
+            os.chown(item, *(2 * (uid if owner < 0 else owner,)))
+        return path
+
+    def run(self, script: str, job: int = THIS, node: str = "n1", arguments: bool = True) -> float:
+        """Run a hook as Slurm does; the seconds that it took."""
+        environ = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(USER), "SLURMD_NODENAME": node}
+        command = [ROOT / "prolog_epilog" / script, *([self.shm, self.slurm] if arguments else [])]
+        began = time.monotonic()
+        done = subprocess.run(command, env=environ, capture_output=True, check=False, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        return time.monotonic() - began
+
+    @property
+    def calls(self) -> int:
+        log = self.slurm / "calls"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """In a folder that all may enter, since the hooks act as the owner of what they remove."""
+    with tempfile.TemporaryDirectory(prefix="srobust-sweep-") as folder:
+        Path(folder).chmod(0o755)
+        yield Node(Path(folder))
+
+
+def test_the_prolog_removes_copies_of_jobs_that_are_gone_whoever_owns_them(node: Node) -> None:
+    gone, others = node.folder(1), node.folder(2, OTHER)
+    pending, running, own = node.folder(3), node.folder(4, OTHER), node.folder(THIS)
+    node.jobs((3, "COMPLETING", "n1"), (4, "RUNNING", "n1,n2"), (THIS, "CONFIGURING", "n1"))
+    (node.shm / "srobust-65534-1-ab12-x8f2").mkdir()
+    (node.shm / "something").mkdir()
+    node.run("prolog.sh")
+    left = {path.name for path in node.shm.iterdir()}
+    kept = {pending.name, running.name, own.name, "srobust-65534-1-ab12-x8f2", "something"}
+    assert left == kept
+    assert not gone.exists()
+    assert not others.exists()
+    assert node.calls == 1
+
+
+def test_the_prolog_removes_copies_of_a_job_that_runs_without_this_node(node: Node) -> None:
+    elsewhere, here, waiting = node.folder(1), node.folder(2), node.folder(3)
+    node.jobs(
+        (1, "RUNNING", "n11,n2"), (2, "RUNNING", "n3,n1"), (3, "PENDING", ""), (THIS, "RUNNING", "n1")
+    )
+    node.run("prolog.sh")
+    assert [path.exists() for path in (elsewhere, here, waiting)] == [False, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "trouble"),
+    [(script, trouble) for script in ("prolog.sh", "epilog.sh") for trouble in ("down", "hang", "missing")]
+    # Not for the epilog: to it an answer without its job means that the job is over.
+    + [("prolog.sh", "ignorant")],
+)
+def test_without_an_answer_of_slurm_nothing_is_removed(node: Node, script: str, trouble: str) -> None:
+    folder = node.folder(1)
+    if trouble == "ignorant":
+        node.jobs()
+    elif trouble == "missing":
+        (node.slurm / "squeue").write_text("#!/nonexistent\n")
+    else:
+        (node.slurm / trouble).touch()
+    took = node.run(script, job=THIS if script == "prolog.sh" else 1)
+    assert folder.exists()
+    assert took < 10
+
+
+def test_slurm_is_not_asked_where_nothing_is_left(node: Node) -> None:
+    node.run("prolog.sh")
+    node.run("epilog.sh")
+    assert node.calls == 0
+
+
+def test_what_is_no_folder_of_its_owner_is_left_alone(node: Node) -> None:
+    kept = node.folder(7, name="kept")
+    node.jobs((7, "PENDING", ""), (THIS, "RUNNING", "n1"))
+    link = node.shm / f"srobust-{USER}-1-ab12-copies"
+    link.symlink_to(kept)
+    os.chown(link, USER, USER, follow_symlinks=False)
+    roots = node.folder(1, 0)
+    trap = node.folder(2, OTHER, owner=USER)
+    odd = node.shm / f"srobust-{USER}-1-ab 12\n-copies"
+    odd.mkdir()
+    os.chown(odd, USER, USER)
+    inside = node.folder(3)
+    (inside / "link").symlink_to(kept)
+    node.run("prolog.sh")
+    assert kept.is_dir()
+    assert list(kept.iterdir())
+    assert link.is_symlink()
+    assert [path.exists() for path in (roots, trap, odd, inside)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("job", ["", "x", "1;id"])
+def test_the_prolog_does_nothing_with_odd_input(node: Node, job: str) -> None:
+    folder = node.folder(1)
+    environ = {"SLURM_JOB_ID": job} if job else {}
+    script = ROOT / "prolog_epilog" / "prolog.sh"
+    subprocess.run([script, node.shm, node.slurm], env=environ, check=True, timeout=30)
+    assert folder.exists()
+    assert node.calls == 0
+
+
+def test_the_epilog_keeps_copies_of_a_job_that_comes_back(node: Node) -> None:
+    copies, others = node.folder(1), node.folder(2)
+    left = node.shm / f"srobust-{USER}-1-ab12-x8f2"
+    left.mkdir()
+    os.chown(left, USER, USER)
+    node.jobs((1, "COMPLETING", "n1"))
+    node.run("epilog.sh", job=1)
+    assert [path.exists() for path in (copies, others, left)] == [True, True, False]
+    node.jobs()
+    node.run("epilog.sh", job=1)
+    assert [path.exists() for path in (copies, others)] == [False, True]
