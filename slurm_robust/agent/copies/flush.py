@@ -21,39 +21,17 @@ import msgspec
 
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError
+from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import SHARED
-from slurm_robust.model.record import Record
 from slurm_robust.wire.messages import Launch
 
 WRITER = (sys.executable, "-m", "slurm_robust.checkpoint.flush")
 # Storage that takes longer than this for one node's part hangs.
 WRITE_S = 1800.0
-_NICE = 10
 _NOTE_EVERY_S = 600.0
-
-
-class FlushOrder(Record):
-    """What the storage writer is told: the images of one step by rank (SHARED for the shared part)."""
-
-    images: dict[str, str]
-    generation: int
-    step: int
-    world_size: int
-    directory: str
-    run_id: str
-    layout: str
-
-
-class FlushAnswer(msgspec.Struct):
-    """What it answers when all of an order is published, or cannot be."""
-
-    step: int
-    generation: int
-    ok: bool
-    error: str = ""
 
 
 class StorageWriter:
@@ -97,7 +75,6 @@ class StorageWriter:
                 # A signal that Slurm or a terminal sends to the agent's group is the agent's business.
                 start_new_session=True,
             )
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
         return self._process
 
     def _answer(self, process: subprocess.Popen[bytes], deadline: float) -> FlushAnswer:
@@ -206,7 +183,7 @@ class Flusher:
 
     def _write(self, wanted: _Wanted, held: list[Image]) -> None:
         order = FlushOrder(
-            images={str(i.header.rank): str(i.path) for i in held},
+            images={i.header.rank: str(i.path) for i in held},
             generation=wanted.launch.generation,
             step=wanted.step,
             world_size=wanted.launch.world_size,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher
 from slurm_robust.agent.copies.notes import Notes
@@ -17,6 +19,7 @@ from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.agent.ports import bind_free
+from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.local import LocalCopies, local_path
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
 from slurm_robust.model.copies import Copy
@@ -135,6 +138,7 @@ class CopyService:
 
     def news(self) -> CopyNews:
         """What a Beat tells of copies now."""
+        self._read_plans()
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
         return CopyNews(
@@ -171,6 +175,8 @@ class CopyService:
         self._end_generation()
         if self._fetches is not None:
             self._fetches.stop()
+        for plan in self._parts.memory.path.glob("plan-*.json"):
+            plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
         self._look_at_disk_soon()
         self._fetches = Fetches(launch, self._spec.run_id, self._parts, self._key)
         peers = launch.peers if self._spec.copies.peers else ()
@@ -221,6 +227,16 @@ class CopyService:
         if remove:
             shutil.rmtree(self._parts.memory.path, ignore_errors=True)
 
+    def _read_plans(self) -> None:
+        """What workers found out about the node's memory: how many copies of other nodes it can take."""
+        if self._parts is None:
+            return
+        plans = read_plans(self._parts.memory.path)
+        if plans:
+            self._buffers.number = min(plan.peer_buffers for plan in plans)
+            for reason in {plan.reason for plan in plans if plan.reason}:
+                self._notes.say(f"plan {self._buffers.number}", f"memory for snapshots: {reason}")
+
     # -- helpers -----------------------------------------------------------------------------------
 
     def _end_generation(self) -> None:
@@ -242,6 +258,17 @@ class CopyService:
             self._on_disk = ()
             self._notes.say("disk", f"this node's disk holds no copies: {error}")
         self._wake()
+
+
+def read_plans(folder: Path) -> list[MemoryPlan]:
+    """The plans that this node's workers have left in the folder of copies."""
+    plans = []
+    for path in folder.glob("plan-*.json"):
+        try:
+            plans.append(msgspec.json.decode(path.read_bytes(), type=MemoryPlan))
+        except (OSError, msgspec.DecodeError):
+            continue  # replaced or removed while we looked
+    return plans
 
 
 class _Running:

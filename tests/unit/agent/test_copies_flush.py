@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.agent.copies.flush import FlushOrder, StorageWriter, choose
+from slurm_robust.agent.copies.flush import StorageWriter, choose
+from slurm_robust.checkpoint.flush import FlushOrder
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import SHARED, Tier
@@ -91,9 +92,9 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
     (order,) = (writer / "orders").read_text().splitlines()
     told = msgspec.json.decode(order, type=FlushOrder)
     assert told.images == {
-        "0": str(node.folder.own(0, 0)),
-        "1": str(node.folder.own(1, 0)),
-        "-1": str(node.folder.own(SHARED, 0)),
+        0: str(node.folder.own(0, 0)),
+        1: str(node.folder.own(1, 0)),
+        SHARED: str(node.folder.own(SHARED, 0)),
     }
     assert (told.generation, told.step, told.world_size, told.layout) == (3, 7, 4, "w4")
     assert (told.run_id, told.directory) == (RUN, str(tmp_path / "job" / "checkpoints"))

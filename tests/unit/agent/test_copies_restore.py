@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.image import read_header
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Tier
-from slurm_robust.wire.copychannel import Get
+from slurm_robust.wire.copychannel import Get, Put
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.harness import pause
 from tests.unit.agent.nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
@@ -160,3 +161,18 @@ def test_many_generations_leave_no_thread_and_no_descriptor(make: MakeNode) -> N
     for generation in range(7, 20):
         run(generation)
     wait_for(lambda: all(now <= then for now, then in zip(count(), before, strict=True)))
+
+
+def test_a_short_memory_is_noted_and_takes_fewer_copies(make: MakeNode, job: Path) -> None:
+    a = make("a")
+    a.launch(1, (0, 1))
+    write_plan(a.folder.path, 0, MemoryPlan(own_buffers=5, peer_buffers=2))
+    write_plan(a.folder.path, 1, MemoryPlan(own_buffers=2, peer_buffers=0, reason="not enough"))
+    a.service.news()
+    assert a.service.notes() == ["memory for snapshots: not enough"]
+    channel = connect(a, job)
+    channel.send(Put(run_id=RUN, launch=1, restore="", rank=5, generation=1, step=1, total=2 * MIB))
+    assert "no room for copies of other nodes" in channel.answer().reason
+    channel.close()
+    a.launch(2, (0,))
+    assert list(a.folder.path.glob("plan-*")) == []
