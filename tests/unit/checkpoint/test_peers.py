@@ -105,7 +105,8 @@ def test_larger_worlds(nproc: int, tp: int, cp: int, pp: int, dp: int, order: st
         assert peer != source
         if not survives(source, peer, losses):
             assert not any(survives(source, other, losses) for other in range(slots))
-    assert max(Counter(peers).values()) == 1  # nodes of such worlds are all alike
+    # Where groups begin and end in the middle of nodes, nodes differ, and two may share their best peer.
+    assert max(Counter(peers).values()) <= (1 if dp & (dp - 1) == 0 else 2)
 
 
 def test_data_parallelism_alone_goes_to_another_node_and_switch() -> None:
