@@ -41,7 +41,8 @@ def _memory_part(
 ) -> Part:
     bare = {name: Summary.of([limit[name] for limit in limits]) for name in ("back", "fresh")}
     found: dict[str, dict[str, Summary]] = {}
-    rows, aims = [], []
+    rows: list[Sequence[str]] = []
+    aims = []
     for stateful in (True, False):
         limit = bare["back" if stateful else "fresh"]
         rows.append((_name("memcpy", stateful), _ms(limit), "1.00", "", ""))
@@ -55,9 +56,8 @@ def _memory_part(
             if store == OURS:
                 aims.append(Aim(f"restore of {mb} MB, {_name(store, its)}", ratio, RESTORE_AIM, "x memcpy"))
     samples = {_name(*case): results for case, results in runs.items()}
-    summary = {
-        name: {t: asdict(s) for t, s in row.items()} for name, row in {**found, "memcpy": bare}.items()
-    }
+    found["memcpy"] = bare
+    summary = {name: {t: asdict(s) for t, s in row.items()} for name, row in found.items()}
     title = f"ms to restore {limits[0]['bytes'] / 1e6:.0f} MB from /dev/shm: median (range), n={reps}"
     columns = ("", "restore", "/ memcpy", "first update after", "a later update")
     return Part(
