@@ -13,8 +13,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -114,13 +115,21 @@ class Snapshotter:
     False if there is no memory for any.
     """
 
-    def __init__(self, folder: MemoryFolder, place: Place, *, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        folder: MemoryFolder,
+        place: Place,
+        *,
+        overlap: bool = True,
+        gather: Callable[[Path], tuple[budget.Room, ...]] = budget.gather,
+    ) -> None:
         self.blocked_s = 0.0
         self.skipped = 0
         self.active = True
         self._folder = folder
         self._place = place
         self._overlap = overlap
+        self._gather = gather
         self._own = self._part(place.header.rank)
         self._shared = self._part(SHARED) if place.first_on_node else None
         self._planned = (0, 0)
@@ -230,7 +239,7 @@ class Snapshotter:
 
     def _plan(self, own: int, shared: int) -> None:
         place = self._place
-        rooms = budget.gather(self._folder.path)
+        rooms = self._gather(self._folder.path)
         plan = budget.plan(own=own, shared=shared, ranks=place.ranks_on_node, nodes=place.nodes, rooms=rooms)
         self.active = plan.own_buffers > 0
         for part in self._parts():

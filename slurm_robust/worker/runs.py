@@ -189,8 +189,13 @@ class ManagedRun:
     def _disk(self) -> DiskTier:
         if self._tier is None:
             rank, world_size = _place(self._environ)
-            store = CheckpointStore(self._environment.checkpoint_dir)
-            self._tier = DiskTier(store, run_id=self._environment.run_id, rank=rank, world_size=world_size)
+            self._tier = DiskTier(
+                CheckpointStore(self._environment.checkpoint_dir),
+                run_id=self._environment.run_id,
+                rank=rank,
+                world_size=world_size,
+                layout=self._environment.layout,
+            )
         return self._tier
 
 

@@ -1,0 +1,50 @@
+"""Plays the agent of a node's workers: records, environments and folders, for a generation at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.environment import WorkerEnvironment
+
+RUN = "11-cafe"
+
+
+class Node:
+    """``folder`` is for files, ``memory`` a folder in shared memory for the job's copies."""
+
+    def __init__(self, folder: Path, memory: Path, world_size: int = 1) -> None:
+        self.folder = folder
+        self.copies = MemoryFolder.create(RUN, memory)
+        self.store = CheckpointStore(folder / "ckpt")
+        self.local = folder / "local"
+        self.world_size = world_size
+        self.records: dict[int, StepRecord] = {}
+
+    def environ(
+        self, generation: int, rank: int = 0, *, restore: str = "", tier: str = "", layout: str = "tp1"
+    ) -> dict[str, str]:
+        """The variables of a worker, whose record is made anew."""
+        path = self.folder / f"record-{generation}-{rank}"
+        self.records[rank] = StepRecord.create(path, generation=generation, rank=rank)
+        environment = WorkerEnvironment(
+            job_dir=str(self.folder),
+            run_id=RUN,
+            generation=generation,
+            record=str(path),
+            restore=restore,
+            checkpoint_dir=str(self.store.path),
+            layout=layout,
+            copies=str(self.copies.path),
+            local=str(self.local),
+            restore_tier=tier,
+        )
+        return {
+            **environment.to_env(),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.world_size),
+        }

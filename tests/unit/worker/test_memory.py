@@ -1,0 +1,367 @@
+"""Under srobust run checkpoints are snapshots in memory, and training goes on from them bitwise the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import slurm_robust as sr
+from slurm_robust.checkpoint.errors import (
+    CheckpointError,
+    CorruptPart,
+    EntryMismatch,
+    ForeignPart,
+    MissingCheckpoint,
+)
+from slurm_robust.checkpoint.image import open_image
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import SHARED
+from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.images import ImageReader
+from tests.unit.worker import training
+from tests.unit.worker.managed import Node
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    base = Path(tempfile.mkdtemp(prefix="test-memory-", dir="/dev/shm"))
+    yield base
+    shutil.rmtree(base)
+
+
+@pytest.fixture
+def node(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    for name in list(os.environ):
+        if name.startswith("SROBUST_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return Node(tmp_path, memory)
+
+
+class Launcher:
+    """Runs this process as rank 0 of a generation."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node = node
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, generation: int, **options: Any) -> None:
+        for name, value in self.node.environ(generation, **options).items():
+            self._monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def launch(node: Node, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    return Launcher(node, monkeypatch)
+
+
+class Model:
+    """A model with its optimizer and what else a script has, small."""
+
+    def __init__(self, width: int = 64) -> None:
+        torch.manual_seed(3)
+        self.module = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width))
+        self.optimizer = torch.optim.AdamW(self.module.parameters())
+        self.entries = {"model": self.module, "optimizer": self.optimizer}
+
+    def train(self, steps: int, **options: Any) -> sr.Checkpointer:
+        checkpointer = sr.Checkpointer(self.entries, **options)
+        for step in range(checkpointer.restore(), steps):
+            self.module(torch.randn(4, 64)).sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            checkpointer.step(step)
+        checkpointer.close()
+        return checkpointer
+
+
+def token(step: int, generation: int = 1) -> str:
+    return CheckpointRef(generation=generation, step=step).token()
+
+
+def steps_of(folder: MemoryFolder, rank: int = 0) -> list[int]:
+    return sorted(copy.step for copy in folder.inventory() if copy.rank == rank)
+
+
+# -- taking ---------------------------------------------------------------------------------------
+
+
+def test_snapshots_go_to_memory_and_none_to_storage(node: Node, launch: Launcher) -> None:
+    launch(1)
+    checkpointer = Model().train(6)
+    assert steps_of(node.copies) == [3, 4, 5]
+    assert node.store.complete() == []
+    assert node.records[0].progress(0.0).checkpoint == -1
+    assert checkpointer.skipped == 0
+    assert 0.0 < checkpointer.blocked_s < 10.0
+
+
+def test_every_counts_in_multiples_so_that_strides_meet_it(node: Node, launch: Launcher) -> None:
+    launch(1)
+    node.records[0].set_stride(4)
+    Model().train(40, every=3)
+    assert steps_of(node.copies) == [24, 30, 33, 36, 39]
+
+
+def test_the_step_wanted_on_storage_is_taken_whatever_every_says(node: Node, launch: Launcher) -> None:
+    launch(1)
+    node.records[0].set_flush(7)
+    Model().train(12, every=5)
+    assert steps_of(node.copies) == [5, 7, 10]
+
+
+def test_what_the_controller_asks_for_goes_to_storage_at_once(node: Node, launch: Launcher) -> None:
+    launch(1)
+    node.records[0].request_checkpoint(3)
+    Model().train(6, every=4)
+    assert [ref.step for ref in node.store.complete()] == [3]
+    assert node.records[0].progress(0.0).checkpoint == 3
+    assert steps_of(node.copies) == [0, 4]
+
+
+def test_without_room_checkpoints_go_to_storage(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from slurm_robust.checkpoint.budget import Room
+    from slurm_robust.worker import runs
+
+    class Cramped(runs.Snapshotter):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options, gather=lambda _: (Room(name="it", total=0, free=9),))
+
+    monkeypatch.setattr(runs, "Snapshotter", Cramped)
+    launch(1)
+    node.records[0].set_flush(6)
+    with caplog.at_level(logging.WARNING):
+        Model().train(10, every=4)
+    assert sorted(ref.step for ref in node.store.complete()) == [3, 6, 7]
+    assert steps_of(node.copies) == []
+    assert caplog.text.count("no snapshots in memory; every checkpoint goes to storage") == 1
+
+
+# -- restoring ------------------------------------------------------------------------------------
+
+
+def parts(node: Node, step: int) -> Path:
+    path = node.copies.find(0, CheckpointRef(generation=1, step=step))
+    assert path is not None
+    return path
+
+
+@pytest.fixture
+def trained(node: Node, launch: Launcher) -> Model:
+    launch(1)
+    model = Model()
+    model.train(6)
+    return model
+
+
+def same_state(a: Model, b: Model) -> bool:
+    hashes = [training.state_hash(m.module.state_dict(), m.optimizer.state_dict()["state"]) for m in (a, b)]
+    return hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_one_process_continues_bitwise(node: Node, launch: Launcher, optimizer: str) -> None:
+    launch(1)
+    straight = training.train("single", optimizer, 12, every=1)
+    broken: dict[int, float] = {}
+    launch(2)
+    broken |= training.train("single", optimizer, 6, every=1)["losses"]
+    launch(3, restore=token(4, 2), tier="memory")  # not the newest: one step is run again
+    broken |= training.train("single", optimizer, 8, every=1)["losses"]
+    launch(4, restore=token(7, 3), tier="memory")
+    result = training.train("single", optimizer, 12, every=1)
+    assert list(result["losses"]) == [8, 9, 10, 11]
+    assert broken | result["losses"] == straight["losses"]
+    assert result["sha256"] == straight["sha256"]
+
+
+def test_nothing_lies_in_a_copy_after_it_was_restored(trained: Model, node: Node, launch: Launcher) -> None:
+    launch(2, restore=token(5), tier="memory")
+    fresh = Model()
+    checkpointer = sr.Checkpointer(fresh.entries)
+    assert checkpointer.restore() == 6
+    assert same_state(trained, fresh)
+    assert str(node.copies.path) not in Path("/proc/self/maps").read_text()
+    assert not any(str(node.copies.path) in os.readlink(f"/proc/self/fd/{n}") for n in descriptors())
+
+
+def descriptors() -> list[str]:
+    own = os.listdir("/proc/self/fd")
+    return [number for number in own if os.path.islink(f"/proc/self/fd/{number}")]
+
+
+def test_a_part_that_is_being_fetched_is_waited_for(trained: Model, node: Node, launch: Launcher) -> None:
+    elsewhere = node.folder / "elsewhere"
+    shutil.move(parts(node, 5), elsewhere)
+    launch(2, restore=token(5), tier="peer")
+    fresh = Model()
+    restoring = threading.Thread(target=sr.Checkpointer(fresh.entries).restore)
+    restoring.start()
+    restoring.join(0.05)
+    assert restoring.is_alive()
+    shutil.copy(elsewhere, node.copies.fetched(0).with_name("beside"))
+    os.replace(node.copies.fetched(0).with_name("beside"), node.copies.fetched(0))
+    restoring.join(20.0)
+    assert not restoring.is_alive()
+    assert same_state(trained, fresh)
+
+
+def test_a_part_that_cannot_be_fetched_is_told(trained: Model, node: Node, launch: Launcher) -> None:
+    parts(node, 5).unlink()
+    node.copies.fetch_error(0).write_text("node n2 does not answer\n")
+    launch(2, restore=token(5), tier="peer")
+    with pytest.raises(MissingCheckpoint, match=r"rank 0 of checkpoint gen-0001/step-00000005 .*n2 does not"):
+        Model().train(7)
+
+
+def test_a_fetch_that_takes_too_long_is_told(node: Node) -> None:
+    environment = WorkerEnvironment.from_env(node.environ(2, restore=token(5), tier="peer"))
+    assert environment is not None
+    with pytest.raises(MissingCheckpoint, match=f"is not in {re.escape(str(node.copies.path))}"):
+        ImageReader(environment, 0, 1, fetch_s=0.1).load(CheckpointRef(generation=1, step=5), ("model",))
+
+
+def test_a_copy_on_the_local_disk_is_read(trained: Model, node: Node, launch: Launcher) -> None:
+    place = node.local / "own-00000" / "gen-0001" / "step-00000004.img"
+    place.parent.mkdir(parents=True)
+    shutil.move(parts(node, 4), place)
+    launch(2, restore=token(4), tier="local")
+    assert sr.Checkpointer(Model().entries).restore() == 5
+    damage(place)
+    launch(3, restore=token(4), tier="local")
+    with pytest.raises(CorruptPart, match=place.name):
+        sr.Checkpointer(Model().entries).restore()
+    assert not place.exists()
+
+
+def damage(path: Path) -> None:
+    image = open_image(path)
+    at = image.nbytes - 10
+    image.close()
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_damaged_copy_is_told_and_removed(trained: Model, node: Node, launch: Launcher) -> None:
+    path = parts(node, 5)
+    damage(path)
+    launch(2, restore=token(5), tier="memory")
+    with pytest.raises(CorruptPart, match=f"{path.name} is damaged"):
+        Model().train(7)
+    assert steps_of(node.copies) == [3, 4]
+    launch(3, restore=token(5), tier="memory")
+    with pytest.raises(MissingCheckpoint, match="not in"):
+        Model().train(7)
+    launch(4, restore=token(4), tier="memory")
+    assert sr.Checkpointer(Model().entries).restore() == 5
+
+
+def test_what_does_not_fit_is_told_and_stays(
+    trained: Model, node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def error(match: str, kind: type[CheckpointError], entries: Any = None) -> None:
+        with pytest.raises(kind, match=match):
+            sr.Checkpointer(entries or Model().entries).restore()
+        assert steps_of(node.copies) == [3, 4, 5]
+
+    launch(2, restore=token(5), tier="memory", layout="tp2")
+    error("layout tp1.*expected.*layout tp2.*remove the file", ForeignPart)
+    launch(2, restore=token(5), tier="memory")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    error("rank 0 of 1; expected.*rank 0 of 2", ForeignPart)
+    launch(2, restore=token(5), tier="memory")
+    error(
+        "holds the entries model, optimizer, the script names model", EntryMismatch, {"model": Model().module}
+    )
+    error("entry 'model' does not take the state", EntryMismatch, Model(width=32).entries)
+    launch(2, restore=token(9), tier="memory")
+    error("step-00000009 is not in", MissingCheckpoint)
+
+
+def test_what_the_shared_part_says_is_not_waited_for_in_vain(
+    trained: Model, node: Node, launch: Launcher
+) -> None:
+    assert node.copies.find(SHARED, CheckpointRef(generation=1, step=5)) is None
+    launch(2, restore=token(5), tier="peer")
+    assert sr.Checkpointer(Model().entries).restore() == 6
+
+
+def test_a_restored_generation_goes_on_with_the_buffers(trained: Model, node: Node, launch: Launcher) -> None:
+    launch(2, restore=token(4), tier="memory")
+    Model().train(7)
+    assert {(copy.generation, copy.step) for copy in node.copies.inventory()} == {(1, 4), (2, 5), (2, 6)}
+
+
+# -- several processes ----------------------------------------------------------------------------
+
+
+def run_ranks(node: Node, kind: str, steps: int, generation: int, **options: Any) -> list[dict[str, Any]]:
+    result = node.folder / f"result-{generation}"
+    arguments = ["-m", "tests.unit.worker.training", kind, "adamw", str(steps), str(result)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**os.environ, **node.environ(generation, rank, **options)},
+            cwd=Path(__file__).parents[3],
+        )
+        for rank in range(node.world_size)
+    ]
+    try:
+        assert [rank.wait(200.0) for rank in ranks] == [0] * node.world_size
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(node.world_size)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_continue_bitwise(node: Node, kind: str) -> None:
+    node.world_size = 2
+    straight = run_ranks(node, kind, 12, 1)
+    run_ranks(node, kind, 7, 2)
+    assert steps_of(node.copies, SHARED) == ([4, 5, 6] if kind == "ddp" else [])
+    assert [steps_of(node.copies, rank) for rank in range(2)] == [[4, 5, 6]] * 2
+    resumed = run_ranks(node, kind, 12, 3, restore=token(5, 2), tier="memory")
+    for rank in range(2):
+        assert list(resumed[rank]["losses"]) == ["6", "7", "8", "9", "10", "11"]
+        assert straight[rank]["losses"].items() >= resumed[rank]["losses"].items()
+        assert resumed[rank]["sha256"] == straight[rank]["sha256"]
+
+
+@pytest.mark.slow
+def test_a_shared_part_is_fetched_too(node: Node) -> None:
+    """Both ranks on another node than before: it has neither their own parts nor the shared one."""
+    node.world_size = 2
+    straight = run_ranks(node, "ddp", 9, 1)
+    ref = CheckpointRef(generation=1, step=7)
+    for part in (0, 1, SHARED):
+        found = node.copies.find(part, ref)
+        assert found is not None
+        shutil.copy(found, node.copies.fetched(part))
+    for path in [*node.copies.path.glob("own-*"), *node.copies.path.glob("shared.*")]:
+        path.unlink()
+    resumed = run_ranks(node, "ddp", 9, 2, restore=ref.token(), tier="peer")
+    assert [one["sha256"] for one in resumed] == [one["sha256"] for one in straight]
+    wait_for(lambda: steps_of(node.copies) == [8])
