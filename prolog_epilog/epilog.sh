@@ -3,7 +3,7 @@
 # node when they were killed before they could do it themselves. For slurm.conf:
 #   Epilog=/etc/slurm/epilog.d/*        (with a copy of this file there, root's, mode 0755)
 # Copies of checkpoints (folders named *-copies) stay when the job comes back, since it continues from them;
-# if Slurm does not say within a few seconds, they stay as well, and prolog.sh of the next job removes them.
+# if that cannot be found out in a few seconds, they stay too, and prolog.sh of the next job removes them.
 # It always ends with 0, because Slurm drains a node whose epilog fails, and a left-over file is no reason.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin      # Slurm gives no PATH
@@ -34,19 +34,26 @@ sweep() {
         logger -t srobust-epilog "job $job: $shm could not be swept within $LIMIT_S s" 2>/dev/null
 }
 
+# Slurm calls every job COMPLETING now, whether it is over or requeued. But a requeue has raised the number of
+# its restarts already, and the agent has left the number with which this run began.
 comes_back() {
+    began=$(as_user head -c 12 -- "$1/run" 2>/dev/null)
+    case $began in '' | *[!0-9]*) return 0 ;; esac
+    restarts=${SLURM_JOB_RESTART_COUNT:-$(ask_restarts)}
+    case $restarts in '' | *[!0-9]*) return 0 ;; esac
+    [ "$restarts" -gt "$began" ]
+}
+
+ask_restarts() {
     for folder in "$slurm" /usr/bin /usr/local/bin /opt/slurm/bin /usr/local/slurm/bin; do
-        [ -x "$folder/squeue" ] && break
+        [ -x "$folder/scontrol" ] && break
     done
-    # A state given to -t is compared with what the job is beneath COMPLETING, which is what every job is now.
-    alive=$(timeout --kill-after=1 "$SLURM_S" \
-        "$folder/squeue" -a -h -j "$job" -t PENDING,RUNNING,SUSPENDED -o %A 2>/dev/null) || return 0
-    [ -n "$alive" ]
+    timeout --kill-after=1 "$SLURM_S" "$folder/scontrol" -o show job "$job" 2>/dev/null |
+        sed -n 's/.* Restarts=\([0-9]*\) .*/\1/p'
 }
 
 sweep ! -name '*-copies'
-# Slurm is asked only where something is left: agents of a job that is over have removed it.
-left=$(find -P "$shm" -xdev -mindepth 1 -maxdepth 1 -type d -user "$uid" \
+left=$(as_user find -P "$shm" -xdev -mindepth 1 -maxdepth 1 -type d -user "$uid" \
     -name "srobust-$uid-$job-*-copies" -print -quit 2>/dev/null)
-[ -z "$left" ] || comes_back || sweep -name '*-copies'
+[ -z "$left" ] || comes_back "$left" || sweep -name '*-copies'
 exit 0

@@ -29,21 +29,26 @@ for folder in "$slurm" /usr/bin /usr/local/bin /opt/slurm/bin /usr/local/slurm/b
     [ -x "$folder/squeue" ] && break
 done
 
-# Of all these jobs and of the one that starts here, those that are not over: number, state, nodes. What is
-# given to -t is compared with the state beneath COMPLETING: a requeued job is PENDING from the first moment on.
+# Number, state and nodes of all these jobs, as far as Slurm knows them, and of the one that starts here.
 jobs=$(printf '%s\n' "$found" | sed 's/^[^-]*-[0-9]*-\([0-9]*\)-.*$/\1/' | sort -u | tr '\n' ',')
-alive=$(timeout --kill-after=1 "$SLURM_S" \
-    "$folder/squeue" -a -h -j "$jobs$this" -t PENDING,RUNNING,SUSPENDED -o '%A %T %N' 2>/dev/null) || exit 0
+known=$(timeout --kill-after=1 "$SLURM_S" \
+    "$folder/squeue" -a -h -j "$jobs$this" -t all -o '%A %T %N' 2>/dev/null) || exit 0
 # An answer that does not know the job whose prolog this is says nothing about others either.
-printf '%s\n' "$alive" | grep -q "^$this " || exit 0
+printf '%s\n' "$known" | grep -q "^$this " || exit 0
 
 # Whether copies of a job may still be used here. A job that runs without this node cannot reach them, and has
 # gone on from what it could reach: should it ever come back to this node, it restores something newer.
 is_needed() {
-    line=$(printf '%s\n' "$alive" | grep "^$1 ") || return 1
+    line=$(printf '%s\n' "$known" | grep "^$1 ") || return 1
     state=${line#* }
     nodes=${state#* }
-    [ "${state%% *}" = RUNNING ] && [ -n "${SLURMD_NODENAME:-}" ] || return 0
+    case ${state%% *} in
+        BOOT_FAIL | CANCELLED | COMPLETED | DEADLINE | FAILED) return 1 ;;
+        NODE_FAIL | OUT_OF_MEMORY | PREEMPTED | REVOKED | TIMEOUT) return 1 ;;
+        RUNNING) [ -n "${SLURMD_NODENAME:-}" ] || return 0 ;;
+        # Among the rest is COMPLETING, which a job is as well while it is being requeued.
+        *) return 0 ;;
+    esac
     names=$(timeout --kill-after=1 "$SLURM_S" "$folder/scontrol" show hostnames "$nodes" 2>/dev/null) ||
         return 0
     [ -n "$names" ] || return 0

@@ -9,6 +9,8 @@ ends or is gone. Layout (all files are images, :mod:`slurm_robust.checkpoint.ima
         peer-00007.0 …   copies of rank 7 of another node, streamed by its agent
         fetched-00003    a part that was fetched from another node for a restore
         fetched-00003.error   why it could not be fetched: text
+        plan-00003.json  how many buffers fit, as rank 3 found out (:mod:`slurm_robust.checkpoint.budget`)
+        run              how often the job had been restarted when its agent began: for the epilog
 
 A file counts only while it holds a whole image of this run; names tell nothing about the content.
 """

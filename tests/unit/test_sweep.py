@@ -16,7 +16,7 @@ USER, OTHER = 65534, 65533
 THIS = 900
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can run these: sudo make test-unit")
 
-# Answers as squeue does: the jobs of the list -j that are in the file, one "id state nodes" a line.
+# Answers as squeue does with -t all -o "%A %T %N": the jobs of the list -j that are in the file.
 SQUEUE = """#!/bin/bash
 here=$(dirname "$0")
 echo "$@" >> $here/calls
@@ -24,16 +24,21 @@ echo "$@" >> $here/calls
 [ -e $here/down ] && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     [ "$1" = -j ] && ids=",$2,"
-    [ "$1" = -o ] && format=$2
     shift
 done
 while read -r id state nodes; do
-    case $ids in *",$id,"*) ;; *) continue ;; esac
-    if [ "$format" = %A ]; then echo "$id"; else echo "$id $state $nodes"; fi
+    case $ids in *",$id,"*) echo "$id $state $nodes" ;; esac
 done < $here/jobs
 exit 0
 """
 SCONTROL = """#!/bin/bash
+here=$(dirname "$0")
+if [ "$2" = show ]; then
+    [ -e $here/hang ] && exec sleep 60
+    [ -e $here/down ] && exit 1
+    echo "JobId=$4 Requeue=1 Restarts=$(cat $here/restarts) BatchFlag=1"
+    exit 0
+fi
 [ "$1 $2" = "show hostnames" ] || exit 1
 tr ',' '\\n' <<< "$3"
 """
@@ -60,14 +65,15 @@ class Node:
         path = self.shm / f"srobust-{uid}-{job}-{name}-copies"
         path.mkdir(mode=0o700)
         (path / "own-00000.0").write_bytes(b"x" * 1000)
-        for item in (path, path / "own-00000.0"):
+        (path / "run").write_text("1")
+        for item in (path, *path.iterdir()):
             os.chown(item, *(2 * (uid if owner < 0 else owner,)))
         return path
 
-    def run(self, script: str, job: int = THIS, node: str = "n1", arguments: bool = True) -> float:
+    def run(self, script: str, job: int = THIS, **more: str) -> float:
         """Run a hook as Slurm does; the seconds that it took."""
-        environ = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(USER), "SLURMD_NODENAME": node}
-        command = [ROOT / "prolog_epilog" / script, *([self.shm, self.slurm] if arguments else [])]
+        environ = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(USER), "SLURMD_NODENAME": "n1", **more}
+        command = [ROOT / "prolog_epilog" / script, self.shm, self.slurm]
         began = time.monotonic()
         done = subprocess.run(command, env=environ, capture_output=True, check=False, timeout=60)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -90,7 +96,13 @@ def node() -> Iterator[Node]:
 def test_the_prolog_removes_copies_of_jobs_that_are_gone_whoever_owns_them(node: Node) -> None:
     gone, others = node.folder(1), node.folder(2, OTHER)
     pending, running, own = node.folder(3), node.folder(4, OTHER), node.folder(THIS)
-    node.jobs((3, "COMPLETING", "n1"), (4, "RUNNING", "n1,n2"), (THIS, "CONFIGURING", "n1"))
+    ended = node.folder(5)
+    node.jobs(
+        (3, "COMPLETING", "n1"),
+        (4, "RUNNING", "n1,n2"),
+        (5, "NODE_FAIL", "n1"),
+        (THIS, "CONFIGURING", "n1"),
+    )
     (node.shm / "srobust-65534-1-ab12-x8f2").mkdir()
     (node.shm / "something").mkdir()
     node.run("prolog.sh")
@@ -98,6 +110,7 @@ def test_the_prolog_removes_copies_of_jobs_that_are_gone_whoever_owns_them(node:
     kept = {pending.name, running.name, own.name, "srobust-65534-1-ab12-x8f2", "something"}
     assert left == kept
     assert not gone.exists()
+    assert not ended.exists()
     assert not others.exists()
     assert node.calls == 1
 
@@ -115,7 +128,6 @@ def test_the_prolog_removes_copies_of_a_job_that_runs_without_this_node(node: No
 @pytest.mark.parametrize(
     ("script", "trouble"),
     [(script, trouble) for script in ("prolog.sh", "epilog.sh") for trouble in ("down", "hang", "missing")]
-    # Not for the epilog: to it an answer without its job means that the job is over.
     + [("prolog.sh", "ignorant")],
 )
 def test_without_an_answer_of_slurm_nothing_is_removed(node: Node, script: str, trouble: str) -> None:
@@ -124,6 +136,7 @@ def test_without_an_answer_of_slurm_nothing_is_removed(node: Node, script: str, 
         node.jobs()
     elif trouble == "missing":
         (node.slurm / "squeue").write_text("#!/nonexistent\n")
+        (node.slurm / "scontrol").write_text("#!/nonexistent\n")
     else:
         (node.slurm / trouble).touch()
     took = node.run(script, job=THIS if script == "prolog.sh" else 1)
@@ -172,9 +185,19 @@ def test_the_epilog_keeps_copies_of_a_job_that_comes_back(node: Node) -> None:
     left = node.shm / f"srobust-{USER}-1-ab12-x8f2"
     left.mkdir()
     os.chown(left, USER, USER)
-    node.jobs((1, "COMPLETING", "n1"))
-    node.run("epilog.sh", job=1)
+    node.run("epilog.sh", job=1, SLURM_JOB_RESTART_COUNT="2")
     assert [path.exists() for path in (copies, others, left)] == [True, True, False]
-    node.jobs()
+    (node.slurm / "restarts").write_text("2")
+    node.run("epilog.sh", job=1)
+    assert copies.exists()
+    (node.slurm / "restarts").write_text("1")
     node.run("epilog.sh", job=1)
     assert [path.exists() for path in (copies, others)] == [False, True]
+
+
+@pytest.mark.parametrize("run", ["", "x", "-1", "1\n2", "9" * 100])
+def test_the_epilog_leaves_to_the_prolog_what_it_does_not_understand(node: Node, run: str) -> None:
+    copies = node.folder(1)
+    (copies / "run").write_text(run)
+    node.run("epilog.sh", job=1, SLURM_JOB_RESTART_COUNT="2")
+    assert copies.exists() or run.startswith("9")

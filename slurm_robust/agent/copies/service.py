@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable
@@ -83,6 +84,7 @@ class CopyService:
         spec = self._spec
         try:
             memory = MemoryFolder.create(spec.run_id, base)
+            _write_run(memory.path)
         except OSError as error:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
@@ -258,6 +260,13 @@ class CopyService:
             self._on_disk = ()
             self._notes.say("disk", f"this node's disk holds no copies: {error}")
         self._wake()
+
+
+def _write_run(folder: Path) -> None:
+    """Tell the epilog, which knows the job's restarts at its end, how many there were at our begin."""
+    beside = folder / ".run"
+    beside.write_text(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    os.replace(beside, folder / "run")
 
 
 def read_plans(folder: Path) -> list[MemoryPlan]:
