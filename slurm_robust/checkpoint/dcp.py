@@ -14,6 +14,7 @@ import mmap
 import pickle
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -50,9 +51,12 @@ def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool 
     Raises ``OSError``.
     """
     stream = _ItemStream(file)
-    return [
-        item for path, value in _leaves(prefix, tree) for item in _written(stream, path, value, shared=shared)
-    ]
+    with _without_crc32():
+        return [
+            item
+            for path, value in _leaves(prefix, tree)
+            for item in _written(stream, path, value, shared=shared)
+        ]
 
 
 def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[torch.Tensor]:
@@ -100,6 +104,20 @@ def write_metadata(path: Path, sidecars: Iterable[Sidecar]) -> None:
                 index.add(sidecar, item)
     with path.open("wb") as file:
         pickle.dump(index.metadata(), file)
+
+
+@contextmanager
+def _without_crc32() -> Iterator[None]:
+    """Nobody compares torch's CRC-32, which costs several times our own sum, when a file is loaded."""
+    if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
+        yield
+        return
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _leaves(path: _Path, value: Any) -> Iterator[tuple[_Path, Any]]:
