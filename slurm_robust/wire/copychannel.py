@@ -11,8 +11,8 @@ errors, not against forgery). Little-endian; C is who connects, S who listens::
 
 Then requests and answers, each a u32 of its bytes and MessagePack::
 
-    C  Put      S  Answer GO, HAVE or REFUSED    after GO:  C  bytes 8 to total of the image    S  Answer
-    C  Get      S  Answer GO with total, or REFUSED; after GO:  S  bytes 8 to total of the image
+    C  Put      S  Answer GO, HAVE or REFUSED;       after GO  C  bytes 8 to total of the image    S  Answer
+    C  Get      S  Answer GO with total, or REFUSED; after GO  S  bytes 8 to total of the image    C  Answer
 
 Every wait has a limit, so a cut network costs seconds and never a thread.
 """

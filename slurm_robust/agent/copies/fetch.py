@@ -6,18 +6,16 @@ import os
 import threading
 from pathlib import Path
 
-from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Source, Tier
-from slurm_robust.wire.copychannel import FIRST_BYTE, Channel, Get, Verdict
+from slurm_robust.model.copies import SHARED, Source
+from slurm_robust.wire.copychannel import Answer, Channel, Get, Verdict
 from slurm_robust.wire.messages import Launch
 
 TRIES = 3
 _RETRY_S = 0.5
-_PIECE = 64 * 2**20
 
 
 def remove_fetched(folder: MemoryFolder) -> None:
@@ -26,34 +24,23 @@ def remove_fetched(folder: MemoryFolder) -> None:
         path.unlink(missing_ok=True)
 
 
-def to_fetch(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """The parts that must be brought into this node's memory: those of other nodes.
-
-    And the shared part, where the node's disk has it but workers look for it in memory, since their own
-    parts lie there.
-    """
-    here = {s.rank: s.tier for s in sources if not s.address}
-    own_on_disk = all(here.get(s.rank) is Tier.LOCAL for s in sources if s.rank != SHARED)
-    return tuple(
-        s for s in sources if s.address or (s.rank == SHARED and s.tier is Tier.LOCAL and not own_on_disk)
-    )
-
-
 class Fetches:
     """The parts of one launch, each in a thread, into ``fetched(rank)`` or ``fetch_error(rank)``."""
 
-    def __init__(self, launch: Launch, run_id: str, parts: NodeParts, key: bytes) -> None:
+    def __init__(self, launch: Launch, folder: MemoryFolder, key: bytes) -> None:
         """Start at once."""
-        self._run_id = run_id
-        self._parts = parts
-        self._folder = parts.memory
+        self._run_id = folder.run_id
+        self._folder = folder
         self._key = key
         self._stopped = threading.Event()
         self._channels: set[Channel] = set()
         remove_fetched(self._folder)
         ref = CheckpointRef.from_token(launch.restore) if launch.restore else None
-        for source in to_fetch(launch.sources) if ref is not None else ():
-            threading.Thread(target=self._run, args=(source, ref), name="srobust-fetch", daemon=True).start()
+        for source in launch.sources:
+            if source.address and ref is not None:
+                threading.Thread(
+                    target=self._run, args=(source, ref), name="srobust-fetch", daemon=True
+                ).start()
 
     def stop(self) -> None:
         """Break off what is under way, since another launch comes. Returns at once."""
@@ -75,18 +62,12 @@ class Fetches:
             except (CheckpointError, OSError, BufferInUse) as error:
                 reason = str(error)
         if not self._stopped.is_set():
-            where = f"{source.address}:{source.port}" if source.address else "this node's disk"
+            where = f"{source.address}:{source.port}"
             part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
             text = f"{part} of {ref.token()} could not be fetched from {where}: {reason}"
             _write(self._folder.fetch_error(source.rank), text)
 
     def _fetch(self, source: Source, ref: CheckpointRef) -> None:
-        if source.address:
-            self._from_node(source, ref)
-        else:
-            self._from_disk(source, ref)
-
-    def _from_node(self, source: Source, ref: CheckpointRef) -> None:
         channel = Channel.connect(source.address, source.port, self._key)
         self._channels.add(channel)
         try:
@@ -97,20 +78,17 @@ class Fetches:
                 raise MissingCheckpoint(answer.reason)
             with _Filling(self._folder.fetched(source.rank), answer.total) as filling:
                 channel.receive_into(filling.view)
-                self._check(filling.adopt(), source.rank, ref)
+                try:
+                    header = filling.adopt()
+                except CorruptPart as error:
+                    # So that who sent it looks for himself, and tells nobody of this copy any more.
+                    channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
+                    raise
+            self._check(header, source.rank, ref)
+            channel.send(Answer(verdict=Verdict.GO))
         finally:
             self._channels.discard(channel)
             channel.close()
-
-    def _from_disk(self, source: Source, ref: CheckpointRef) -> None:
-        assert self._parts.local is not None
-        image = self._parts.open(source.rank, ref)
-        try:
-            with _Filling(self._folder.fetched(source.rank), image.nbytes) as filling:
-                _read_into(filling.view, image.fileno)
-                self._check(filling.adopt(), source.rank, ref)
-        finally:
-            image.close()
 
     def _check(self, header: ImageHeader, rank: int, ref: CheckpointRef) -> None:
         said = (header.run_id, header.rank, header.generation, header.step)
@@ -140,15 +118,6 @@ class _Filling:
         self.view.release()
         self._buffer.discard()
         self._buffer.close()
-
-
-def _read_into(view: memoryview, file: int) -> None:
-    at = 0
-    while at < len(view):
-        count = os.preadv(file, [view[at : at + _PIECE]], FIRST_BYTE + at)
-        if not count:
-            raise CorruptPart("its file is shorter than the image")
-        at += count
 
 
 def _write(path: Path, text: str) -> None:

@@ -31,6 +31,7 @@ from slurm_robust.wire.messages import Launch
 WRITER = (sys.executable, "-m", "slurm_robust.checkpoint.flush")
 # Storage that takes longer than this for one node's part hangs.
 WRITE_S = 1800.0
+_END_S = 1.0
 _NOTE_EVERY_S = 600.0
 
 
@@ -51,22 +52,31 @@ class StorageWriter:
             process.stdin.flush()
             answer = self._answer(process, time.monotonic() + timeout_s)
         except (OSError, msgspec.DecodeError) as error:
-            self.kill()
+            self._bury()
             return f"the storage writer: {error}"
         return "" if answer.ok else answer.error or "no reason was given"
 
     def kill(self) -> None:
-        """End the process, whatever it does; what it has not published does not count."""
+        """End the process, whatever it does; what it has not published does not count. In any thread."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _bury(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    _close(pipe.close)
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                _close(pipe.close)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            pass  # it hangs in the kernel with the storage
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            self.kill()
+            self._bury()
             self._rest = b""
             self._process = subprocess.Popen(
                 self._command,

@@ -85,7 +85,7 @@ class PeerBuffers:
             header = buffer.adopt()
         except CheckpointError as error:
             buffer.discard()
-            return _refused(f"what arrived is damaged: {error}", later=True)
+            return _refused(f"what arrived is damaged: {error}")
         said = (put.run_id, put.rank, put.generation, put.step)
         if (header.run_id, header.rank, header.generation, header.step) != said:
             buffer.path.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from slurm_robust.wire.copychannel import Answer, Channel, ChannelError, Put, Ve
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 5.0
+_LATER_RETRY_S = 0.1
 _REFUSED_RETRY_S = 30.0
 _BEHIND_NOTE_S = 60.0
 
@@ -168,7 +169,7 @@ class PeerSender:
                 step=header.step,
                 total=opened.nbytes,
             )
-            answer = self._put(put, opened.fileno)
+            answer, sent = self._put(put, opened.fileno)
         finally:
             opened.close()
         if answer.verdict is not Verdict.REFUSED:
@@ -177,21 +178,23 @@ class PeerSender:
                 self.lag_s = time.monotonic() - seen
             return 0.0
         if answer.later:
-            return _FIRST_RETRY_S
+            return _LATER_RETRY_S
         self._notes.say(
             f"refused {self._peer.rank}",
             f"{self._peer.node} takes no copy of rank {self._peer.rank}: {answer.reason}",
         )
-        return _REFUSED_RETRY_S
+        # One that was damaged on the way, or is so here, is given up: the next one may be better.
+        return 0.0 if sent else _REFUSED_RETRY_S
 
-    def _put(self, put: Put, file: int) -> Answer:
+    def _put(self, put: Put, file: int) -> tuple[Answer, bool]:
+        """The last answer, and whether the image was sent."""
         channel = self._channel or self._connect()
         channel.send(put)
         answer = channel.answer(put.total)
-        if answer.verdict is Verdict.GO:
-            channel.send_file(file, put.total, self._wait_turn, self._pace.piece)
-            answer = channel.answer(put.total)
-        return answer
+        if answer.verdict is not Verdict.GO:
+            return answer, False
+        channel.send_file(file, put.total, self._wait_turn, self._pace.piece)
+        return channel.answer(put.total), True
 
     def _connect(self) -> Channel:
         self._channel = channel = Channel.connect(self._peer.address, self._peer.port, self._key)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-from collections.abc import Callable
 
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
-from slurm_robust.checkpoint.errors import CheckpointError
-from slurm_robust.checkpoint.image import PAGE
+from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
+from slurm_robust.checkpoint.image import PAGE, Image
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
 
@@ -46,7 +45,6 @@ class CopyServer:
         self._channels: set[Channel] = set()
         self._closed = False
         self.launch = 0
-        self.on_copy: Callable[[], None] = lambda: None  # a copy has arrived; called in any thread
         listener.listen(_BACKLOG)
         threading.Thread(target=self._accept, name="srobust-copies", daemon=True).start()
 
@@ -123,8 +121,6 @@ class CopyServer:
         answer = self._welcome(put) or self._buffers.answer(put)
         if answer.verdict is Verdict.GO:
             answer = self._buffers.take_in(put, channel)
-            if answer.verdict is Verdict.GO:
-                self.on_copy()
         channel.send(answer)
 
     def _welcome(self, put: Put) -> Answer | None:
@@ -149,8 +145,17 @@ class CopyServer:
         try:
             channel.send(Answer(verdict=Verdict.GO, total=image.nbytes))
             channel.send_file(image.fileno, image.nbytes, None)
+            if channel.answer(image.nbytes).verdict is Verdict.REFUSED:
+                self._remove_if_damaged(image)
         finally:
             image.close()
+
+    def _remove_if_damaged(self, image: Image) -> None:
+        try:
+            image.verify()
+        except CorruptPart as error:
+            image.path.unlink(missing_ok=True)
+            self._notes.say("damaged", f"a damaged copy was removed: {error}", 60.0)
 
 
 def _shut(connection: socket.socket) -> None:

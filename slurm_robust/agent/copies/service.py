@@ -167,8 +167,6 @@ class CopyService:
     def wake_by(self, wake: Callable[[], None]) -> None:
         """``wake`` is called in some thread when an answer to a question has changed."""
         self._wake = wake
-        if self._server is not None:
-            self._server.on_copy = wake
 
     def launched(self, launch: Launch) -> None:
         """The workers of ``launch`` are about to start."""
@@ -180,7 +178,7 @@ class CopyService:
         for plan in self._parts.memory.path.glob("plan-*.json"):
             plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
         self._look_at_disk_soon()
-        self._fetches = Fetches(launch, self._spec.run_id, self._parts, self._key)
+        self._fetches = Fetches(launch, self._parts.memory, self._key)
         peers = launch.peers if self._spec.copies.peers else ()
         generation = Generation(self._spec.run_id, launch.generation, launch.restore)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}

@@ -60,7 +60,10 @@ def test_a_damaged_source_is_no_copy(make: MakeNode) -> None:
         file.write(b"\xff\x00\xff")
     b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
-    assert "checksum" in b.folder.fetch_error(0).read_text()
+    # Who has it looks for himself, and does without it from now on.
+    assert "there is no copy of rank 0" in b.folder.fetch_error(0).read_text()
+    assert "a damaged copy was removed" in a.service.notes()[0]
+    assert a.service.inventory() == ()
     assert b.folder.find(0, CheckpointRef(generation=1, step=5)) is None
 
 
