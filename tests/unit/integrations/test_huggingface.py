@@ -1,0 +1,118 @@
+"""What transformers.Trainer cannot go on from exactly is refused with its fix; progress is reported."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_robust.checkpoint.errors import WrongUse
+from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.environment import WorkerEnvironment
+from tests.unit.integrations.breaking import surroundings
+
+pytestmark = pytest.mark.slow  # for the import of transformers
+transformers = pytest.importorskip("transformers")
+integration = pytest.importorskip("slurm_robust.integrations.huggingface")
+
+
+class Line(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.linear(x).pow(2).mean()}
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in surroundings():
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def build(*callbacks: Any, model: torch.nn.Module | None = None, **arguments: Any) -> Any:
+    options = {
+        "max_steps": 5,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+    }
+    args = transformers.TrainingArguments(output_dir="out", disable_tqdm=True, **{**options, **arguments})
+    data = [{"x": torch.ones(2) * number} for number in range(24)]
+    return transformers.Trainer(model or Line(), args, train_dataset=data, callbacks=list(callbacks))
+
+
+def test_a_start_without_resume_is_told() -> None:
+    with pytest.raises(WrongUse, match=r"resume_from_checkpoint=robust.resume\(trainer\)"):
+        build(integration.RobustCallback()).train()
+
+
+def test_a_checkpoint_that_was_not_given_to_the_trainer_is_told() -> None:
+    robust = integration.RobustCallback()
+    trainer = build(robust)
+    trainer.train(resume_from_checkpoint=robust.resume(trainer))
+    again = integration.RobustCallback()
+    trainer = build(again)
+    assert again.resume(trainer)
+    with pytest.raises(WrongUse, match="begins at step 0 and the checkpoint at 4"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("option", ["ignore_data_skip", "auto_find_batch_size"])
+def test_options_that_change_the_order_of_the_data_are_refused(option: str) -> None:
+    robust = integration.RobustCallback()
+    with pytest.raises(WrongUse, match=f"{option}=True"):
+        robust.resume(build(robust, **{option: True}))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "name"), [("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP")]
+)
+def test_what_shards_the_model_is_refused(attribute: str, name: str) -> None:
+    robust = integration.RobustCallback()
+    trainer = build(robust)
+    setattr(trainer, attribute, True)  # neither runs in one process without a GPU
+    with pytest.raises(WrongUse, match=f"does not support {name}"):
+        robust.resume(trainer)
+
+
+def test_under_srobust_steps_and_losses_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = StepRecord.create(tmp_path / "record", generation=1, rank=0)
+    place = WorkerEnvironment(
+        job_dir=str(tmp_path),
+        run_id="run",
+        generation=1,
+        record=str(record.path),
+        checkpoint_dir=str(tmp_path / "ckpt"),
+    )
+    for name, value in place.to_env().items():
+        monkeypatch.setenv(name, value)
+    robust = integration.RobustCallback(every=2)
+    trainer = build(robust)
+    trainer.train(resume_from_checkpoint=robust.resume(trainer))
+    progress = record.progress(time.monotonic())
+    assert (progress.step, progress.reported) == (3, True)  # of the last step nothing is kept
+    assert progress.loss is not None
+    assert progress.loss > 0
+    assert progress.grad_norm is not None
+
+
+def test_early_stopping_goes_on_counting() -> None:
+    """The Trainer restores such counters only on request; without them it would end later than undisturbed."""
+    stopping = transformers.EarlyStoppingCallback(early_stopping_patience=3)
+    robust = integration.RobustCallback()
+    trainer = build(robust, stopping, load_best_model_at_end=False, metric_for_best_model="loss")
+    trainer.remove_callback(stopping)
+    trainer.add_callback(stopping)
+    counters = integration._Counters()
+    stopping.early_stopping_patience_counter = 2
+    counters.take(trainer, trainer.state, robust)
+    stopping.early_stopping_patience_counter = 0
+    counters.give_to_callbacks(trainer, robust)
+    assert stopping.early_stopping_patience_counter == 2
