@@ -62,7 +62,7 @@ class DiskTier:
             if not self._is_published(ref, header):
                 write_part(self.store, ref, header, snapshot)
         except OSError as error:
-            raise NotWritten(str(error)) from error
+            raise NotWritten(f"{self.store.folder(ref)}: {error}") from error
         try:
             if len(self.store.parts(ref)) >= self._world_size:
                 finish(self.store)

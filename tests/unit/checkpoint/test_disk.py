@@ -169,7 +169,7 @@ def test_a_write_that_fails_leaves_the_old_ones(tmp_path: Path) -> None:
     store = CheckpointStore(saved(tmp_path))
     later = CheckpointRef(generation=2, step=8)
     big = Snapshot(own={"model": torch.zeros(100_000)}, shared={}, rng={})
-    with file_size_limit(50_000), pytest.raises(NotWritten):
+    with file_size_limit(50_000), pytest.raises(NotWritten, match=r"step-00000008: .*too large"):
         tier(tmp_path).save(later, big)
     assert store.complete() == [REF]
     assert list((tmp_path / later.token()).iterdir()) == []
