@@ -30,13 +30,19 @@ class Target:
 
 @dataclass
 class Filling:
-    """A buffer that is being filled. Either :meth:`commit` or :meth:`discard` ends it."""
+    """A buffer that is being filled. Either :meth:`commit` or :meth:`discard` ends it.
+
+    ``tree``, ``stride`` and ``flush`` are what it was begun with.
+    """
 
     owner: PartBuffers
     number: int
     ref: CheckpointRef
     buffer: Buffer
     targets: list[Target]
+    tree: bytes
+    stride: int
+    flush: int
 
     def commit(self) -> None:
         """All tensors are in place: sum them up, and the image is whole."""
@@ -106,11 +112,25 @@ class PartBuffers:
                     "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to off"
                 ) from error
             self.held[number] = None
-            return Filling(self, number, _ref(header), buffer, self._targets_in(number, specs, views))
+            targets = self._targets_in(number, specs, views)
+            return Filling(self, number, _ref(header), buffer, targets, tree, stride, flush)
         raise NotWritten(
             f"all {len(self.held)} snapshots of rank {header.rank} are being read: copying them to peers or "
             "storage takes longer than the steps"
         )
+
+    def prepare(self, like: Filling) -> None:
+        """Reserve memory for the next snapshot, like the one before, if it needs a buffer still to be made.
+
+        The kernel clears that memory, which takes longer than copying. Called in the thread that copies.
+        """
+        order = self._order(like.stride, like.flush)
+        if order and order[0] not in self.held:
+            step, specs, tree = like.ref.step, self._targets[like.number][0], like.tree
+            try:
+                self.begin(step, specs, tree, stride=like.stride, flush=like.flush).discard()
+            except NotWritten:
+                pass  # told when it is needed
 
     def close(self) -> None:
         """Let go of the buffers; the images in them stay."""

@@ -295,6 +295,7 @@ class Snapshotter:
                 filling.discard()
             else:
                 filling.commit()
+                filling.owner.prepare(filling)
 
     def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
         job = self._job

@@ -183,18 +183,31 @@ def test_a_step_is_skipped_when_all_buffers_are_read(folder: MemoryFolder) -> No
 def test_no_memory_costs_one_snapshot_and_the_older_ones_stay(folder: MemoryFolder) -> None:
     """The limit on the size of files stands for a full /dev/shm."""
     example = Example(folder)
-    example.train(range(2))
-    assert example.steps() == [0, 1]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    example.take(0)
+    example.snapshotter.settle()
+    example.model.register_buffer("more", torch.zeros(1_000_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, hard))
     try:
-        with pytest.raises(NotWritten, match=r"own-00000.2: File too large; give the job more memory"):
-            example.take(2)
+        for _ in range(2):
+            with pytest.raises(NotWritten, match=r"own-00000.1: File too large; give the job more memory"):
+                example.take(1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert example.steps() == [0, 1]
+    assert example.steps() == [0]
     example.take(3)
-    assert example.steps() == [0, 1, 3]
+    assert example.steps() == [0, 3]
+    assert example.snapshotter.skipped == 2
+
+
+def test_the_next_buffer_is_reserved_beside_the_training(folder: MemoryFolder) -> None:
+    example = Example(folder)
+    sizes = []
+    for step in range(4):
+        example.take(step)
+        example.snapshotter.settle()
+        sizes.append(len([path for path in folder.path.glob("own-*") if path.stat().st_size]))
+    assert sizes == [2, 3, 3, 3]
 
 
 def plan_of(folder: MemoryFolder) -> MemoryPlan:
