@@ -63,7 +63,7 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
             f"{_words(ladder[0])} need {_gb(need(ladder[0]))}, and {tightest.name} has "
             f"{_gb(tightest.free)} free of {_gb(tightest.total)} (a tenth of which is left alone). "
             f"Instead: {_words(chosen)}{_needs(need(chosen))}; {_meaning(chosen, nodes)}. Give the job more "
-            "memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to off"
+            "memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
         )
     return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason)
 

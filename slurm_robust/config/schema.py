@@ -128,12 +128,12 @@ class CheckpointConfig:
     keep_every: int | None = None
     """Checkpoints on storage of steps that are multiples of it are kept for ever; null: none."""
 
-    memory: Literal["auto", "off"] = "auto"
-    """``auto``: a snapshot of each step in the node's memory, as far as it fits; ``off``: every checkpoint
-    goes to storage while training waits."""
+    memory: bool = True
+    """Take snapshots in the nodes' memory, as far as they fit; false: every checkpoint goes to storage while
+    training waits."""
 
-    peers: Literal["auto", "off"] = "auto"
-    """``auto``: copies of the snapshots on other nodes, where there are any."""
+    peers: bool = True
+    """Keep second copies of the snapshots in the memory of other nodes, where there are any."""
 
     peer_mb_s: float | None = None
     """Most that one node sends to its peers, in MB (10^6 bytes) per second; null: as fast as it goes."""

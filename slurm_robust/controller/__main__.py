@@ -150,8 +150,8 @@ def _write_spec(directory: JobDirectory, plan: Plan, store: CheckpointStore) -> 
 
 def _copies(config: CheckpointConfig) -> CopySpec:
     return CopySpec(
-        memory=config.memory == "auto",
-        peers=config.peers == "auto",
+        memory=config.memory,
+        peers=config.peers,
         peer_bytes_s=(config.peer_mb_s or 0.0) * 1e6,
         local_directory=config.local_directory or "",
         keep=config.keep,

@@ -197,7 +197,7 @@ def note_shared(core: Core, beat: Beat) -> None:
 def peers_of(core: Core) -> dict[str, tuple[Peer, ...]]:
     """For each node of the placement where the copies of its ranks go."""
     checkpoint = core.config.checkpoint
-    if checkpoint.memory == "off" or checkpoint.peers == "off":
+    if not (checkpoint.memory and checkpoint.peers):
         return {}
     placement, found = core.state.placement, {}
     known = all(node in core.switches for node in placement.slots)

@@ -67,7 +67,7 @@ class Tending:
 
     def step(self, core: Core, records: list[Progress], slowest: Progress, now: Now) -> None:
         """Look at the progress of all ranks; ``slowest`` is as old as it is ``now``."""
-        if core.config.checkpoint.memory == "off" or not all(p.reported for p in records):
+        if not core.config.checkpoint.memory or not all(p.reported for p in records):
             return
         self._tempo.see(slowest, now)
         self._tend_stride(core, now)

@@ -77,7 +77,7 @@ def test_the_reason_says_what_was_wanted_what_there_is_and_what_to_do() -> None:
         "5 snapshots of each rank and 2 of each peer's need 28.0 GB, and /dev/shm has 20.0 GB free of "
         "24.0 GB (a tenth of which is left alone). Instead: 2 snapshots of each rank and 2 of each peer's "
         "(16.0 GB); a rank that is killed while another is a step ahead may cost a restore from storage. "
-        "Give the job more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to off"
+        "Give the job more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
     )
     none = plan(own=GB, shared=0, ranks=4, nodes=1, rooms=(room(1),))
     assert "Instead: no snapshots in memory; every checkpoint goes to storage" in none.reason

@@ -79,7 +79,7 @@ def test_peers_hang_on_another_switch_if_slurm_tells() -> None:
     assert job.orders["n1"].peers[0].node == "n3"
 
 
-@pytest.mark.parametrize("checkpoint", [CheckpointConfig(memory="off"), CheckpointConfig(peers="off")])
+@pytest.mark.parametrize("checkpoint", [CheckpointConfig(memory=False), CheckpointConfig(peers=False)])
 def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig) -> None:
     job = Job(config=JobConfig(checkpoint=checkpoint))
     assert all(order.peers == () for order in job.orders.values())

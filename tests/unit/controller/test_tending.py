@@ -89,7 +89,7 @@ def test_the_order_of_the_pace_is_repeated() -> None:
 
 
 def test_without_memory_nothing_is_paced_or_flushed() -> None:
-    job = Job(config=JobConfig(checkpoint=CheckpointConfig(memory="off", every_s=5)))
+    job = Job(config=JobConfig(checkpoint=CheckpointConfig(memory=False, every_s=5)))
     train(job, 20)
     assert not any(isinstance(m, (Pace, Flush)) for _, m in job.sent)
 
