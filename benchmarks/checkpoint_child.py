@@ -7,6 +7,7 @@ work on this machine.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -149,10 +150,14 @@ def limits(mb: int, shm: str) -> Result:
     """The bare copy: into shared memory, back, and back with an optimizer whose state has no memory yet."""
     training = _trained(Training(mb))
     copy = BareCopy(Path(shm), training.tensors())
-    # Fresh first: afterwards the process has memory to give out again.
-    fresh = copy.back(live=len(list(training.model.parameters())))
-    out, back = (statistics.median(way() for _ in range(5)) for way in (copy.out, copy.back))
-    return {"bytes": training.nbytes(), "out": out, "back": back, "fresh": fresh}
+    model = len(list(training.model.parameters()))
+    ways: dict[str, Callable[[], float]] = {
+        "out": copy.out,
+        "back": copy.back,
+        "fresh": functools.partial(copy.back, live=model),
+    }
+    found = {name: statistics.median(way() for _ in range(5)) for name, way in ways.items()}
+    return {"bytes": training.nbytes(), **found}
 
 
 def gpu(mb: int, step_s: float, disk: str, shm: str) -> Result:

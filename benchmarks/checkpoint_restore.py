@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.checkpoint_figures import Aim, rates
 from benchmarks.checkpoint_report import Part, table
-from benchmarks.checkpoint_runs import Result, folders, run
+from benchmarks.checkpoint_runs import Result, folders, run, touch_memory
 from benchmarks.checkpoint_stores import MEMORY, ON_DISK, OURS
 from benchmarks.samples import Summary, interleaved
 
@@ -28,6 +28,7 @@ def from_memory(mb: int, reps: int, console: Console) -> Part:
                 limits.append(run("limits", mb=mb, shm=str(place.shm)))
         with folders() as place:
             kept = run("keep", store=store, mb=mb, folder=str(place.shm))
+            touch_memory(2 * kept["bytes"])
             result = _restore(store, mb, str(place.shm), kept, stateful=stateful)
         runs.setdefault((store, stateful), []).append(result)
         console.print(
