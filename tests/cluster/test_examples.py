@@ -1,4 +1,4 @@
-"""The examples as protected jobs: a rank is killed in the middle, and the weights end as if it had not been."""
+"""The examples as protected jobs: one rank is killed, and the weights end as if it had not been."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def run(loader: Any, folder: str, until: int) -> dict[int, tuple[list[int], floa
 @pytest.mark.parametrize("kind", ["stateful", "resumable", "shuffle"])
 def test_a_restart_after_any_step_goes_on_with_the_next_sample(kind: str) -> None:
     straight = run(build(kind, 0), "straight", STEPS)
-    for until in range(1, STEPS):
+    for until in (1, 3, 5, 6, 7, 12):  # the middle, the end and the begin of an epoch of 6 steps
         folder = f"broken-{until}"
         done = run(build(kind, 0), folder, until)
         done |= run(build(kind, 0), folder, STEPS)

@@ -104,12 +104,10 @@ def test_under_srobust_steps_and_losses_are_reported(tmp_path: Path, monkeypatch
 
 
 def test_early_stopping_goes_on_counting() -> None:
-    """The Trainer restores such counters only on request; without them it would end later than undisturbed."""
+    """The Trainer restores such counters only on request; without them it would end later."""
     stopping = transformers.EarlyStoppingCallback(early_stopping_patience=3)
     robust = integration.RobustCallback()
-    trainer = build(robust, stopping, load_best_model_at_end=False, metric_for_best_model="loss")
-    trainer.remove_callback(stopping)
-    trainer.add_callback(stopping)
+    trainer = build(robust, stopping)
     counters = integration._Counters()
     stopping.early_stopping_patience_counter = 2
     counters.take(trainer, trainer.state, robust)

@@ -125,5 +125,5 @@ def test_a_second_source_of_state_is_refused(tmp_path: Path) -> None:
     trainer = build()
     trainer.fit(Line(), loader())
     trainer.save_checkpoint("other.ckpt")
-    with pytest.raises(WrongUse, match="ckpt_path='other.ckpt' would overwrite"):
+    with pytest.raises(WrongUse, match=r"ckpt_path='other\.ckpt' would overwrite"):
         build(integration.RobustCallback()).fit(Line(), loader(), ckpt_path="other.ckpt")
