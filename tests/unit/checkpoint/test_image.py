@@ -6,8 +6,10 @@ import os
 import resource
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
@@ -199,6 +201,27 @@ def test_an_image_can_be_received(tmp_path: Path, path: Path) -> None:
     with pytest.raises(CorruptPart):
         other.adopt()
     assert read_header(other.path) is None
+
+
+def test_the_example_in_the_documentation_reads_an_image(path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "checkpoint-format.md"
+    code = page.read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    buffer = Buffer(path)
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    specs = [
+        TensorSpec(dtype="bfloat16", shape=(1,), nbytes=2),
+        TensorSpec(dtype="float32", shape=(2, 3), nbytes=24),
+    ]
+    views = buffer.begin(HEADER, specs, msgspec.msgpack.encode({"w": ["t", 1]}))
+    views[0][:] = b"xy"
+    views[1][:] = numbers.tobytes()
+    buffer.commit()
+    header, tree, tensors = names["read_image"](path)
+    assert (header["run_id"], header["step"], tree) == ("7-ab", 30, {"w": ["t", 1]})
+    assert bytes(tensors[0]) == b"xy"
+    assert (tensors[1] == numbers).all()
 
 
 def test_no_memory_leaves_the_buffer_empty(path: Path) -> None:
