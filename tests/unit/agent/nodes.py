@@ -45,6 +45,17 @@ def job_spec(**copies: object) -> JobSpec:
     )
 
 
+def folder_of(name: str, shm: Path) -> MemoryFolder:
+    """Where the copies of node ``name`` lie."""
+    return MemoryFolder(shm / name / f"srobust-{os.getuid()}-{RUN}-copies", RUN)
+
+
+def peer_steps(folder: MemoryFolder, rank: int) -> set[tuple[int, int]]:
+    """Generation and step of the copies of a rank that came from elsewhere."""
+    found = (read_header(path) for path in folder.path.glob(f"peer-{rank:05d}.*"))
+    return {(h.generation, h.step) for h in found if h is not None}
+
+
 class Node:
     """One node: its service, and what its workers would do."""
 
@@ -53,7 +64,7 @@ class Node:
         self.base = shm / name
         self.base.mkdir(exist_ok=True)
         self.service = CopyService(job_spec(**copies), JobDirectory(job), keys, base=self.base)
-        self.folder = MemoryFolder(self.base / f"srobust-{os.getuid()}-{RUN}-copies", RUN)
+        self.folder = folder_of(name, shm)
 
     def snapshot(self, rank: int, step: int, *, generation: int = 1, size: int = MIB) -> Path:
         """What a worker does after a step; the data are those of :func:`content`."""
@@ -90,8 +101,7 @@ class Node:
 
     def peer_steps(self, rank: int) -> set[tuple[int, int]]:
         """Generation and step of the copies of a rank that came from elsewhere."""
-        found = (read_header(path) for path in self.folder.path.glob(f"peer-{rank:05d}.*"))
-        return {(h.generation, h.step) for h in found if h is not None}
+        return peer_steps(self.folder, rank)
 
     def close(self, *, remove: bool = True) -> None:
         self.service.close(remove=remove)

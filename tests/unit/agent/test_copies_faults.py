@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,18 @@ from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import Put, Verdict
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.harness import pause
-from tests.unit.agent.nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
+from tests.unit.agent.nodes import (
+    MIB,
+    RUN,
+    MakeNode,
+    Node,
+    check,
+    connect,
+    fill,
+    folder_of,
+    keys_in,
+    peer_steps,
+)
 from tests.waiting import wait_for
 
 SEED = 20260801
@@ -39,36 +51,58 @@ def put_of(node: Node, rank: int = 0, **fields: object) -> Put:
     return Put(**{**values, **fields})  # type: ignore[arg-type]
 
 
+@contextmanager
+def process(*words: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], bytes]]:
+    """A program of :mod:`tests.unit.agent.processes` and its first line; killed at the end."""
+    command = [sys.executable, "-m", "tests.unit.agent.processes", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        try:
+            yield running, running.stdout.readline()
+        finally:
+            running.kill()
+
+
+def check_copies(node: Node, size: int) -> None:
+    """Every image of rank 0 on this node is exactly what its source wrote."""
+    for path in node.folder.path.glob("peer-00000.*"):
+        header = read_header(path)
+        if header is not None:
+            check(path, 0, header.step, size=size)
+
+
 @pytest.mark.slow
 def test_a_source_killed_in_mid_stream_leaves_the_older_copy(make: MakeNode, shm: Path, job: Path) -> None:
     rng = random.Random(SEED)
     sink = make("sink")
     for _ in range(5):
         sink.launch(1, (1,))
-        source = subprocess.Popen(
-            [sys.executable, "-m", "tests.unit.agent.source", shm, job, str(sink.service.port), "32"],
-            stdout=subprocess.PIPE,
-        )
-        try:
-            assert source.stdout is not None
-            source.stdout.readline()
+        with process("source", shm, job, str(sink.service.port), "32"):
             wait_for(lambda: len(sink.peer_steps(0)) == 2, 30)
             pause(rng.uniform(0, 0.2))
-        finally:
-            source.kill()
-            source.wait()
-            if source.stdout is not None:
-                source.stdout.close()
         wait_for(lambda: not sink.service._buffers._busy)
-        left = sink.peer_steps(0)
-        assert left
-        for path in sink.folder.path.glob("peer-00000.*"):
-            header = read_header(path)
-            if header is not None:
-                check(path, 0, header.step, size=32 * MIB)
-        for path in sink.folder.path.glob("peer-*"):
+        assert sink.peer_steps(0)
+        check_copies(sink, 32 * MIB)
+        for path in (*sink.folder.path.glob("peer-*"), *(shm / "source").rglob("own-*")):
             path.unlink()
-        shutil.rmtree(shm / "source")
+
+
+@pytest.mark.slow
+def test_an_agent_killed_while_it_receives_leaves_no_torn_copy(make: MakeNode, shm: Path, job: Path) -> None:
+    rng = random.Random(SEED)
+    for _ in range(3):
+        with (
+            process("sink", shm, job) as (sink, port),
+            process("source", shm, job, port.decode().strip(), "32"),
+        ):
+            wait_for(lambda: len(peer_steps(folder_of("sink", shm), 0)) == 2, 30)
+            pause(rng.uniform(0, 0.2))
+            sink.kill()
+            sink.wait()
+        again = make("sink")
+        assert again.service.inventory()
+        check_copies(again, 32 * MIB)
+        again.close()
 
 
 def test_a_torn_copy_is_no_image_and_the_other_one_stays(make: MakeNode, job: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
-from slurm_robust.checkpoint.image import read_header
+from slurm_robust.checkpoint.image import open_image, read_header
+from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Tier
 from slurm_robust.wire.copychannel import Get, Put
@@ -40,6 +41,19 @@ def test_parts_are_fetched_for_a_restore_or_the_reason_is_there(make: MakeNode) 
     assert b.service.inventory() == ()
     b.launch(3, (0,))
     assert list(b.folder.path.glob("fetched*")) == []
+
+
+def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_path: Path) -> None:
+    a, b = make("a", local_directory=str(tmp_path / "disk")), make("b")
+    image = open_image(fill(shm / "image", 0, 5, 1, MIB))
+    local = LocalCopies(a.service.places.local, RUN)
+    local.publish(image, 1)
+    image.close()
+    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.LOCAL),))
+    wait_for(lambda: b.folder.fetched(0).exists() and read_header(b.folder.fetched(0)))
+    check(b.folder.fetched(0), 0, 5)
+    a.launch(2, (1,))  # a launch looks at the disk anew
+    wait_for(lambda: [c.tier for c in a.service.inventory()] == [Tier.LOCAL])
 
 
 @pytest.mark.slow
