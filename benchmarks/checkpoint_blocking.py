@@ -20,7 +20,6 @@ RATIO = 3.0
 OVERLAP_AIM, AT_ONCE_AIM = 0.2, 1.15
 STEPS = 4
 GPU_STEP_S = 0.2
-GPU_AIM = 0.02
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,6 @@ def on_gpu(mb: int, reps: int, console: Console) -> Part:
         ("plain copy into pinned memory, GB/s", copies["pinned_rate"].text(1)),
     ]
     part.tables.append(table(f"GPU, {mb} MB: median (range), n={reps}", ("", ""), rows))
-    part.aims.append(Aim("share of a GPU step", share.median, GPU_AIM, ""))
     return part
 
 

@@ -17,7 +17,7 @@ from torch import nn
 WIDTH = 1024  # a float32 matrix of this width has 4 MiB
 LAYER_BYTES = 3 * 4 * (WIDTH * WIDTH + 2 * WIDTH)  # a parameter and its two moments
 MB = 10**6
-MAX_BATCH = 8192
+MICRO_BATCH = 8192
 
 
 class Layer(nn.Module):
@@ -41,15 +41,16 @@ class Training:
         layers = max(1, round(megabytes * MB / LAYER_BYTES))
         self.model = nn.Sequential(*(Layer() for _ in range(layers))).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self._batch = torch.randn(MAX_BATCH, WIDTH, device=device)
+        self._batch = torch.randn(MICRO_BATCH, WIDTH, device=device)
 
     def forward_backward(self, batch: int) -> None:
-        """Compute gradients with so many samples; with 0 those before are used again."""
+        """Compute gradients with so many samples, in micro-batches; with 0 those before are used again."""
         if batch:
             # Gradients keep their memory: to get it anew would make steps of the same work differ.
             self.optimizer.zero_grad(set_to_none=False)
-            loss = self.model(self._batch[:batch]).square().mean()
-            loss.backward()
+            for begin in range(0, batch, MICRO_BATCH):
+                samples = self._batch[: min(MICRO_BATCH, batch - begin)]
+                self.model(samples).square().mean().backward()
 
     def update(self) -> None:
         """The optimizer's step."""
@@ -162,4 +163,4 @@ def batch_for(timed: Callable[[int], float], seconds: float) -> int:
     small, large = 32, 128
     short, long = timed(small), timed(large)
     per_sample = max((long - short) / (large - small), 1e-9)
-    return min(MAX_BATCH, max(1, round(small + (seconds - short) / per_sample)))
+    return max(1, round(small + (seconds - short) / per_sample))
