@@ -17,7 +17,7 @@ from benchmarks.checkpoint_figures import Aim, rates
 from benchmarks.checkpoint_report import Part, table
 from benchmarks.checkpoint_runs import SHARED_MEMORY
 from benchmarks.samples import interleaved
-from slurm_robust.sandbox import RequirementMissing
+from slurm_robust.sandbox.errors import RequirementMissing
 
 AIM = 0.7
 LIMIT_S = 120.0
