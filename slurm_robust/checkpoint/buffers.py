@@ -109,7 +109,7 @@ class PartBuffers:
             except OSError as error:
                 raise NotWritten(
                     f"{self.folder.own(header.rank, number)}: {os.strerror(error.errno or 0)}; give the job "
-                    "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to off"
+                    "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
                 ) from error
             self.held[number] = None
             targets = self._targets_in(number, specs, views)
