@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 # How long anything waits for a copy in memory. Copies take milliseconds to seconds; who is this late is on a
 # machine that swaps, and a training that goes on without a snapshot is better than one that stands.
 PATIENCE_S = 60.0
+
+Late = Mapping[tuple[int, int], torch.Tensor]
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,7 @@ class _Job:
     value: dict[str, Any]  # where the tensors come from, to name one
     fillings: list[Filling] = field(default_factory=list)
     late: list[tuple[Filling, int, torch.Tensor]] = field(default_factory=list)
+    live: list[torch.Tensor] = field(default_factory=list)  # whose versions count changes of late ones
     versions: list[int] = field(default_factory=list)
     events: list[tuple[devices.GpuCopies, torch.cuda.Event]] = field(default_factory=list)
     copied: threading.Event = field(default_factory=threading.Event)  # as far as a thread copies
@@ -97,14 +100,14 @@ class _Job:
             if self.checked:
                 return
             self.checked = True
-            for number, (_, index, tensor) in enumerate(self.late):
+            for number, tensor in enumerate(self.live):
                 if tensor._version != self.versions[number]:
-                    self.torn = self._name(number, index)
+                    self.torn = self._name(number)
                     return
 
-    def _name(self, number: int, index: int) -> str:
-        part = "own" if self.late[number][0] is self.fillings[0] else "shared"
-        return path_of(self.value[part], index)
+    def _name(self, number: int) -> str:
+        filling, index, _ = self.late[number]
+        return path_of(self.value["own" if filling is self.fillings[0] else "shared"], index)
 
 
 class Snapshotter:
@@ -143,10 +146,8 @@ class Snapshotter:
         hook = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
         self._hook = register_optimizer_step_pre_hook(hook)
 
-    def take(
-        self, step: int, snapshot: Snapshot, late: Collection[Any], *, stride: int = 1, flush: int = -1
-    ) -> None:
-        """Copy ``snapshot``, whose tensors with a key (``state.key_of``) in ``late`` may be copied later.
+    def take(self, step: int, snapshot: Snapshot, late: Late, *, stride: int = 1, flush: int = -1) -> None:
+        """Copy ``snapshot``, of which ``late`` (``state.changed_by_optimizers``) may be copied later.
 
         ``stride`` and ``flush`` say which earlier snapshots are still wanted. Does nothing if not
         :attr:`active`. Raises :class:`NotWritten` when this one is skipped, and
@@ -154,7 +155,7 @@ class Snapshotter:
         """
         begun = time.perf_counter()
         try:
-            self._take(step, snapshot, late if self._overlap else (), stride, flush)
+            self._take(step, snapshot, late if self._overlap else {}, stride, flush)
         except NotWritten:
             self.skipped += 1
             raise
@@ -194,7 +195,7 @@ class Snapshotter:
 
     # -- taking one -------------------------------------------------------------------------------
 
-    def _take(self, step: int, snapshot: Snapshot, late: Collection[Any], stride: int, flush: int) -> None:
+    def _take(self, step: int, snapshot: Snapshot, late: Late, stride: int, flush: int) -> None:
         self.settle()
         value = {
             "own": {"own": snapshot.own, "rng": snapshot.rng, "has_shared": bool(snapshot.shared)},
@@ -249,13 +250,17 @@ class Snapshotter:
         budget.write_plan(self._folder.path, place.header.rank, plan)
         self._planned = own, shared
 
-    def _start(self, job: _Job, tensors: list[list[torch.Tensor]], late: Collection[Any]) -> None:
+    def _start(self, job: _Job, tensors: list[list[torch.Tensor]], late: Late) -> None:
         early: list[tuple[Filling, int, torch.Tensor]] = []
         for filling, part in zip(job.fillings, tensors, strict=True):
             for index, tensor in enumerate(part):
-                is_late = late and tensor.device.type in ("cpu", "cuda") and key_of(tensor) in late
-                (job.late if is_late else early).append((filling, index, tensor))
-        job.versions = [tensor._version for _, _, tensor in job.late]
+                live = late.get(key_of(tensor)) if late and tensor.device.type in ("cpu", "cuda") else None
+                if live is None:
+                    early.append((filling, index, tensor))
+                else:
+                    job.late.append((filling, index, tensor))
+                    job.live.append(live)
+        job.versions = [live._version for live in job.live]
         job.events = self._on_gpus(early)
         for gpu, event in job.events:
             gpu.hold_training(event)

@@ -75,19 +75,20 @@ def key_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.nbytes
 
 
-def changed_by_optimizers(entries: Mapping[str, Stateful]) -> set[tuple[int, int]]:
-    """Keys (:func:`key_of`) of the parameters and state of the optimizers among ``entries``.
+def changed_by_optimizers(entries: Mapping[str, Stateful]) -> dict[tuple[int, int], torch.Tensor]:
+    """Parameters and state of the optimizers among ``entries``, by :func:`key_of` their memory.
 
     Nothing else changes these tensors between two updates. What belongs to no such optimizer (buffers,
-    averages, parameters that the script changes by hand) is not among them.
+    averages, parameters that the script changes by hand) is not among them. A DTensor stands for its shard:
+    only its own ``_version`` counts what is done to it.
     """
-    found: set[tuple[int, int]] = set()
+    found: dict[tuple[int, int], torch.Tensor] = {}
     for entry in entries.values():
         if isinstance(entry, Optimizer):
             for group in entry.param_groups:
-                found.update(key_of(_local(parameter)) for parameter in group["params"])
+                found.update((key_of(_local(parameter)), parameter) for parameter in group["params"])
             for state in entry.state.values():
-                found.update(key_of(_local(t)) for t in state.values() if isinstance(t, torch.Tensor))
+                found.update((key_of(_local(t)), t) for t in state.values() if isinstance(t, torch.Tensor))
     return found
 
 

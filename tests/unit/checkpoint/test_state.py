@@ -17,8 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
-from slurm_robust.checkpoint.state import Snapshot, Stateful, apply, capture, unwrapped
+from slurm_robust.checkpoint.state import (
+    Snapshot,
+    Stateful,
+    apply,
+    capture,
+    changed_by_optimizers,
+    key_of,
+    unwrapped,
+)
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.tree import flatten
 
 REF = CheckpointRef(generation=1, step=5)
 
@@ -212,3 +221,23 @@ def test_lbfgs_keeps_its_history(tmp_path: Path) -> None:
     first, second = optimizer.state[parameter], next(iter(again.state.values()))
     assert first["n_iter"] == second["n_iter"]
     assert all(torch.equal(a, b) for a, b in zip(first["old_dirs"], second["old_dirs"], strict=True))
+
+
+@pytest.mark.slow  # imports of torch
+def test_updates_of_sharded_parameters_are_counted(process_group: None) -> None:
+    """A shard's own version says nothing: torch counts what is done to the DTensor around it."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    optimizer = trained(model)
+    late = changed_by_optimizers({"model": model, "optimizer": optimizer})
+    snapshot = capture({"model": model, "optimizer": optimizer}, compact=False)
+    stored = {key_of(tensor) for tensor in flatten({"own": snapshot.own})[1]}
+    assert len(late) == 6 + 6 * 3
+    assert stored >= set(late)
+    before = {key: tensor._version for key, tensor in late.items()}
+    model(torch.randn(6, 3)).sum().backward()
+    assert {key: tensor._version for key, tensor in late.items()} == before
+    optimizer.step()
+    assert all(tensor._version != before[key] for key, tensor in late.items())
