@@ -176,9 +176,9 @@ class CheckpointStore:
         ``generation`` is the running one (None: the highest that is here); later ones are not touched.
         Kept are ``protect``, what ``latest`` names, the newest ``keep`` complete ones, the newest ``keep``
         complete ones of the running generation even where an earlier one went further, and complete ones
-        of steps that are multiples of ``keep_every``. Of the incomplete ones those go
-        that no rank will complete any more: of ended generations, and those before a complete one of the
-        running generation (a rank writes its parts in the order of steps). Raises ``OSError``.
+        after every ``keep_every`` steps (as a script counts them with ``every``). Of the incomplete ones
+        those go that no rank will complete any more: of ended generations, and those before a complete
+        one of the running generation (a rank writes its parts in the order of steps). Raises ``OSError``.
         """
         if keep < 1 or (keep_every is not None and keep_every < 1):
             raise ValueError(f"keep={keep}, keep_every={keep_every}: both are at least 1")
@@ -195,7 +195,7 @@ class CheckpointStore:
         here = [ref for ref in complete if ref.generation == current]
         kept = {*protect, self.latest(), *complete[:keep], *here[:keep]}
         if keep_every is not None:
-            kept.update(ref for ref in complete if ref.step % keep_every == 0)
+            kept.update(ref for ref in complete if (ref.step + 1) % keep_every == 0)
         removed = []
         for ref in sorted(self.present()):
             over = ref in complete or ref.generation < current or bool(here and ref.step < here[0].step)

@@ -126,7 +126,7 @@ class CheckpointConfig:
     """Newest complete checkpoints that are kept. With 1 there is none to go back to when it is bad."""
 
     keep_every: int | None = None
-    """Checkpoints on storage of steps that are multiples of it are kept for ever; null: none."""
+    """Of the checkpoints on storage those after each so many steps are kept for ever; null: none."""
 
     memory: bool = True
     """Take snapshots in the nodes' memory, as far as they fit; false: every checkpoint goes to storage while
@@ -142,7 +142,7 @@ class CheckpointConfig:
     """A checkpoint goes from memory to storage when the newest there is so old, in seconds."""
 
     every_steps: int | None = None
-    """A checkpoint goes from memory to storage at multiples of this step; null: by time only."""
+    """A checkpoint goes from memory to storage after each so many steps; null: by time only."""
 
     local_directory: str | None = None
     """Folder on each node's own disk that gets a copy of what goes to storage; null: none."""

@@ -109,7 +109,7 @@ class Tending:
             if checkpoint.every_steps is None:
                 return
             lead = step - newest
-            step = -(-step // checkpoint.every_steps) * checkpoint.every_steps
+            step = -(-(step + 1) // checkpoint.every_steps) * checkpoint.every_steps - 1
             if step > newest + 2 * lead:
                 return  # far away; until then it may become due by time
         self._flush, self._reached = step, None

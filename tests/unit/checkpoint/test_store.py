@@ -165,13 +165,13 @@ def test_pruning_to_nothing_is_refused(tmp_path: Path) -> None:
         CheckpointStore(tmp_path).prune(1, keep_every=0)
 
 
-def test_pruning_keeps_every_nth_step_for_ever(tmp_path: Path) -> None:
+def test_pruning_keeps_the_checkpoint_after_every_n_steps_for_ever(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    publish_all(store, *(ref(1, step) for step in range(0, 60, 5)), ref(2, 60))
-    publish(store, ref(1, 80), 0, 2)  # a multiple, but never complete
+    publish_all(store, *(ref(1, step) for step in range(4, 60, 5)), ref(2, 60))
+    publish(store, ref(1, 79), 0, 2)  # one of them, but never complete
     store.prune(1, keep_every=20)
-    assert store.complete() == [ref(2, 60), ref(1, 40), ref(1, 20), ref(1, 0)]
-    assert store.parts(ref(1, 80)) == []
+    assert store.complete() == [ref(2, 60), ref(1, 59), ref(1, 39), ref(1, 19)]
+    assert store.parts(ref(1, 79)) == []
 
 
 def test_the_pointer_names_the_newest_of_the_highest_generation(tmp_path: Path) -> None:

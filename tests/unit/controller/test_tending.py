@@ -114,12 +114,12 @@ def test_a_step_to_come_goes_to_storage_when_the_newest_is_old() -> None:
     assert job.flush_step > step + 25
 
 
-def test_a_step_that_is_a_multiple_goes_to_storage() -> None:
+def test_the_step_after_which_so_many_are_done_goes_to_storage() -> None:
     job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=4)))
     for _ in range(3):
         train(job, 6, 0.3)
         step = job.flush_step
-        assert step % 4 == 0
+        assert (step + 1) % 4 == 0
         train(job, 8, 0.3)
         assert job.flush_step == step  # one at a time
         flushed(job, step)
@@ -131,7 +131,7 @@ def test_a_multiple_that_is_far_away_can_wait() -> None:
     train(job, 50)
     assert job.flush_step == -1
     train(job, 48)
-    assert job.flush_step == 100
+    assert job.flush_step == 99
 
 
 def test_the_order_is_repeated_and_given_up_with_a_note() -> None:
