@@ -52,13 +52,20 @@ class RobustCallback(TrainerCallback):
     """
 
     def __init__(
-        self, *, every: int = 1, path: str | Path = "checkpoints", keep: int = 2, deduplicate: bool = True
+        self,
+        *,
+        every: int = 1,
+        path: str | Path = "checkpoints",
+        keep: int = 2,
+        deduplicate: bool = True,
+        overlap: bool = True,
     ) -> None:
         self._options: dict[str, Any] = {
             "every": every,
             "path": path,
             "keep": keep,
             "deduplicate": deduplicate,
+            "overlap": overlap,
         }
         self._trainer: Trainer | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -121,12 +128,8 @@ class RobustCallback(TrainerCallback):
         """The order of the data is drawn next: from the same state as when this epoch began first."""
         if self._rng is None:
             self._counters.epoch_rng = capture_rng()
-            return
-        restore_rng(self._counters.epoch_rng)
-        set_epoch = getattr(kwargs.get("train_dataloader"), "set_epoch", None)
-        if set_epoch is not None:
-            # What the Trainer makes to skip batches does not tell the sampler of several ranks the epoch.
-            set_epoch(int(state.epoch))
+        else:
+            restore_rng(self._counters.epoch_rng)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -43,13 +43,20 @@ class RobustCallback(Callback):
     """
 
     def __init__(
-        self, *, every: int = 1, path: str | Path = "checkpoints", keep: int = 2, deduplicate: bool = True
+        self,
+        *,
+        every: int = 1,
+        path: str | Path = "checkpoints",
+        keep: int = 2,
+        deduplicate: bool = True,
+        overlap: bool = True,
     ) -> None:
         self._options: dict[str, Any] = {
             "every": every,
             "path": path,
             "keep": keep,
             "deduplicate": deduplicate,
+            "overlap": overlap,
         }
         self._checkpointer: Checkpointer | None = None
         self._loops = _Loops()
@@ -160,14 +167,15 @@ class _Hooks:
     def state_dict(self) -> dict[str, Any]:
         """What the hooks return and add."""
         data = self._trainer.datamodule
-        known = self._basics()
+        basics = self._basics()
+        known = dict(basics)
         for callback in self._callbacks:
             callback.on_save_checkpoint(self._trainer, self._module, known)
         self._module.on_save_checkpoint(known)
         return {
             "callbacks": {one.state_key: one.state_dict() for one in self._callbacks},
             "data": data.state_dict() if data is not None else {},
-            "saved": {name: value for name, value in known.items() if name not in self._basics()},
+            "saved": {name: value for name, value in known.items() if name not in basics},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
