@@ -310,9 +310,7 @@ class Agent:
     def _spawn(self, launch: Launch) -> None:
         try:
             folder = self._runtime.generation(launch.generation)
-            self._steps.create(
-                folder, launch.generation, launch.ranks, launch.announce_step, launch.stride
-            )
+            self._steps.create(folder, launch.generation, launch.ranks, launch.announce_step, launch.stride)
         except OSError as error:
             reason = f"no step records in {self._runtime.path}: {error}; is the node's memory full?"
             for rank in launch.ranks:

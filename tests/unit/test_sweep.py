@@ -117,9 +117,7 @@ def test_the_prolog_removes_copies_of_jobs_that_are_gone_whoever_owns_them(node:
 
 def test_the_prolog_removes_copies_of_a_job_that_runs_without_this_node(node: Node) -> None:
     elsewhere, here, waiting = node.folder(1), node.folder(2), node.folder(3)
-    node.jobs(
-        (1, "RUNNING", "n11,n2"), (2, "RUNNING", "n3,n1"), (3, "PENDING", ""), (THIS, "RUNNING", "n1")
-    )
+    node.jobs((1, "RUNNING", "n11,n2"), (2, "RUNNING", "n3,n1"), (3, "PENDING", ""), (THIS, "RUNNING", "n1"))
     node.run("prolog.sh")
     assert [path.exists() for path in (elsewhere, here, waiting)] == [False, True, True]
 

@@ -56,6 +56,13 @@ class StorageWriter:
             return f"the storage writer: {error}"
         return "" if answer.ok else answer.error or "no reason was given"
 
+    def warm_up(self) -> None:
+        """Have it import what it needs while the step that it is for is still to come."""
+        try:
+            self._running()
+        except OSError:
+            pass  # tried again, and told, when there is something to write
+
     def kill(self) -> None:
         """End the process, whatever it does; what it has not published does not count. In any thread."""
         if self._process is not None:
@@ -143,9 +150,13 @@ class Flusher:
     def ask(self, launch: Launch, step: int) -> None:
         """The controller wants ``step``; repeated orders for the same change nothing."""
         with self._lock:
-            if self._asked != (launch.generation, step):
-                self._asked = launch.generation, step
-                self._wanted = _Wanted(launch, step)
+            if self._asked == (launch.generation, step):
+                return
+            self._asked = launch.generation, step
+            self._wanted = _Wanted(launch, step)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="srobust-flush", daemon=True)
+            self._thread.start()
 
     def forget(self) -> None:
         """The generation is over: what has not come will not come."""
@@ -169,9 +180,6 @@ class Flusher:
             )
             self._end(wanted)
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="srobust-flush", daemon=True)
-            self._thread.start()
         self._jobs.put((wanted, held))
 
     def close(self) -> None:
@@ -181,6 +189,7 @@ class Flusher:
         self._writer.kill()
 
     def _run(self) -> None:
+        self._writer.warm_up()
         while (job := self._jobs.get()) is not None:
             wanted, held = job
             copier = threading.Thread(target=self._copy, args=(held,), name="srobust-local", daemon=True)

@@ -108,7 +108,9 @@ def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> 
             controller.launch(node, generation, ranks, 4, slot, 2, master="n1")
         for node in ("n1", "n2"):
             controller.wait_for(
-                node, lambda b, g=generation: b.generation == g and all_stepped(b), 60  # type: ignore[misc]
+                node,
+                lambda b, g=generation: b.generation == g and all_stepped(b),
+                60,  # type: ignore[misc]
             )
         controller.send("n2", Inject(epoch=controller.epoch, rank=2, signal=signal.SIGKILL))
         beat = controller.wait_for("n2", lambda b: any(e.rank == 2 for e in b.exits))

@@ -158,8 +158,6 @@ def test_another_generation_knows_nothing_of_the_flush(make: MakeNode, writer: P
 
 def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
     hanging = StorageWriter((sys.executable, "-c", "import threading; threading.Event().wait()"))
-    order = FlushOrder(
-        images={}, generation=1, step=1, world_size=1, directory="/x", run_id=RUN, layout=""
-    )
+    order = FlushOrder(images={}, generation=1, step=1, world_size=1, directory="/x", run_id=RUN, layout="")
     assert "the storage hangs" in hanging.write(order, timeout_s=0.5)
     assert hanging._process is None
