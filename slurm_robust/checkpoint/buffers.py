@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -65,12 +65,13 @@ class PartBuffers:
     """Buffers ``own-<rank>.<number>`` (or ``shared.<number>``) in a folder of copies.
 
     ``header`` is that of all images, but for the step. ``restored`` is the checkpoint that this generation
-    went on from, None for a fresh start.
+    went on from, None for a fresh start. ``on_unmap`` is told the address of targets that are given up.
     """
 
     folder: MemoryFolder
     header: ImageHeader
     restored: CheckpointRef | None
+    on_unmap: Callable[[int], None] = lambda _: None
     cap: int = 0
     held: dict[int, CheckpointRef | None] = field(default_factory=dict)
     _open: dict[int, Buffer] = field(default_factory=dict)
@@ -134,7 +135,8 @@ class PartBuffers:
 
     def close(self) -> None:
         """Let go of the buffers; the images in them stay."""
-        self._targets.clear()
+        for number in list(self._targets):
+            self._give_up_targets(number)
         for buffer in self._open.values():
             buffer.close()
         self._open.clear()
@@ -166,13 +168,19 @@ class PartBuffers:
         address = next((_address(view) for view in views if len(view)), 0)
         known = self._targets.get(number)
         if known is None or known[:2] != (specs, address):
+            self._give_up_targets(number)
             made = [tensor_in(view, spec) for view, spec in zip(views, specs, strict=True)]
             known = specs, address, [Target(tensor, pieces(tensor)) for tensor in made]
             self._targets[number] = known
         return known[2]
 
+    def _give_up_targets(self, number: int) -> None:
+        known = self._targets.pop(number, None)
+        if known is not None:
+            self.on_unmap(known[1])
+
     def _forget(self, number: int) -> None:
-        self._targets.pop(number, None)
+        self._give_up_targets(number)
         if number in self._open:
             self._open.pop(number).close()
         del self.held[number]

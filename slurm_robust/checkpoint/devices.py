@@ -82,15 +82,21 @@ class Pinned:
         status = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
         if status == 0:
             self._known[address] = nbytes
-        else:
-            self._refused = True
-            _log.warning(
-                "CUDA does not register the snapshots' memory (cudaError %d), so copying them holds training "
-                "up: see ulimit -l",
-                status,
-            )
+            return
+        self._refused = True
+        _log.warning(
+            "CUDA does not register the snapshots' memory (cudaError %d), so copying them holds training "
+            "up: see ulimit -l",
+            status,
+        )
+        try:
+            torch.zeros(
+                1, device="cuda"
+            )  # the refusal is still CUDA's last error: it must not end a training
+        except RuntimeError:
+            pass
 
     def unpin(self, address: int) -> None:
-        """Let go of a mapping that will go away."""
+        """Let go of a mapping, before it goes away."""
         if self._known.pop(address, None) is not None:
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -31,6 +31,7 @@ from slurm_robust.checkpoint.state import Snapshot, key_of
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import flatten, path_of, specs_of
 from slurm_robust.model.copies import SHARED
+from slurm_robust.model.record import Record
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ PATIENCE_S = 60.0
 Late = Mapping[tuple[int, int], torch.Tensor]
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Place(Record):
     """Whose snapshots: header of the images (without the step), and the ranks and nodes around.
 
     ``first_on_node``: this rank writes the shared part too.
@@ -133,13 +134,13 @@ class Snapshotter:
         self._place = place
         self._overlap = overlap
         self._gather = gather
+        self._pinned = devices.Pinned()
         self._own = self._part(place.header.rank)
         self._shared = self._part(SHARED) if place.first_on_node else None
         self._planned = (0, 0)
         self._job: _Job | None = None
         self._warned: set[str] = set()
         self._gpus: dict[torch.device, devices.GpuCopies] = {}
-        self._pinned = devices.Pinned()
         self._process = os.getpid()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="srobust-snapshot")
         # A compiled step() must not try to trace this: it is called between the graphs instead.
@@ -318,7 +319,7 @@ class Snapshotter:
 
     def _part(self, rank: int) -> _Part:
         header = msgspec.structs.replace(self._place.header, rank=rank)
-        buffers = PartBuffers(self._folder, header, self._place.restored)
+        buffers = PartBuffers(self._folder, header, self._place.restored, self._pinned.unpin)
         buffers.look()
         return _Part(buffers)
 
