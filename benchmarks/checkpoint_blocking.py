@@ -24,7 +24,7 @@ GPU_STEP_S = 0.2
 
 @dataclass(frozen=True)
 class Case:
-    """A contender in a setting: with work between checkpoint and update, or none (``at_once``)."""
+    """A contender in a setting: the checkpoint just after the update, or just before it (``at_once``)."""
 
     contender: str
     at_once: bool = False
@@ -85,7 +85,8 @@ def _run(case: Case, mb: int, base: Result) -> Result:
             "blocking",
             contender=case.contender,
             mb=mb,
-            batch=0 if case.at_once else base["batch"],
+            batch=base["batch"],
+            at_once=case.at_once,
             turns=min(8, max(2, 2000 // mb)),
             steps=STEPS,
             disk=str(place.disk),

@@ -51,18 +51,19 @@ def calibrate(mb: int, shm: str, ratio: float) -> Result:
     return {"bytes": training.nbytes(), "memcpy": memcpy, "batch": batch, "compute": _timer(training)(batch)}
 
 
-def blocking(contender: str, mb: int, batch: int, turns: int, steps: int, disk: str, shm: str) -> Result:
+def blocking(
+    contender: str, mb: int, batch: int, at_once: bool, turns: int, steps: int, disk: str, shm: str
+) -> Result:
     """Durations of steps with and without a checkpoint, in turns of ``steps``."""
     training = _trained(Training(mb))
     measured = CONTENDERS[contender](training, Path(disk), Path(shm))
-    result = _turns(training, measured, batch, turns, steps)
+    result = _turns(Loop(training, measured, batch, at_once=at_once), measured.warm, turns, steps)
     measured.close()
     return {"bytes": training.nbytes(), **result}
 
 
-def _turns(training: Training, contender: Contender, batch: int, turns: int, steps: int) -> Result:
-    loop = Loop(training, contender, batch)
-    loop.turn(contender.warm, save=True)
+def _turns(loop: Loop, warm: int, turns: int, steps: int) -> Result:
+    loop.turn(warm, save=True)
     loop.turn(1, save=False)
     with_it: list[Turn] = []
     without: list[Turn] = []
@@ -73,9 +74,16 @@ def _turns(training: Training, contender: Contender, batch: int, turns: int, ste
 
 
 class Loop:
-    """A training loop: a step is from one checkpoint to the next."""
+    """A training loop: a step is from one checkpoint to the next.
 
-    def __init__(self, training: Training, contender: Contender, batch: int) -> None:
+    ``at_once``: the checkpoint is taken just before the update, which changes all that it holds, and not
+    just after it.
+    """
+
+    def __init__(
+        self, training: Training, contender: Contender, batch: int, *, at_once: bool = False
+    ) -> None:
+        self._at_once = at_once
         self._training = training
         self._contender = contender
         self._batch = batch
@@ -92,17 +100,23 @@ class Loop:
             if save:
                 self._contender.save(self._step)
             saved = time.perf_counter()
+            if self._at_once:
+                update = self._update(save)
             self._training.forward_backward(self._batch)
-            computed = time.perf_counter()
-            if save:
-                self._contender.before_update()
-            self._training.update()
+            if not self._at_once:
+                update = self._update(save)
             _synchronize(self._training)
-            ended = time.perf_counter()
-            found.append({"step": ended - began, "save": saved - began, "update": ended - computed})
+            found.append({"step": time.perf_counter() - began, "save": saved - began, "update": update})
             self._step += 1
         self._contender.drain()
         return found
+
+    def _update(self, save: bool) -> float:
+        began = time.perf_counter()
+        if save:
+            self._contender.before_update()
+        self._training.update()
+        return time.perf_counter() - began
 
 
 def keep(store: str, mb: int, folder: str) -> Result:
@@ -176,7 +190,7 @@ def gpu(mb: int, step_s: float, disk: str, shm: str) -> Result:
     plain = statistics.median(copy() for _ in range(5))
     ours = Ours(training, Path(disk), Path(shm))
     batch = batch_for(_timer(training), step_s)
-    result = _turns(training, ours, batch, GPU_TURNS, GPU_STEPS)
+    result = _turns(Loop(training, ours, batch), ours.warm, GPU_TURNS, GPU_STEPS)
 
     def snapshot(step: int) -> float:
         began = time.perf_counter()

@@ -44,13 +44,12 @@ class Training:
         self._batch = torch.randn(MICRO_BATCH, WIDTH, device=device)
 
     def forward_backward(self, batch: int) -> None:
-        """Compute gradients with so many samples, in micro-batches; with 0 those before are used again."""
-        if batch:
-            # Gradients keep their memory: to get it anew would make steps of the same work differ.
-            self.optimizer.zero_grad(set_to_none=False)
-            for begin in range(0, batch, MICRO_BATCH):
-                samples = self._batch[: min(MICRO_BATCH, batch - begin)]
-                self.model(samples).square().mean().backward()
+        """Compute gradients with so many samples, in micro-batches."""
+        # Gradients keep their memory: to get it anew would make steps of the same work differ.
+        self.optimizer.zero_grad(set_to_none=False)
+        for begin in range(0, batch, MICRO_BATCH):
+            samples = self._batch[: min(MICRO_BATCH, batch - begin)]
+            self.model(samples).square().mean().backward()
 
     def update(self) -> None:
         """The optimizer's step."""

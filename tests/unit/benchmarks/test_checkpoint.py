@@ -143,7 +143,8 @@ def test_what_we_keep_and_flush_comes_back_too() -> None:
 @pytest.mark.parametrize("contender", ["slurm_robust", "dcp.async_save, best"])
 def test_contenders_are_measured_in_turns(contender: str) -> None:
     with folders() as place:
-        order = {"mb": 13, "batch": 2, "turns": 2, "steps": 3, "disk": str(place.disk), "shm": str(place.shm)}
+        order = {"mb": 13, "batch": 2, "turns": 2, "steps": 3, "at_once": True}
+        order |= {"disk": str(place.disk), "shm": str(place.shm)}
         found = run("blocking", contender=contender, **order)
     assert [len(turn) for turn in found["with"] + found["without"]] == [3] * 4
     assert Blocking.of(found["with"], found["without"]).plain > 0
