@@ -13,6 +13,7 @@ import msgspec
 
 from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher
+from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
@@ -88,6 +89,7 @@ class CopyService:
         except OSError as error:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
+        remove_leftovers(memory.path, lambda text: self._notes.say("leftovers", text, again_s=0.0), base)
         directory = spec.copies.local_directory
         local = LocalCopies(local_path(directory, spec.run_id), spec.run_id) if directory else None
         self._parts = NodeParts(memory, local)

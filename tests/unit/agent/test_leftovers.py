@@ -1,0 +1,64 @@
+"""What earlier jobs of the user left in memory goes; what may still be wanted stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.agent.copies.leftovers import remove_leftovers
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+
+GONE = 4711
+
+
+def folder(base: Path, job: int, uid: int | None = None) -> Path:
+    path = base / f"srobust-{os.getuid() if uid is None else uid}-{job}-abc-copies"
+    path.mkdir()
+    (path / "own-00000.0").touch()
+    return path
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+def submit(cluster: FakeCluster) -> int:
+    return FakeSlurm(cluster).submit(SubmitRequest(command=("train.sh",)))
+
+
+def sweep(cluster: FakeCluster, base: Path, own: Path) -> list[str]:
+    notes: list[str] = []
+    thread = remove_leftovers(own, notes.append, base, lambda: FakeSlurm(cluster))
+    if thread is not None:
+        thread.join(10)
+    return notes
+
+
+def test_copies_of_ended_and_unknown_jobs_go(cluster: FakeCluster, tmp_path: Path) -> None:
+    ended, alive, mine = (submit(cluster) for _ in range(3))
+    cluster.finish(ended)
+    gone = [folder(tmp_path, ended), folder(tmp_path, GONE)]
+    kept = [folder(tmp_path, alive), folder(tmp_path, mine), folder(tmp_path, GONE, uid=os.getuid() + 1)]
+    other = tmp_path / f"srobust-{os.getuid()}-{GONE}-abc"  # of an agent: not copies
+    other.mkdir()
+    notes = sweep(cluster, tmp_path, kept[1])
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in (*kept, other))
+    assert len(notes) == 2
+    assert f"removed copies that job {GONE} had left in {tmp_path}" in notes
+
+
+def test_without_an_answer_nothing_goes(cluster: FakeCluster, tmp_path: Path) -> None:
+    left = folder(tmp_path, GONE)
+    cluster.unreachable = True
+    assert sweep(cluster, tmp_path, folder(tmp_path, 1)) == []
+    assert left.exists()
+
+
+def test_slurm_is_not_asked_without_need(cluster: FakeCluster, tmp_path: Path) -> None:
+    assert remove_leftovers(folder(tmp_path, 1), print, tmp_path, lambda: FakeSlurm(cluster)) is None
