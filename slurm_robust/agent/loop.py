@@ -15,6 +15,7 @@ import zmq
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.allocation import check_allocation
 from slurm_robust.agent.beats import BeatBook
+from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
@@ -144,7 +145,7 @@ class Agent:
         self._steps.forget()
         self._ports.close()
         self._files.close()
-        self._copies.close(remove=not self._keep_copies)
+        self._copies.close(remove=not self._keep_copies or job_is_over(os.environ))
         self._runtime.close()
 
     # -- one turn ----------------------------------------------------------------------------------

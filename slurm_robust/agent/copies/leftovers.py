@@ -1,32 +1,59 @@
-"""Removes copies that earlier jobs of the same user left in this node's memory.
+"""When copies in this node's memory are of no use any more, and nobody else removes them.
 
-A cancelled job cannot know whether it comes back, so its agents leave its copies. Where the administrator
-has installed the prolog of slurm_robust that removes them; elsewhere the user's next job does.
+Told to end by Slurm, an agent asks whether the job comes back. Where it could not (killed, no answer), the
+prolog of slurm_robust removes the copies, and where the administrator has not installed it, the user's next
+job does.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_robust.checkpoint.memory import SHARED_MEMORY
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
+from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
 
 # Each costs slurmctld one question.
 MOST = 20
+TIMEOUT_S = 5.0
+# All agents of a job are told to end at once: so many questions a second are enough for slurmctld.
+ASKING_PER_S = 500
+
+
+def job_is_over(
+    environ: Mapping[str, str], make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S)
+) -> bool:
+    """Whether Slurm says that this run of the job is its last; False where it does not say.
+
+    While its nodes are taken back a job that is requeued and one that has ended are both COMPLETING, but
+    Slurm counts the restart at once (measured on 22.05).
+    """
+    try:
+        run = allocation_from_environment(environ)
+        time.sleep(random.uniform(0.0, len(run.nodes) / ASKING_PER_S))
+        job = make().job(run.job_id)
+    except JobNotFound:
+        return True
+    except (SlurmError, CommandTimeout, OSError):
+        return False
+    return job.restart_count == run.restart_count and (job.is_completing or job.is_finished)
 
 
 def remove_leftovers(
     own: Path,
     note: Callable[[str], None],
     base: Path = SHARED_MEMORY,
-    make: Callable[[], SlurmClient] = lambda: make_client("cli"),
+    make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S),
 ) -> threading.Thread | None:
     """Look through ``base`` in a thread; None if nothing is there that Slurm would have to be asked about.
 
@@ -48,7 +75,7 @@ def _sweep(found: dict[Path, int], note: Callable[[str], None], make: Callable[[
             if _is_gone(slurm, job_id):
                 shutil.rmtree(path, ignore_errors=True)
                 note(f"removed copies that job {job_id} had left in {path.parent}")
-    except (SlurmError, OSError):
+    except (SlurmError, CommandTimeout, OSError):
         return  # without an answer nothing is removed; the next job asks again
 
 

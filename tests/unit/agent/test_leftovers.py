@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.copies.leftovers import remove_leftovers
+from slurm_robust.agent.copies.leftovers import job_is_over, remove_leftovers
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -58,6 +58,34 @@ def test_without_an_answer_nothing_goes(cluster: FakeCluster, tmp_path: Path) ->
     cluster.unreachable = True
     assert sweep(cluster, tmp_path, folder(tmp_path, 1)) == []
     assert left.exists()
+
+
+def environ(job: int, restarts: int = 0) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+
+
+def test_a_job_that_is_requeued_is_not_over(cluster: FakeCluster) -> None:
+    job = submit(cluster)
+    client = FakeSlurm(cluster)
+    assert not job_is_over(environ(job), lambda: client)  # it runs
+    client.requeue(job)
+    assert client.job(job).is_completing
+    assert not job_is_over(environ(job), lambda: client)
+    assert job_is_over(environ(GONE), lambda: client)
+    cluster.unreachable = True
+    assert not job_is_over(environ(GONE), lambda: client)
+    assert not job_is_over({}, lambda: client)  # started by hand
+
+
+def test_a_job_that_was_cancelled_is_over(cluster: FakeCluster) -> None:
+    job = submit(cluster)
+    client = FakeSlurm(cluster)
+    client.cancel(job)
+    assert job_is_over(environ(job), lambda: client)
 
 
 def test_slurm_is_not_asked_without_need(cluster: FakeCluster, tmp_path: Path) -> None:
