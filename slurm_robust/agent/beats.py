@@ -54,5 +54,6 @@ class BeatBook:
             copies=news.copies,
             lag_s=news.lag_s,
             flushed=news.flushed,
+            saved=news.saved,
             fatal=state.fatal,
         )

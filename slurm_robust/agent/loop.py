@@ -38,6 +38,7 @@ from slurm_robust.agent.stimuli import (
     OrderCame,
     ReadTail,
     RenewPort,
+    SaveCopies,
     SendBeat,
     SetStride,
     SpawnWorkers,
@@ -295,6 +296,8 @@ class Agent:
                 self._copies.set_stride(stride)
             case AskFlush(step=step):
                 self._ask_flush(step)
+            case SaveCopies(order=order):
+                self._copies.save(order)
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():

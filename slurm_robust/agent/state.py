@@ -25,6 +25,7 @@ from slurm_robust.agent.stimuli import (
     OrderCame,
     ReadTail,
     RenewPort,
+    SaveCopies,
     SendBeat,
     SetStride,
     SpawnWorkers,
@@ -37,7 +38,17 @@ from slurm_robust.agent.stimuli import (
     Ticked,
 )
 from slurm_robust.model.exits import WorkerError, WorkerExit
-from slurm_robust.wire.messages import Flush, Inject, Launch, Pace, Phase, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.wire.messages import (
+    Flush,
+    Inject,
+    Launch,
+    Pace,
+    Phase,
+    RequestCheckpoint,
+    Save,
+    Shutdown,
+    Stop,
+)
 from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
 LAUNCHER_STARTS = 3
@@ -151,6 +162,8 @@ class AgentState:
                 return [SetStride(stride=stride)] if self._runs(generation) else []
             case Flush(generation=generation, step=step):
                 return [AskFlush(step=step)] if self._runs(generation) else []
+            case Save():
+                return [SaveCopies(order=order)] if not self._living() else []
             case Inject(rank=rank, signal=number):
                 worker = self.workers.get(rank)
                 if worker is None or worker.pid is None or worker.exit is not None:

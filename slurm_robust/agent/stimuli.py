@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 from slurm_robust.agent.launcher import LauncherMessage
 from slurm_robust.model.record import Record
-from slurm_robust.wire.messages import Flush, Inject, Launch, Pace, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.wire.messages import Flush, Inject, Launch, Pace, RequestCheckpoint, Save, Shutdown, Stop
 
-Order: TypeAlias = Launch | Stop | RequestCheckpoint | Pace | Flush | Inject | Shutdown
+Order: TypeAlias = Launch | Stop | RequestCheckpoint | Pace | Flush | Save | Inject | Shutdown
 
 # -- stimuli --------------------------------------------------------------------------------------
 
@@ -112,6 +112,12 @@ class AskFlush(Record):
     step: int
 
 
+class SaveCopies(Record):
+    """Put copies in memory on storage as ``order`` says."""
+
+    order: Save
+
+
 class RenewPort(Record):
     """Hold another rendezvous port for the next launch; this one is being used now."""
 
@@ -141,6 +147,7 @@ Instruction: TypeAlias = (
     | AskCheckpoint
     | SetStride
     | AskFlush
+    | SaveCopies
     | RenewPort
     | ForgetRecords
     | SendBeat

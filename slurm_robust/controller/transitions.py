@@ -63,6 +63,13 @@ class ToRequeueing(Record):
     failure: bool
 
 
+class ToSaving(Record):
+    """Put what only memory holds on storage, then end with ``code`` for good."""
+
+    code: int
+    reason: str
+
+
 class ToEnding(Record):
     """End agents and controller with ``code``. ``final``: the run is over for good and says so."""
 
@@ -81,5 +88,6 @@ Transition: TypeAlias = (
     | ToStopping
     | ToDeciding
     | ToRequeueing
+    | ToSaving
     | ToEnding
 )

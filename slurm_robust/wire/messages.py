@@ -74,6 +74,7 @@ class Beat(Record, tag_field="kind", tag="beat"):
     copies: tuple[Copy, ...] = ()  # whole copies that this node holds, in memory and on its disk
     lag_s: float = 0.0  # from a snapshot's completion until its peer had it, slowest of the last ones
     flushed: int = -1  # newest step of this generation that this node has put on storage for Flush
+    saved: str = ""  # checkpoint of the newest Save that was carried out
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
 
 
@@ -142,6 +143,19 @@ class Flush(Record, tag_field="kind", tag="flush"):
     step: int
 
 
+class Save(Record, tag_field="kind", tag="save"):
+    """Put the parts of ``ranks`` of the checkpoint ``token`` from this node's memory on storage.
+
+    No worker lives then; answered by :attr:`Beat.saved`.
+    """
+
+    epoch: int
+    token: str
+    ranks: tuple[int, ...]
+    world_size: int
+    layout: str = ""
+
+
 class Inject(Record, tag_field="kind", tag="inject"):
     """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
 
@@ -192,7 +206,7 @@ class DrillReply(Record, tag_field="kind", tag="drill_reply"):
 
 ToController: TypeAlias = Beat | Ping | Drill
 FromController: TypeAlias = (
-    Ack | Launch | Stop | RequestCheckpoint | Pace | Flush | Inject | Shutdown | Pong | DrillReply
+    Ack | Launch | Stop | RequestCheckpoint | Pace | Flush | Save | Inject | Shutdown | Pong | DrillReply
 )
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)

@@ -110,9 +110,14 @@ class StorageWriter:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    launch: Launch
+class Wanted:
+    """Parts of which ranks of which checkpoint are to be put on storage."""
+
+    generation: int
     step: int
+    ranks: tuple[int, ...]
+    world_size: int
+    layout: str
 
 
 class Flusher:
@@ -140,9 +145,9 @@ class Flusher:
         self._on_local = on_local
         self._writer = writer or StorageWriter()
         self._lock = threading.Lock()
-        self._wanted: _Wanted | None = None
+        self._wanted: Wanted | None = None
         self._asked: tuple[int, int] = (0, -1)
-        self._jobs: queue.SimpleQueue[tuple[_Wanted, list[Image]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Wanted, list[Image]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.flushed: tuple[int, int] = (0, -1)  # generation and step that are on storage
         self.over: tuple[int, int] = (0, -1)  # generation and step that nobody needs to keep any more
@@ -153,7 +158,17 @@ class Flusher:
             if self._asked == (launch.generation, step):
                 return
             self._asked = launch.generation, step
-            self._wanted = _Wanted(launch, step)
+            self._wanted = Wanted(
+                launch.generation, step, launch.ranks, launch.world_size, launch.layout
+            )
+        self._start()
+
+    def save(self, wanted: Wanted, held: list[Image]) -> None:
+        """Put these images, which are there already and held, on disk and storage."""
+        self._start()
+        self._jobs.put((wanted, held))
+
+    def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="srobust-flush", daemon=True)
             self._thread.start()
@@ -169,7 +184,7 @@ class Flusher:
             wanted = self._wanted
             if wanted is None or not any(i.header.step >= wanted.step for i in images):
                 return
-            chosen = choose(images, wanted.launch.ranks, wanted.step)
+            chosen = choose(images, wanted.ranks, wanted.step)
             if chosen is None:
                 return  # some rank is still at it
             self._wanted = None
@@ -200,15 +215,15 @@ class Flusher:
             for image in held:
                 image.close()
 
-    def _write(self, wanted: _Wanted, held: list[Image]) -> None:
+    def _write(self, wanted: Wanted, held: list[Image]) -> None:
         order = FlushOrder(
             images={i.header.rank: str(i.path) for i in held},
-            generation=wanted.launch.generation,
+            generation=wanted.generation,
             step=wanted.step,
-            world_size=wanted.launch.world_size,
+            world_size=wanted.world_size,
             directory=self._directory,
             run_id=self._run_id,
-            layout=wanted.launch.layout,
+            layout=wanted.layout,
         )
         error = self._writer.write(order)
         if error:
@@ -216,7 +231,7 @@ class Flusher:
                 "flush", f"step {wanted.step} could not be put on storage: {error}", _NOTE_EVERY_S
             )
         else:
-            self.flushed = wanted.launch.generation, wanted.step
+            self.flushed = wanted.generation, wanted.step
 
     def _copy(self, held: list[Image]) -> None:
         if self._local is None:
@@ -228,8 +243,8 @@ class Flusher:
             self._notes.say("local", f"no copy on this node's disk: {error}", _NOTE_EVERY_S)
         self._on_local()
 
-    def _end(self, wanted: _Wanted) -> None:
-        self.over = wanted.launch.generation, wanted.step
+    def _end(self, wanted: Wanted) -> None:
+        self.over = wanted.generation, wanted.step
         self._on_done()
 
 
@@ -253,14 +268,14 @@ def choose(images: list[FoundImage], ranks: tuple[int, ...], step: int) -> list[
     return chosen
 
 
-def _hold(chosen: list[FoundImage], wanted: _Wanted) -> list[Image]:
+def _hold(chosen: list[FoundImage], wanted: Wanted) -> list[Image]:
     """The images, locked; none if one was refilled meanwhile."""
     held: list[Image] = []
     try:
         for found in chosen:
             held.append(open_image(found.path))
             header = held[-1].header
-            if (header.generation, header.step) != (wanted.launch.generation, wanted.step):
+            if (header.generation, header.step) != (wanted.generation, wanted.step):
                 raise CheckpointError("refilled")
     except (CheckpointError, OSError):
         for image in held:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.agent.copies.fetch import Fetches
-from slurm_robust.agent.copies.flush import Flusher
+from slurm_robust.agent.copies.flush import Flusher, Wanted
 from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.parts import NodeParts
@@ -22,14 +22,17 @@ from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.agent.ports import bind_free
 from slurm_robust.checkpoint.budget import MemoryPlan
+from slurm_robust.checkpoint.errors import CheckpointError
+from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.local import LocalCopies, local_path
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
-from slurm_robust.model.copies import Copy
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import SHARED, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import Record
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
-from slurm_robust.wire.messages import Launch, Phase
+from slurm_robust.wire.messages import Launch, Phase, Save
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class CopyNews(Record):
     copies: tuple[Copy, ...] = ()
     lag_s: float = 0.0
     flushed: int = -1
+    saved: str = ""
 
 
 NO_COPIES = CopyNews()
@@ -77,6 +81,7 @@ class CopyService:
         self._on_disk: tuple[Copy, ...] = ()
         self._parts: NodeParts | None = None
         self._server: CopyServer | None = None
+        self._saving: Save | None = None
         self.port = 0
         if spec.copies.memory:
             self._begin(job, tuple(ports), base)
@@ -150,7 +155,15 @@ class CopyService:
             copies=self.inventory(),
             lag_s=max(lags, default=0.0),
             flushed=self._of_generation(self._flusher.flushed) if running else -1,
+            saved=self._saved(),
         )
+
+    def _saved(self) -> str:
+        """The checkpoint of the newest :meth:`save`, once it is on storage."""
+        if self._saving is None or self._parts is None:
+            return ""
+        ref = CheckpointRef.from_token(self._saving.token)
+        return self._saving.token if self._flusher.flushed == (ref.generation, ref.step) else ""
 
     @property
     def flush_over(self) -> int:
@@ -215,6 +228,25 @@ class CopyService:
         """Put the snapshot of ``step`` on disk and storage when it is there."""
         if self._running is not None and not self._running.over:
             self._flusher.ask(self._running.launch, step)
+
+    def save(self, order: Save) -> None:
+        """Put copies that are here on storage; a repeated order changes nothing."""
+        if self._parts is None or order == self._saving:
+            return
+        self._saving = order
+        ref = CheckpointRef.from_token(order.token)
+        shared = self._parts.memory.find(SHARED, ref) is not None
+        held: list[Image] = []
+        try:
+            for rank in (*order.ranks, *((SHARED,) if shared else ())):
+                held.append(self._parts.open(rank, ref))
+        except (CheckpointError, OSError) as error:
+            self._notes.say("save", f"{order.token} cannot be put on storage: {error}")
+            for image in held:
+                image.close()
+            return
+        wanted = Wanted(ref.generation, ref.step, order.ranks, order.world_size, order.layout)
+        self._flusher.save(wanted, held)
 
     def close(self, *, remove: bool) -> None:
         """End. ``remove``: the job is over and nobody needs the copies in memory any more."""

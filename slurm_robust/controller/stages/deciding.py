@@ -9,6 +9,7 @@ from slurm_robust.controller.transitions import (
     ToEnding,
     ToGathering,
     ToRequeueing,
+    ToSaving,
     Transition,
 )
 from slurm_robust.model import events as ev
@@ -62,7 +63,7 @@ class Deciding:
             case inc.Requeue(exclude=exclude, reason=reason):
                 return ToRequeueing(exclude=exclude, reason=reason, failure=True)
             case inc.GiveUp(code=code, reason=reason):
-                return ToEnding(code=code, reason=reason)
+                return ToSaving(code=code, reason=reason)
             case inc.Finish(code=code):
                 return ToEnding(code=code, reason="training ended")
             case inc.Replace():

@@ -12,6 +12,7 @@ from slurm_robust.controller.transitions import (
     ToReconnecting,
     ToRequeueing,
     ToRunning,
+    ToSaving,
     ToStopping,
     Transition,
 )
@@ -47,7 +48,7 @@ class Requeueing:
         """Wait until Slurm has it and its TERM came; one that Slurm refuses ends the job."""
         if core.requeue_error is not None:
             reason = f"{self._begin.reason}, and the job cannot be requeued: {core.requeue_error}"
-            return ToEnding(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
+            return ToSaving(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
         if core.requeued and (core.leaving or now.mono - self._since > TERM_COMES_S):
             return ToEnding(code=ExitCode.REQUEUED, reason=f"requeued: {self._begin.reason}", final=False)
         return None

@@ -12,6 +12,7 @@ from slurm_robust.controller.stages.deciding import Deciding
 from slurm_robust.controller.stages.ending import Ending, Observing, Reconnecting, Requeueing
 from slurm_robust.controller.stages.gathering import Gathering
 from slurm_robust.controller.stages.running import Launching, Running
+from slurm_robust.controller.stages.saving import Saving
 from slurm_robust.controller.stages.stopping import Stopping
 
 # Each class takes exactly the transition it stands beside; Any because a dict cannot say so.
@@ -25,6 +26,7 @@ STAGES: dict[type[Any], Callable[[Any], Stage]] = {
     to.ToStopping: Stopping,
     to.ToDeciding: Deciding,
     to.ToRequeueing: Requeueing,
+    to.ToSaving: Saving,
     to.ToEnding: Ending,
 }
 

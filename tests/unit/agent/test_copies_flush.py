@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from slurm_robust.agent.copies.flush import StorageWriter, choose
 from slurm_robust.checkpoint.flush import FlushOrder
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import SHARED, Tier
-from slurm_robust.wire.messages import Phase
+from slurm_robust.wire.messages import Phase, Save
 from tests.unit.agent.harness import pause
 from tests.unit.agent.nodes import MIB, RUN, MakeNode, fill
 from tests.waiting import wait_for
@@ -99,6 +100,26 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
     assert (told.generation, told.step, told.world_size, told.layout) == (3, 7, 4, "w4")
     assert (told.run_id, told.directory) == (RUN, str(tmp_path / "job" / "checkpoints"))
     assert node.service.notes() == []
+
+
+def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: MakeNode, writer: Path) -> None:
+    node = make("a")
+    node.launch(3, (0,))
+    fill(node.folder.own(0, 0), 0, 7, 2, MIB)
+    fill(node.folder.peer(1, 0), 1, 7, 2, MIB)
+    node.service.follow(Phase.ENDED, 3)
+    order = Save(epoch=1, token="gen-0002/step-00000007", ranks=(0, 1), world_size=2, layout="w2")
+    for _ in range(2):  # orders are repeated until their effect is told
+        node.service.save(order)
+    wait_for(lambda: node.service.news().saved == order.token)
+    (line,) = (writer / "orders").read_text().splitlines()
+    told = msgspec.json.decode(line, type=FlushOrder)
+    assert told.images == {0: str(node.folder.own(0, 0)), 1: str(node.folder.peer(1, 0))}
+    assert (told.generation, told.step, told.world_size, told.layout) == (2, 7, 2, "w2")
+    missing = structs.replace(order, token="gen-0002/step-00000008")
+    node.service.save(missing)
+    assert any("gen-0002/step-00000008 cannot be put on storage" in text for text in node.service.notes())
+    assert node.service.news().saved == ""
 
 
 def _is_free(path: Path) -> bool:

@@ -25,6 +25,7 @@ from slurm_robust.wire.messages import (
     Phase,
     Progress,
     RequestCheckpoint,
+    Save,
     Shutdown,
     Stop,
 )
@@ -89,6 +90,8 @@ class Job:
         self.storage_broken = False
         self.orders: dict[str, Launch] = {}
         self.flush_step, self.stride = -1, 1
+        self.saves: dict[str, Save] = {}
+        self.writes = True  # whether agents can carry out a Save
         self.kept: dict[str, bool] = {}
         self.refuse_requeue: str | None = None
         self.core = Core(
@@ -177,6 +180,10 @@ class Job:
                 self.flush_step = step
             case Pace(stride=stride):
                 self.stride = stride
+            case Save(token=token):
+                self.saves[node] = message
+                if self.writes:
+                    self.change(node, saved=token)
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep
                 self.beats.pop(node)
@@ -193,7 +200,8 @@ class Job:
             self.mono += step
             self.wall += step
             for node in list(self.beats):
-                self.change(node)
+                if node in self.beats:  # else it was told to end meanwhile
+                    self.change(node)
             self.act(self.core.on_tick(self.now()))
 
     def train_to(self, step: int) -> None:

@@ -1,0 +1,66 @@
+"""A job that gives up leaves on storage what only memory held."""
+
+from __future__ import annotations
+
+from slurm_robust.config.schema import CheckpointConfig, JobConfig, Timings
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.exits import WorkerError
+from tests.unit.controller.fleetwork import Job
+
+BUG = WorkerError(type="ValueError", message="boom", file="train.py", line=12)
+
+
+def train(job: Job, steps: range) -> Job:
+    for step in steps:
+        job.train_to(step)
+    return job
+
+
+def fail_for_good(job: Job) -> None:
+    for _ in range(2):
+        job.kill_rank(1, signal=None, code=1, error=BUG)
+        job.until(lambda: job.stage == "Running" or job.code is not None or job.stage == "Saving")
+
+
+def test_each_node_writes_the_parts_that_it_has() -> None:
+    job = train(Job(memory=True), range(5))
+    fail_for_good(job)
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert {node: order.ranks for node, order in job.saves.items()} == {"n1": (0,), "n2": (1,)}
+    # The step from which training failed at once is not the one that the next run would begin with.
+    (written,) = job.events(ev.StorageWritten)
+    assert (written.generation, written.step) == (1, 3)
+    assert any("gen-0001/step-00000003 was only in memory" in text for text in job.said)
+
+
+def test_the_parts_of_a_dead_node_are_written_by_its_peer() -> None:
+    job = train(Job(memory=True, spares=()), range(5))
+    job.refuse_requeue = "Job is not requeueable"
+    job.power_cut("n2")
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert {node: order.ranks for node, order in job.saves.items()} == {"n1": (0, 1)}
+    (written,) = job.events(ev.StorageWritten)
+    assert written.step == 4
+
+
+def test_a_node_that_cannot_write_does_not_hold_up_the_end() -> None:
+    job = train(Job(memory=True, config=JobConfig(timings=Timings(checkpoint_s=15))), range(5))
+    job.writes = False
+    fail_for_good(job)
+    assert job.stage == "Saving"
+    begun = job.mono
+    job.until(lambda: job.code is not None)
+    assert 15 <= job.mono - begun < 30
+    assert job.events(ev.StorageWritten) == []
+    assert any("is lost: n1,n2 did not write it" in e.text for e in job.events(ev.Noted))
+
+
+def test_what_is_on_storage_is_not_written_again() -> None:
+    job = Job(config=JobConfig(checkpoint=CheckpointConfig(memory=False)))
+    job.train_to(3)
+    fail_for_good(job)
+    job.until(lambda: job.code is not None)
+    assert job.saves == {}
