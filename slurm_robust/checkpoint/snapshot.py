@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurm_robust.checkpoint import budget, devices
 from slurm_robust.checkpoint.buffers import Filling, PartBuffers
@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 # How long anything waits for a copy in memory. Copies take milliseconds to seconds; who is this late is on a
 # machine that swaps, and a training that goes on without a snapshot is better than one that stands.
 PATIENCE_S = 60.0
+# How long the sums wait for an update to end; one that takes longer is shared with them. Also how long a
+# process lives on whose update raised.
+UPDATE_S = 1.0
 
 Late = Mapping[tuple[int, int], torch.Tensor]
 
@@ -86,6 +89,7 @@ class _Job:
     versions: list[int] = field(default_factory=list)
     events: list[tuple[devices.GpuCopies, torch.cuda.Event]] = field(default_factory=list)
     copied: threading.Event = field(default_factory=threading.Event)  # as far as a thread copies
+    may_sum: threading.Event = field(default_factory=threading.Event)  # no update is waiting or under way
     lock: threading.Lock = field(default_factory=threading.Lock)
     checked: bool = False
     torn: str = ""
@@ -144,8 +148,9 @@ class Snapshotter:
         self._process = os.getpid()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="srobust-snapshot")
         # A compiled step() must not try to trace this: it is called between the graphs instead.
-        hook = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
-        self._hook = register_optimizer_step_pre_hook(hook)
+        before = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
+        after = torch.compiler.disable(self._after_update)  # type: ignore[no-untyped-call]
+        self._hooks = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
 
     def take(self, step: int, snapshot: Snapshot, late: Late, *, stride: int = 1, flush: int = -1) -> None:
         """Copy ``snapshot``, of which ``late`` (``state.changed_by_optimizers``) may be copied later.
@@ -168,6 +173,7 @@ class Snapshotter:
         job = self._job
         if job is None or job.done is None:
             return
+        job.may_sum.set()
         try:
             job.done.result(0.0 if job.given_up else PATIENCE_S)
         except concurrent.futures.TimeoutError:
@@ -188,7 +194,10 @@ class Snapshotter:
 
     def close(self) -> None:
         """Finish the newest snapshot and let go of the buffers."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+        if self._job is not None:
+            self._job.may_sum.set()
         self._thread.shutdown()
         self.settle()
         for part in self._parts():
@@ -209,6 +218,7 @@ class Snapshotter:
         if not self.active:
             return
         job = _Job(step, value)
+        job.may_sum.set()
         try:
             for part, tree, _ in flat:
                 filling = part.buffers.begin(step, part.specs, tree, stride=stride, flush=flush)
@@ -296,6 +306,8 @@ class Snapshotter:
         for _, event in job.events:
             event.synchronize()
         job.check()
+        # An update that waited for the copy reads and writes as much memory as the sums read: it goes first.
+        job.may_sum.wait(UPDATE_S)
         for filling in job.fillings:
             if job.torn:
                 filling.discard()
@@ -308,12 +320,18 @@ class Snapshotter:
         if job is None or job.checked or os.getpid() != self._process:
             return
         begun = time.perf_counter()
+        if not job.copied.is_set():
+            job.may_sum.clear()
         if not job.copied.wait(PATIENCE_S):
             job.torn = "everything"
         job.check()
         for gpu, event in job.events:
             gpu.hold_training(event)
         self.blocked_s += time.perf_counter() - begun
+
+    def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
+        if self._job is not None:
+            self._job.may_sum.set()
 
     # -- small things -----------------------------------------------------------------------------
 

@@ -169,12 +169,24 @@ def _load(target: Stateful, tree: Any) -> None:
 
         map_tensors(note, tree)
         mapped.discard(None)
+        before = {parameter: dict(state) for parameter, state in target.state.items()}
         target.load_state_dict(tree)  # keeps CPU tensors as they are
-        for state in target.state.values():
+        for parameter, state in target.state.items():
             for key, value in state.items():
-                state[key] = map_tensors(lambda t: t.clone() if _address(t) in mapped else t, value)
+                state[key] = _out_of(mapped, value, before.get(parameter, {}).get(key))
     else:
         target.load_state_dict(map_tensors(torch.clone, tree))
+
+
+def _out_of(mapped: set[int | None], value: Any, old: Any) -> Any:
+    """``value`` without anything that lies in a mapped file; in the memory of ``old`` where that fits.
+
+    New memory costs several times what copying does, since the kernel clears it.
+    """
+    fits = isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor) and _address(value) in mapped
+    if fits and (value.dtype, value.shape, value.device) == (old.dtype, old.shape, old.device):
+        return old.copy_(value)
+    return map_tensors(lambda t: t.clone() if _address(t) in mapped else t, value)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
