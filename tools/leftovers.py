@@ -17,8 +17,13 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+
+# A helper that ends when its parent has ended, such as multiprocessing's fork server, needs a moment for it.
+GRACE_S = 5.0
 
 
 def read(path: Path) -> str:
@@ -108,7 +113,10 @@ def main(words: list[str]) -> int:
         json.dump(snapshot(), sys.stdout)
         return 0
     if len(words) == 3 and words[0] == "compare":
-        lines = left(json.loads(Path(words[1]).read_text()), words[2])
+        before = json.loads(Path(words[1]).read_text())
+        end = time.monotonic() + GRACE_S
+        while (lines := left(before, words[2])) and time.monotonic() < end:
+            time.sleep(0.2)
         for line in lines:
             print(f"left over: {line}", file=sys.stderr)
         return 1 if lines else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -219,19 +220,18 @@ def test_a_full_storage_is_answered_and_leaves_nothing(
     assert writer.answer()["ok"]
 
 
-def flush_many(order: FlushOrder, folders: list[Path]) -> int:
-    """A child process that flushes the same snapshot into one folder after the other."""
+def flush_for_ever(order: FlushOrder, base: Path) -> int:
+    """A child process that flushes the same snapshot into one folder after the other until it is killed."""
     child = os.fork()
     if child == 0:
-        for folder in folders:
-            flush(order, CheckpointStore(folder))
-        os._exit(0)
+        for number in itertools.count():
+            flush(order, CheckpointStore(base / str(number)))
     return child
 
 
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_no_half_part(images: dict[int, Path], tmp_path: Path) -> None:
-    """At 40 random moments of writing 20 checkpoints; what counts afterwards is whole."""
+    """At 40 random moments of writing many checkpoints; what counts afterwards is whole."""
     order = FlushOrder(
         images={rank: str(path) for rank, path in images.items()},
         generation=3,
@@ -243,11 +243,11 @@ def test_a_writer_that_is_killed_leaves_no_half_part(images: dict[int, Path], tm
     chance = random.Random(7)
     whole = torn = 0
     for attempt in range(40):
-        stores = [CheckpointStore(tmp_path / "many" / f"{attempt}-{number}") for number in range(20)]
-        child = flush_many(order, [store.path for store in stores])
+        base = tmp_path / "many" / str(attempt)
+        child = flush_for_ever(order, base)
         threading.Timer(chance.uniform(0.0, 0.2), os.kill, [child, signal.SIGKILL]).start()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        for store in stores:
+        for store in map(CheckpointStore, base.glob("*")):
             for part in store.parts(REF):
                 verify_part(part)
             complete = store.complete()
