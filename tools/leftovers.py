@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-
 # A helper that ends when its parent has ended, such as multiprocessing's fork server, needs a moment for it.
 GRACE_S = 5.0
 
