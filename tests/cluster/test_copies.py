@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,21 @@ def repeated(job: ProtectedJob) -> int:
     """Steps that the newest generation did again."""
     launch = newest_launch(job)
     return done_by_all(job, launch.generation - 1) - launch.restore_step
+
+
+def wait_stalled(job: ProtectedJob) -> int:
+    """Wait until no step of the first generation was done for four steps' time; the newest one."""
+    seen, since = -1, 0.0
+
+    def stalled() -> bool:
+        nonlocal seen, since
+        newest, now = done_by_all(job, 1), time.monotonic()
+        if newest != seen:
+            seen, since = newest, now
+        return now - since > 2.0
+
+    wait_for(stalled, 30, "training stands still")
+    return seen
 
 
 def images(sandbox: Sandbox, node: str, pattern: str) -> list[Path]:
@@ -247,8 +263,7 @@ def test_a_network_cut_during_copies_heals(wide: Sandbox) -> None:
     job.wait_step(4)
     node = job.state.slots[1]
     wide.fault.cut_network(node)
-    seen = done_by_all(job, 1)
-    wait_for(lambda: done_by_all(job, 1) >= seen, 2)
+    seen = wait_stalled(job)
     wide.fault.heal_network(node)
     job.wait_step(seen + 4)
     assert job.events(ev.IncidentOpened) == []
