@@ -22,19 +22,18 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import xxhash
 
+from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.model.record import Record
 
 MAGIC = b"SRIMAGE\x01"
 VERSION = 1
-CHUNK_BYTES = 4 * 2**20
 PAGE = 4096
 ALIGNMENT = 64
 
@@ -263,7 +262,15 @@ class Image:
 
     def verify(self, threads: int = 1) -> None:
         """Compare the sums of all data. Raises :class:`CorruptPart`."""
-        sums = self._sums(threads)
+        self.fill([None] * len(self.tensors), threads)
+
+    def fill(self, targets: Sequence[memoryview | None], threads: int = 1) -> None:
+        """Verify all data, and put the bytes of each tensor of the table that has a target into it.
+
+        These are read past the mapping, where getting the pages costs more than copying what is in them.
+        Raises :class:`CorruptPart`, when targets may hold damaged bytes already, or ``OSError``.
+        """
+        sums = filled_sums(self._file, self._layout.data_at, self._pieces(targets), threads)
         if sums != self._meta.sums:
             bad = [i for i in range(0, len(sums), 8) if sums[i : i + 8] != self._meta.sums[i : i + 8]]
             raise CorruptPart(
@@ -271,14 +278,20 @@ class Image:
                 "remove it, then another copy is used; if this repeats, the node's memory is bad"
             )
 
-    def _sums(self, threads: int) -> bytes:
-        with memoryview(self._map)[self._layout.data_at : self._layout.total] as data:
-            if threads == 1:
-                return _sums(data)
-            share = -(-len(data) // threads // CHUNK_BYTES) * CHUNK_BYTES or 1
-            with ThreadPoolExecutor(threads) as pool:  # hashing lets go of the interpreter lock
-                parts = pool.map(lambda at: _sums(data[at : at + share]), range(0, len(data), share))
-                return b"".join(parts)
+    def _pieces(self, targets: Sequence[memoryview | None]) -> Iterator[Piece]:
+        """The data in their order: targets with the gaps behind them, and what stays in the mapping."""
+        whole, total = memoryview(self._map), self._layout.total
+        begin = at = self._layout.data_at
+        for tensor, target in zip(self.tensors, targets, strict=True):
+            end = at + tensor.nbytes
+            after = min(_aligned(end), total)
+            if target is not None:
+                yield Piece(whole[begin:at], read=False)
+                yield Piece(target, read=True)
+                yield Piece(memoryview(bytearray(after - end)), read=True)
+                begin = after
+            at = after
+        yield Piece(whole[begin:total], read=False)
 
     def close(self) -> None:
         """Let go of the buffer; tensors that lie in the mapping keep it mapped."""

@@ -1,0 +1,75 @@
+"""Reading the data of an image straight to where they belong, and summing them up while they are in cache."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import xxhash
+
+CHUNK_BYTES = 4 * 2**20
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+
+class Piece(NamedTuple):
+    """A stretch of the data; ``read``: ``view`` is where it is to be put, otherwise it is there already."""
+
+    view: memoryview
+    read: bool
+
+
+def filled_sums(file: int, begin: int, pieces: Iterable[Piece], threads: int) -> bytes:
+    """Fill the data, which begin there in ``file``, chunk by chunk; the XXH3 of each, little-endian.
+
+    Where the file ends too early the sums are those of what was in the views before. Raises ``OSError``.
+    """
+    chunks = list(_in_chunks(pieces))
+    begins = itertools.count(begin, CHUNK_BYTES)
+    with ThreadPoolExecutor(threads) as pool:  # reading and hashing let go of the interpreter lock
+        return b"".join(pool.map(_filled_sum, itertools.repeat(file), begins, chunks))
+
+
+def _in_chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """The pieces of every chunk; those that straddle its end are cut."""
+    chunk, room = [], CHUNK_BYTES
+    for view, read in pieces:
+        while view:
+            chunk.append(Piece(view[:room], read))
+            view, room = view[room:], room - len(chunk[-1].view)
+            if not room:
+                yield chunk
+                chunk, room = [], CHUNK_BYTES
+    if chunk:
+        yield chunk
+
+
+def _filled_sum(file: int, begin: int, chunk: list[Piece]) -> bytes:
+    for read, pieces in itertools.groupby(chunk, key=lambda piece: piece.read):
+        views = [piece.view for piece in pieces]
+        if read:
+            _read(file, begin, list(views))
+        begin += sum(map(len, views))
+    found = xxhash.xxh3_64()
+    for piece in chunk:
+        found.update(piece.view)
+    return struct.pack("<Q", found.intdigest())
+
+
+def _read(file: int, at: int, views: list[memoryview]) -> None:
+    """Fill ``views``, which are used up, one after the other from ``at`` on."""
+    first = 0
+    while first < len(views):
+        got = os.preadv(file, views[first : first + _IOV_MAX], at)
+        if not got:
+            return
+        at += got
+        while got:
+            taken = min(got, len(views[first]))
+            views[first] = views[first][taken:]
+            got -= taken
+            first += not views[first]
