@@ -20,9 +20,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model",),
     ("config",),
     ("slurm", "wire", "health", "checkpoint", "analysis", "policy"),
-    ("worker", "agent"),
+    ("worker", "agent", "node"),
     ("controller", "integrations"),
-    ("report", "simulate", "sandbox"),
+    ("report", "simulate", "sandbox", "admin"),
     ("cli",),
 )
 # A unit that no other may import: fakes for tests of ours and of users.

@@ -1,0 +1,1 @@
+"""What an administrator does for the whole cluster: install, verify, quarantine, history."""

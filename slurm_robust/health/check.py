@@ -1,0 +1,115 @@
+"""What a check is: a source that reads the machine, and a pure judgement of what it read.
+
+Several checks may judge the facts of one source, since asking a driver once is cheaper than a dozen times.
+A new check is a function from :class:`View` and the site's configuration to findings, and a line in
+:data:`slurm_robust.health.registry.CHECKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.host import Host
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.record import Record
+
+F = TypeVar("F", bound=Record)
+
+
+class Context(str, Enum):
+    """On whose behalf checks run."""
+
+    PROLOG = "prolog"
+    EPILOG = "epilog"
+    PERIODIC = "periodic"
+    DEEP = "deep"
+    """A suspect is tested: everything, with nothing from the cache."""
+
+    PERSON = "person"
+    """``srobust check``."""
+
+
+EVERYWHERE = frozenset(Context)
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What it means if gathering does not end in time: for a driver or a mount that is the fault itself."""
+
+    outcome: Outcome = Outcome.UNKNOWN
+    text: str = "no answer in time"
+    suggestion: Suggestion = Suggestion.NONE
+    blame: Party = Party.NODE
+
+
+@dataclass(frozen=True)
+class Source(Generic[F]):
+    """Reads one part of the machine.
+
+    ``gather`` runs in a child process that is abandoned after ``timeout_s``, because a system call on a dead
+    mount or a hung driver cannot be interrupted; it returns facts that are absent (empty, None) for hardware
+    that is not there, and raises ``OSError`` or ``RuntimeError`` with the reason for what cannot be read.
+    ``fresh_s``: a result that is not older may be used again by a prolog (0: never). ``history_s``: how long
+    earlier facts are kept for the judges, at most :data:`HISTORY` of them. ``hang`` is the finding of every
+    check of this source that has ``hangs``, when there was no answer.
+    """
+
+    name: str
+    facts: type[F]
+    gather: Callable[[Host, NodeConfig], F]
+    timeout_s: float = 5.0
+    fresh_s: float = 60.0
+    history_s: float = 0.0
+    hang: Hang = Hang()
+
+
+HISTORY = 64
+
+
+@dataclass(frozen=True)
+class Sample(Generic[F]):
+    """Facts of an earlier run. ``at`` is wall-clock time, seconds since 1970; ``boot_id`` of that boot."""
+
+    at: float
+    boot_id: str
+    facts: F
+
+
+@dataclass(frozen=True)
+class View(Generic[F]):
+    """What a judge sees: the facts at ``at``, earlier ones (oldest first), and the site's baseline.
+
+    ``job_gone`` is True where no job is meant to run on the node (prolog, epilog, an idle node), so that
+    whatever still runs is left over; None where that is not known.
+    """
+
+    facts: F
+    at: float
+    boot_id: str = ""
+    before: tuple[Sample[F], ...] = ()
+    baseline: F | None = None
+    job_gone: bool | None = None
+
+
+@dataclass(frozen=True)
+class Check(Generic[F]):
+    """A question about a node. ``explain`` tells an administrator what is looked at, why, and what to do.
+
+    ``judge`` is pure and returns one finding for each subject; nothing for hardware that is not there.
+    ``hangs``: this check speaks for the source when it hangs (one check of each source).
+    """
+
+    name: str
+    source: Source[F]
+    judge: Callable[[View[F], NodeConfig], Iterable[Finding]]
+    explain: str
+    contexts: frozenset[Context] = EVERYWHERE
+    hangs: bool = False
+
+
+AnyCheck = Check[Any]
+AnySource = Source[Any]

@@ -1,0 +1,7 @@
+"""Checks of the disks."""
+
+from __future__ import annotations
+
+from slurm_robust.health.check import AnyCheck
+
+CHECKS: tuple[AnyCheck, ...] = ()

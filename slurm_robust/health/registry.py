@@ -1,0 +1,34 @@
+"""All checks that there are."""
+
+from __future__ import annotations
+
+from slurm_robust.health.check import AnyCheck
+from slurm_robust.health.checks import (
+    clock,
+    disks,
+    drift,
+    ethernet,
+    gpu,
+    infiniband,
+    kernel,
+    memory,
+    mounts,
+    processes,
+    services,
+    snapshots,
+)
+
+CHECKS: tuple[AnyCheck, ...] = (
+    *gpu.CHECKS,
+    *infiniband.CHECKS,
+    *ethernet.CHECKS,
+    *mounts.CHECKS,
+    *disks.CHECKS,
+    *memory.CHECKS,
+    *processes.CHECKS,
+    *clock.CHECKS,
+    *kernel.CHECKS,
+    *services.CHECKS,
+    *snapshots.CHECKS,
+    *drift.CHECKS,
+)

@@ -1,0 +1,73 @@
+"""What a check of a node found. Three-valued: what could not be measured is unknown, never a failure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model.record import Record
+
+
+class Outcome(str, Enum):
+    """What a check says of its subject."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+
+class Party(str, Enum):
+    """Where the cause lies, as far as the check can tell."""
+
+    NODE = "node"
+    """This node's hardware or kernel."""
+
+    FABRIC = "fabric"
+    """A link that has another end: cable, switch, neighbour."""
+
+    STORAGE = "storage"
+    """A file system that other nodes use as well."""
+
+    SITE = "site"
+    """How the node was set up: driver, firmware, services, limits."""
+
+    JOB = "job"
+    """What a job's program did or left."""
+
+
+class Suggestion(str, Enum):
+    """What should be done with the node, weakest first."""
+
+    NONE = "none"
+    MONITOR = "monitor"
+    """Worth a look; no reason to keep jobs away."""
+
+    RESET = "reset"
+    """Reset the device, or restart the service."""
+
+    REBOOT = "reboot"
+    REPLACE = "replace"
+    """Hardware for the repair desk."""
+
+    @property
+    def keeps_jobs_away(self) -> bool:
+        """Whether a failed check with this suggestion means that the node must not run jobs now."""
+        return self not in (Suggestion.NONE, Suggestion.MONITOR)
+
+
+class Finding(Record):
+    """One result. Texts are for people, in one line; numbers in them have their unit.
+
+    ``check`` is the check's name (``gpu.ecc``) and ``subject`` what was looked at (``gpu3``,
+    ``mlx5_0/1``, ``/scratch``; empty: the node). ``value`` was measured, ``limit`` allowed, ``source`` says
+    where the value is from. ``text`` says in a few words what is wrong (``XID 79, fell off the bus``).
+    """
+
+    check: str
+    outcome: Outcome
+    subject: str = ""
+    text: str = ""
+    value: str = ""
+    limit: str = ""
+    source: str = ""
+    blame: Party = Party.NODE
+    suggestion: Suggestion = Suggestion.NONE
