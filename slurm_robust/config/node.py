@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from slurm_robust.model.record import Record
 
 
@@ -147,7 +149,9 @@ class StorageLimits(_Section):
     answer_s: float = 3.0
     """How long a mount may take to answer."""
 
-    min_free_mb: dict[str, int] = {"/": 1024, "/tmp": 1024, "/var": 512}
+    min_free_mb: dict[str, int] = msgspec.field(
+        default_factory=lambda: {"/": 1024, "/tmp": 1024, "/var": 512}
+    )
     min_free_inodes: int = 10_000
     io_errors_window_s: float = 3600.0
 
