@@ -159,7 +159,7 @@ def test_it_works_without_standard_files_and_with_children_ignored(closed: str, 
         open(sys.argv[1], "w").write(repr([answer.value for answer in value.values()]))
     """
     out = tmp_path / "out"
-    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", textwrap.dedent(code), out]
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", textwrap.dedent(code), str(out)]
     subprocess.run(words, check=True, timeout=60)
     assert out.read_text() == "[b'1', b'2']"
 
@@ -170,14 +170,15 @@ def test_a_child_that_cannot_be_killed_holds_up_nobody() -> None:
     """A file system that takes requests and answers none: its callers are in uninterruptible sleep."""
     code = """
         import os, sys
+        from slurm_robust.health import isolate
         from slurm_robust.health.isolate import call
         from tests.stand_ins.dead_mount import DeadMount
+        from tests.waiting import wait_for
         with DeadMount() as folder:
             answer = call({"it": lambda: str(os.statvfs(folder)).encode()}, {"it": 0.5}, 5)["it"]
             assert answer.hung, answer
-            stuck = [name for name in os.listdir("/proc") if name.isdigit() and
-                     open(f"/proc/{name}/stat").read().split()[2:4] == ["D", str(os.getpid())]]
-            assert len(stuck) == 1, stuck
+            [pid] = isolate._abandoned
+            wait_for(lambda: open(f"/proc/{pid}/stat").read().split()[2] == "D")
             print("ok", flush=True)
             os.close(1)
             sys.stdin.read()
