@@ -1,0 +1,100 @@
+"""From the findings of a run to whether the node may run jobs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from slurm_robust.config.node import CheckRule, NodeConfig
+from slurm_robust.health.check import Context
+from slurm_robust.health.report import Conclusion, Report
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
+
+TAG = "srobust: "
+"""How every reason of ours begins; Slurm shows it in front of the evidence."""
+
+REASON_BYTES = 200
+
+_WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
+# What would end a quoted word, a column or a line in Slurm's output or in a shell.
+_UNSAFE = str.maketrans(dict.fromkeys("\"'`|\\$", " "))
+# These contexts have looked hard already, or a person looks: no second run is waited for.
+_CONCLUSIVE = (Context.DEEP, Context.PERSON)
+
+
+def rule_of(config: NodeConfig, check: str) -> CheckRule:
+    """What the site says of a check. A pattern that comes later overrides; the full name overrides all."""
+    merged = CheckRule()
+    names = [name for name in config.checks if name != check and fnmatchcase(check, name)]
+    for name in [*names, check]:
+        rule = config.checks.get(name, CheckRule())
+        given = {field: value for field, value in msgspec.structs.asdict(rule).items() if value is not None}
+        merged = msgspec.structs.replace(merged, **given)
+    return merged
+
+
+def subject_key(finding: Finding) -> str:
+    """Under which name failures in a row are counted: ``gpu.ecc gpu3``."""
+    return f"{finding.check} {finding.subject}".rstrip()
+
+
+def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Conclusion:
+    """Judge the node by one run.
+
+    ``runs`` has, by :func:`subject_key`, in how many periodic runs in a row the subject has failed, this run
+    included. A failure that has to be confirmed and is not yet is a warning.
+    """
+    causes: list[Finding] = []
+    warnings: list[Finding] = []
+    unknown: list[Finding] = []
+    for found in report.findings:
+        rule = rule_of(config, found.check)
+        if found.outcome is Outcome.UNKNOWN:
+            (causes if rule.on_unknown == "closed" else unknown).append(found)
+        elif found.outcome is Outcome.FAIL:
+            finding = _overridden(found, rule)
+            enough = report.context in _CONCLUSIVE or runs.get(subject_key(found), 1) >= (rule.confirm or 1)
+            (causes if finding.suggestion.keeps_jobs_away and enough else warnings).append(finding)
+    causes.sort(key=_worst_first)
+    warnings.sort(key=_worst_first)
+    return Conclusion(
+        fit=not causes,
+        reason=reason(causes),
+        suggestion=causes[0].suggestion if causes else Suggestion.NONE,
+        causes=tuple(causes),
+        warnings=tuple(warnings),
+        unknown=tuple(unknown),
+    )
+
+
+def reason(causes: list[Finding]) -> str:
+    """``srobust: gpu3 XID 79, fell off the bus (+2)``: the first cause in words, and how many more."""
+    if not causes:
+        return ""
+    first = causes[0]
+    more = f" (+{len(causes) - 1})" if len(causes) > 1 else ""
+    words = f"{first.subject} {first.text or first.check}"
+    if first.outcome is Outcome.UNKNOWN:
+        words = f"{first.subject or first.check} unknown: {first.text or first.check}"
+    room = REASON_BYTES - len(TAG) - len(more)
+    return TAG + clean(words, room) + more
+
+
+def clean(text: str, most: int) -> str:
+    """One line of printable ASCII without quotes, at most ``most`` long: safe in any of Slurm's outputs."""
+    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in " ".join(text.split()))
+    plain = " ".join(plain.translate(_UNSAFE).split())
+    return plain if len(plain) <= most else plain[: most - 3].rstrip() + "..."
+
+
+def _overridden(finding: Finding, rule: CheckRule) -> Finding:
+    if rule.suggestion is None:
+        return finding
+    return msgspec.structs.replace(finding, suggestion=Suggestion(rule.suggestion))
+
+
+def _worst_first(finding: Finding) -> tuple[bool, int]:
+    """What is known to be bad before what is unknown, and the heavier remedy first; else as found."""
+    return finding.outcome is Outcome.UNKNOWN, -_WEIGHT[finding.suggestion]
