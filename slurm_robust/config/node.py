@@ -17,6 +17,12 @@ class _Section(Record, forbid_unknown_fields=True):
     """A part of the configuration; an unknown key is an error and not ignored."""
 
 
+def _not_below(section: _Section, low: float, *names: str) -> None:
+    for name in names:
+        if getattr(section, name) < low:
+            raise ValueError(f"{name} is {getattr(section, name):g}: use {low:g} or more")
+
+
 class CheckRule(_Section):
     """What a site changes about one check, by its name or a pattern (``gpu.*``); None leaves it as it is."""
 
@@ -125,35 +131,71 @@ class GpuLimits(_Section):
 
 
 class NetworkLimits(_Section):
-    """InfiniBand, RoCE and Ethernet ports. Empty tuples: all that are in the baseline, or that are up."""
+    """InfiniBand, RoCE and Ethernet ports. Empty tuples: all that were up in the baseline or in this boot."""
 
     infiniband: tuple[str, ...] = ()
-    """Ports that must be up (``mlx5_0/1``)."""
+    """Ports that must be up (``mlx5_0/1``); others are not judged then."""
 
     ethernet: tuple[str, ...] = ()
-    """Interfaces that must be up (``eth0``)."""
+    """Interfaces that must be up (``eth0``); others are not judged then."""
+
+    ignore: tuple[str, ...] = ()
+    """Ports and interfaces that no check looks at; patterns (``mlx5_bond_*``, ``eno*``)."""
 
     min_rate_gb: float | None = None
+    """Gb/s of each InfiniBand port; None: as in the baseline."""
+
     max_symbol_errors_per_hour: int = 120
-    max_link_downed_per_hour: int = 1
-    flap_window_s: float = 300.0
-    """Two losses of a link within this time are a fault; a single one may heal itself."""
+    max_port_errors_per_hour: int = 10
+    """Of each other error counter of an InfiniBand port."""
+
+    max_ethernet_errors_per_hour: int = 1000
+    max_link_downed_per_hour: int = 3
+    """More losses of a link are a fault, however far apart."""
+
+    flap_window_s: float = 600.0
+    """Two losses of a link within this time are a fault; a single one may heal itself. Longer than the
+    interval of periodic runs."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no port could keep."""
+        _not_below(self, 0, "max_symbol_errors_per_hour", "max_port_errors_per_hour")
+        _not_below(self, 0, "max_ethernet_errors_per_hour", "max_link_downed_per_hour", "flap_window_s")
+
+
+MOST_ANSWER_S = 8.0
 
 
 class StorageLimits(_Section):
     """Mounts and disks."""
 
     mounts: tuple[str, ...] = ()
-    """Must be mounted and answer; empty: all network file systems of /etc/fstab and of the baseline."""
+    """Must be mounted and answer; empty: all of /etc/fstab, and network file systems of the baseline."""
+
+    ignore_mounts: tuple[str, ...] = ()
+    """Mount points that no check looks at; patterns (``/media/*``)."""
 
     answer_s: float = 3.0
-    """How long a mount may take to answer."""
+    """How long a network file system may take to answer; at most :data:`MOST_ANSWER_S`."""
 
     min_free_mb: dict[str, int] = msgspec.field(
         default_factory=lambda: {"/": 1024, "/tmp": 1024, "/var": 512}
     )
+    """Free space that ordinary users find, by path. Network file systems only if they are named here."""
+
     min_free_inodes: int = 10_000
     io_errors_window_s: float = 3600.0
+    max_io_errors: int = 10
+    """More failed commands of one disk within ``io_errors_window_s`` are a fault; tools that ask a disk for
+    what it cannot do cause a few."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no disk could keep, and a wait that outlasts the check itself."""
+        _not_below(self, 0, "min_free_inodes", "io_errors_window_s", "max_io_errors")
+        if not 0 < self.answer_s <= MOST_ANSWER_S:
+            raise ValueError(f"answer_s is {self.answer_s:g}: use more than 0 and at most {MOST_ANSWER_S:g}")
+        if bad := [path for path in (*self.mounts, *self.min_free_mb) if not path.startswith("/")]:
+            raise ValueError(f"{bad[0]!r} is no absolute path: begin it with /")
 
 
 class MemoryLimits(_Section):
@@ -197,11 +239,32 @@ class ServiceLimits(_Section):
     optional: tuple[str, ...] = ("nvidia-fabricmanager", "nv-hostengine", "nvidia-persistenced")
 
 
+class BaselineLimits(_Section):
+    """What is compared with the recorded baseline, besides versions and hardware."""
+
+    sysctls: tuple[str, ...] = (
+        "vm.zone_reclaim_mode",
+        "vm.overcommit_memory",
+        "vm.swappiness",
+        "vm.nr_hugepages",
+        "kernel.numa_balancing",
+        "kernel.pid_max",
+        "net.core.rmem_max",
+        "net.core.wmem_max",
+    )
+    ignore: tuple[str, ...] = ()
+    """Items that may differ; patterns of what ``drift.*`` names (``kernel option BOOT*``)."""
+
+
+_MARKS = str.maketrans("", "", "._-")
+
+
 class SiteCheck(_Section):
     """A check of the site: an executable with the Nagios convention, or a Python entry point.
 
     ``command`` is a path and arguments (exit code 0 pass, 1 warning, 2 critical, 3 unknown; the first line of
     the output is the text); ``python`` is ``module:function``, called with the Host and returning findings.
+    ``suggestion`` is for what is critical; a warning only suggests to monitor.
     """
 
     name: str
@@ -210,6 +273,15 @@ class SiteCheck(_Section):
     timeout_s: float = 5.0
     contexts: tuple[str, ...] = ("prolog", "periodic", "deep", "person")
     suggestion: Literal["none", "monitor", "reset", "reboot", "replace"] = "reboot"
+
+    def __post_init__(self) -> None:
+        """Refuse a check that cannot be named or run."""
+        if not (self.name.isascii() and self.name.translate(_MARKS).isalnum()):
+            raise ValueError(f"name is {self.name!r}: use letters, digits and . _ -")
+        if bool(self.command) == bool(self.python):
+            raise ValueError(f"{self.name}: give either command or python, and not both")
+        if self.timeout_s <= 0:
+            raise ValueError(f"{self.name}: timeout_s is {self.timeout_s:g}: use more than 0")
 
 
 class NodeConfig(_Section):
@@ -221,6 +293,9 @@ class NodeConfig(_Section):
     paths: Paths = Paths()
     checks: dict[str, CheckRule] = {}
     site_checks: tuple[SiteCheck, ...] = ()
+    site_checks_dir: str = "/etc/slurm-robust/checks.d"
+    """Executables there are site checks as well, by their file names; empty: none."""
+
     gpu: GpuLimits = GpuLimits()
     network: NetworkLimits = NetworkLimits()
     storage: StorageLimits = StorageLimits()
@@ -228,3 +303,4 @@ class NodeConfig(_Section):
     clock: ClockLimits = ClockLimits()
     kernel: KernelLimits = KernelLimits()
     services: ServiceLimits = ServiceLimits()
+    baseline: BaselineLimits = BaselineLimits()
