@@ -32,7 +32,7 @@ class Target:
 class Filling:
     """A buffer that is being filled. Either :meth:`commit` or :meth:`discard` ends it.
 
-    ``tree``, ``stride`` and ``flush`` are what it was begun with.
+    ``stride`` and ``flush`` are what it was begun with.
     """
 
     owner: PartBuffers
@@ -43,6 +43,13 @@ class Filling:
     tree: bytes
     stride: int
     flush: int
+
+    def replace_tree(self, tree: bytes) -> bool:
+        """Put in another tree; False if there is no room for it."""
+        fits = self.buffer.replace_tree(tree)
+        if fits:
+            self.tree = tree
+        return fits
 
     def commit(self) -> None:
         """All tensors are in place: sum them up, and the image is whole."""

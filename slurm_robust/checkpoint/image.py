@@ -7,7 +7,7 @@ Little-endian. Reading it executes nothing: there are numbers, names and raw ten
           u64 bytes of data, u32 bytes of a chunk, u32 zero, u64 sum of the meta block, u64 sum of the
           first page from here on (this field zero)
     64    header: MessagePack of :class:`ImageHeader`, up to the end of the first page (4096)
-    4096  meta block: MessagePack of :class:`Meta` (table of tensors, tree, sums of the chunks)
+    4096  meta block: MessagePack of :class:`Meta` (table of tensors, tree, sums of the chunks), and room
     …     data: the tensors in the order of the table, each at a multiple of 64; the file goes on beyond
           the end of the data where the buffer is larger than the image
 
@@ -36,6 +36,10 @@ MAGIC = b"SRIMAGE\x01"
 VERSION = 1
 PAGE = 4096
 ALIGNMENT = 64
+# Where the data begin is known before the tree is, whose length differs a little from step to step (states of
+# generators): it is a multiple of this, with so much room for a tree to grow.
+DATA_ALIGNMENT = 64 * 2**10
+ROOM_TO_GROW = 16 * 2**10
 
 _PREFIX = struct.Struct("<IIQQQIIQQ")
 _SUM_AT = 8 + _PREFIX.size - 8
@@ -125,6 +129,14 @@ class Buffer:
             views.append(whole[at : at + tensor.nbytes])
             at = _aligned(at + tensor.nbytes)
         return views
+
+    def replace_tree(self, tree: bytes) -> bool:
+        """Another tree for the image that was begun; False, and the old one stays, if it needs more room."""
+        layout, meta = _lay_out(self._meta.tensors, tree)
+        fits = PAGE + layout.meta_bytes <= self._layout.data_at
+        if fits:
+            self._meta = meta
+        return fits
 
     def commit(self) -> None:
         """The data are in place: sum them up and make the image whole."""
@@ -354,8 +366,8 @@ def _lay_out(tensors: Sequence[TensorSpec], tree: bytes) -> tuple[_Layout, Meta]
     chunks = -(-data_bytes // CHUNK_BYTES)
     meta = Meta(tensors=tuple(tensors), tree=tree, sums=bytes(8 * chunks))
     meta_bytes = len(msgspec.msgpack.encode(meta))
-    layout = _Layout(meta_bytes=meta_bytes, data_at=_round_up(PAGE + meta_bytes), data_bytes=data_bytes)
-    return layout, meta
+    data_at = _round_up(PAGE + meta_bytes + ROOM_TO_GROW, DATA_ALIGNMENT)
+    return _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta
 
 
 def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
@@ -383,8 +395,8 @@ def _sum(data: bytes | bytearray | memoryview) -> int:
 
 
 def _aligned(at: int) -> int:
-    return -(-at // ALIGNMENT) * ALIGNMENT
+    return _round_up(at, ALIGNMENT)
 
 
-def _round_up(size: int) -> int:
-    return -(-size // PAGE) * PAGE
+def _round_up(size: int, unit: int = PAGE) -> int:
+    return -(-size // unit) * unit

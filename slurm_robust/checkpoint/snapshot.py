@@ -4,6 +4,10 @@
 tensors (parameters and optimizer state, which nothing but the optimizer changes) to a thread that copies
 without the interpreter lock, or to a GPU's copy engine. A hook in front of every optimizer's update waits for
 what is left of that. Then the thread sums the chunks and makes the images whole.
+
+Late tensors are the same memory in every step, and to find that out takes as long as a fifth of copying. So
+the thread begins with those of the last snapshot, while the state is still captured. If that then turns out
+to be another one, or was changed meanwhile, this copy is thrown away and an ordinary one made.
 """
 
 from __future__ import annotations
@@ -11,9 +15,8 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,11 @@ from slurm_robust.checkpoint import budget, devices
 from slurm_robust.checkpoint.buffers import Filling, PartBuffers
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.image import ImageHeader, TensorSpec, image_bytes
+from slurm_robust.checkpoint.job import Contents, Entry, Job, Late, sort_out
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.state import Snapshot, key_of
+from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers
 from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.checkpoint.tree import flatten, path_of, specs_of
+from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.model.copies import SHARED
 from slurm_robust.model.record import Record
 
@@ -41,8 +45,8 @@ PATIENCE_S = 60.0
 # How long the sums wait for an update to end; one that takes longer is shared with them. Also how long a
 # process lives on whose update raised.
 UPDATE_S = 1.0
-
-Late = Mapping[tuple[int, int], torch.Tensor]
+# How long the thread is let begin: who does not let go of the interpreter lock keeps it that long anyway.
+BEGIN_S = 0.01
 
 
 class Place(Record):
@@ -77,42 +81,12 @@ class _Part:
         return changed
 
 
-@dataclass
-class _Job:
-    """One snapshot on its way."""
+class _Wanted(Record):
+    """What is asked for: the snapshot of a step; stride and flush say which earlier ones still matter."""
 
     step: int
-    value: dict[str, Any]  # where the tensors come from, to name one
-    fillings: list[Filling] = field(default_factory=list)
-    late: list[tuple[Filling, int, torch.Tensor]] = field(default_factory=list)
-    live: list[torch.Tensor] = field(default_factory=list)  # whose versions count changes of late ones
-    versions: list[int] = field(default_factory=list)
-    events: list[tuple[devices.GpuCopies, torch.cuda.Event]] = field(default_factory=list)
-    copied: threading.Event = field(default_factory=threading.Event)  # as far as a thread copies
-    may_sum: threading.Event = field(default_factory=threading.Event)  # no update is waiting or under way
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    checked: bool = False
-    torn: str = ""
-    given_up: bool = False
-    done: concurrent.futures.Future[None] | None = None
-
-    def check(self) -> None:
-        """See whether a late tensor was changed since :meth:`Snapshotter.take`. Only the first call counts.
-
-        It comes from the hook, before the update, or from the thread, when all is copied: whichever is first.
-        """
-        with self.lock:
-            if self.checked:
-                return
-            self.checked = True
-            for number, tensor in enumerate(self.live):
-                if tensor._version != self.versions[number]:
-                    self.torn = self._name(number)
-                    return
-
-    def _name(self, number: int) -> str:
-        filling, index, _ = self.late[number]
-        return path_of(self.value["own" if filling is self.fillings[0] else "shared"], index)
+    stride: int
+    flush: int
 
 
 class Snapshotter:
@@ -142,7 +116,9 @@ class Snapshotter:
         self._own = self._part(place.header.rank)
         self._shared = self._part(SHARED) if place.first_on_node else None
         self._planned = (0, 0)
-        self._job: _Job | None = None
+        self._job: Job | None = None
+        self._last: Job | None = None  # the newest that is whole; None while another one is on its way
+        self._foreseen = False  # the newest state was the expected one
         self._warned: set[str] = set()
         self._gpus: dict[torch.device, devices.GpuCopies] = {}
         self._process = os.getpid()
@@ -152,8 +128,8 @@ class Snapshotter:
         after = torch.compiler.disable(self._after_update)  # type: ignore[no-untyped-call]
         self._hooks = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
 
-    def take(self, step: int, snapshot: Snapshot, late: Late, *, stride: int = 1, flush: int = -1) -> None:
-        """Copy ``snapshot``, of which ``late`` (``state.changed_by_optimizers``) may be copied later.
+    def take(self, step: int, training: Training, *, stride: int = 1, flush: int = -1) -> None:
+        """Copy the state of ``training``.
 
         ``stride`` and ``flush`` say which earlier snapshots are still wanted. Does nothing if not
         :attr:`active`. Raises :class:`NotWritten` when this one is skipped, and
@@ -161,7 +137,7 @@ class Snapshotter:
         """
         begun = time.perf_counter()
         try:
-            self._take(step, snapshot, late if self._overlap else {}, stride, flush)
+            self._take(_Wanted(step=step, stride=stride, flush=flush), training)
         except NotWritten:
             self.skipped += 1
             raise
@@ -183,14 +159,18 @@ class Snapshotter:
                 "memory is overloaded; see whether it swaps"
             ) from None
         self._job = None
-        if job.torn:
-            self.skipped += 1
-            self._warn_once(
-                "torn",
-                f"the snapshot of step {job.step} is discarded: {job.torn} was changed while it was copied, "
-                "after step() and before the optimizer's update. If the training changes parameters or "
-                "optimizer state by other means than optimizer.step(), use Checkpointer(…, overlap=False)",
-            )
+        if job.abandoned:
+            return
+        if not job.torn:
+            self._last = job
+            return
+        self.skipped += 1
+        self._warn_once(
+            "torn",
+            f"the snapshot of step {job.step} is discarded: {job.torn} was changed while it was copied, "
+            "after step() and before the optimizer's update. If the training changes parameters or "
+            "optimizer state by other means than optimizer.step(), use Checkpointer(…, overlap=False)",
+        )
 
     def close(self) -> None:
         """Finish the newest snapshot and let go of the buffers."""
@@ -205,43 +185,100 @@ class Snapshotter:
 
     # -- taking one -------------------------------------------------------------------------------
 
-    def _take(self, step: int, snapshot: Snapshot, late: Late, stride: int, flush: int) -> None:
+    def _take(self, wanted: _Wanted, training: Training) -> None:
         self.settle()
-        value = {
-            "own": {"own": snapshot.own, "rng": snapshot.rng, "has_shared": bool(snapshot.shared)},
-            "shared": {"shared": snapshot.shared},
-        }
-        flat = [(self._own, *flatten(value["own"]))]
-        if self._shared is not None and snapshot.shared:
-            flat.append((self._shared, *flatten(value["shared"])))
-        self._describe(step, snapshot, flat)
-        if not self.active:
-            return
-        job = _Job(step, value)
-        job.may_sum.set()
+        last, self._last = self._last, None
+        versions = last.late.versions() if last else []
+        job = self._ahead(wanted, last) if last and self._foreseen else None
         try:
-            for part, tree, _ in flat:
-                filling = part.buffers.begin(step, part.specs, tree, stride=stride, flush=flush)
-                job.fillings.append(filling)
+            snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
+            contents = self._contents(snapshot)
+            early, late = sort_out(contents.tensors, self._changed_late(training))
+            changed = self._describe(wanted.step, contents)
+            self._foreseen = False
+            if last and not changed and last.late.is_same(late):
+                late = last.late  # which is cut into pieces already
+                self._foreseen = late.versions() == versions
+            if job and not (self._foreseen and not job.torn and job.turn_into(contents)):
+                wrong, job = job, None
+                self._abandon(wrong)
+            if job is None:
+                self._make_room(snapshot)
+                if not self.active:
+                    return
+                job = self._begin(wanted, contents.values, contents.trees, late)
+            self._copy(job, early)
+        except BaseException:
+            if job:
+                self._abandon(job)
+            raise
+
+    def _ahead(self, wanted: _Wanted, last: Job) -> Job | None:
+        """Begin to copy what was late before, on the assumption that it is so again."""
+        late = last.late
+        if not late.is_in_place() or all(entry.source.tensor.is_cuda for entry in late.entries):
+            return None
+        job = self._begin(wanted, last.values, [filling.tree for filling in last.fillings], late)
+        job.begun.wait(BEGIN_S)
+        return job
+
+    def _begin(self, wanted: _Wanted, values: list[Any], trees: list[bytes], late: Late) -> Job:
+        """Lay out the buffers and let the thread copy."""
+        fillings: list[Filling] = []
+        options = {"stride": wanted.stride, "flush": wanted.flush}
+        try:
+            for part, tree in zip(self._parts(), trees, strict=False):  # there may be nothing to share
+                fillings.append(part.buffers.begin(wanted.step, part.specs, tree, **options))
         except NotWritten:
-            for filling in job.fillings:
+            for filling in fillings:
                 filling.discard()
             raise
-        self._start(job, [tensors for _, _, tensors in flat], late)
+        self._job = Job(wanted.step, fillings, values, late)
+        self._job.copying = self._thread.submit(self._job.copy_late)
+        return self._job
 
-    def _describe(
-        self, step: int, snapshot: Snapshot, flat: list[tuple[_Part, bytes, list[torch.Tensor]]]
-    ) -> None:
-        """See what the state is made of, and plan for it when it has become larger."""
+    def _copy(self, job: Job, early: list[Entry]) -> None:
+        """Copy what the next step may change; the rest is left to the thread and the GPUs."""
+        job.events = self._on_gpus(job, early)
+        for gpu, event in job.events:
+            gpu.hold_training(event)
+        job.events += self._on_gpus(job, job.late.entries)
+        devices.copy(job.cpu(early))
+        job.done = self._thread.submit(self._finish, job)
+
+    def _abandon(self, job: Job) -> None:
+        """Make its buffers free for another snapshot. Raises :class:`NotWritten` if that takes too long."""
+        job.abandoned = True
+        job.done = self._thread.submit(self._finish, job)
+        self.settle()
+
+    def _contents(self, snapshot: Snapshot) -> Contents:
+        values = [{"own": snapshot.own, "rng": snapshot.rng, "has_shared": bool(snapshot.shared)}]
+        if self._shared is not None and snapshot.shared:
+            values.append({"shared": snapshot.shared})
+        trees, tensors = zip(*map(flatten, values), strict=True)
+        return Contents(values, list(trees), list(tensors))
+
+    def _changed_late(self, training: Training) -> dict[tuple[int, int], torch.Tensor]:
+        return changed_by_optimizers(training.entries) if self._overlap else {}
+
+    def _describe(self, step: int, contents: Contents) -> bool:
+        """See what the state is made of; True if that is not what it was."""
         first = not self._own.specs
-        for part, tree, tensors in flat:
-            if part.describe(tree, tensors) and not first:
-                self._warn_once(
-                    "layout",
-                    f"the state has other tensors after step {step} than before (keys, shapes or dtypes of "
-                    "an entry changed): snapshots go on with the new ones. If that is not meant, a "
-                    "restore into freshly built entries will fail",
-                )
+        parts = zip(self._parts(), contents.trees, contents.tensors, strict=False)
+        changes = [part.describe(tree, tensors) for part, tree, tensors in parts]
+        changed = any(changes)
+        if changed and not first:
+            self._warn_once(
+                "layout",
+                f"the state has other tensors after step {step} than before (keys, shapes or dtypes of "
+                "an entry changed): snapshots go on with the new ones. If that is not meant, a "
+                "restore into freshly built entries will fail",
+            )
+        return changed
+
+    def _make_room(self, snapshot: Snapshot) -> None:
+        """Plan for the state when it has become larger."""
         if self._own.nbytes > self._planned[0] or (self._shared and self._shared.nbytes > self._planned[1]):
             shared = sum(tensor.nbytes for tensor in flatten(snapshot.shared)[1])
             try:
@@ -261,34 +298,14 @@ class Snapshotter:
         budget.write_plan(self._folder.path, place.header.rank, plan)
         self._planned = own, shared
 
-    def _start(self, job: _Job, tensors: list[list[torch.Tensor]], late: Late) -> None:
-        early: list[tuple[Filling, int, torch.Tensor]] = []
-        for filling, part in zip(job.fillings, tensors, strict=True):
-            for index, tensor in enumerate(part):
-                live = late.get(key_of(tensor)) if late and tensor.device.type in ("cpu", "cuda") else None
-                if live is None:
-                    early.append((filling, index, tensor))
-                else:
-                    job.late.append((filling, index, tensor))
-                    job.live.append(live)
-        job.versions = [live._version for live in job.live]
-        job.events = self._on_gpus(early)
-        for gpu, event in job.events:
-            gpu.hold_training(event)
-        job.events += self._on_gpus(job.late)
-        devices.copy(_pairs(early))
-        self._job = job
-        job.done = self._thread.submit(self._finish, job)
-
-    def _on_gpus(
-        self, entries: list[tuple[Filling, int, torch.Tensor]]
-    ) -> list[tuple[devices.GpuCopies, torch.cuda.Event]]:
+    def _on_gpus(self, job: Job, entries: list[Entry]) -> list[tuple[devices.GpuCopies, torch.cuda.Event]]:
         """Start copying those that lie on GPUs."""
         found: dict[torch.device, devices.Pairs] = {}
-        for filling, index, tensor in entries:
+        for entry in entries:
+            tensor = entry.source.tensor
             if tensor.is_cuda:
-                found.setdefault(tensor.device, []).append((filling.targets[index].whole, tensor))
-                self._pinned.pin(*filling.span())
+                found.setdefault(tensor.device, []).append((job.target(entry).whole, tensor))
+                self._pinned.pin(*job.fillings[entry.part].span())
         events = []
         for device, pairs in found.items():
             gpu = self._gpus.setdefault(device, devices.GpuCopies(device))
@@ -297,19 +314,16 @@ class Snapshotter:
 
     # -- beside the training ----------------------------------------------------------------------
 
-    def _finish(self, job: _Job) -> None:
-        """Copy what is left and make the images whole. In the thread."""
-        try:
-            devices.copy(_pairs(job.late))
-        finally:
-            job.copied.set()
+    def _finish(self, job: Job) -> None:
+        """Wait for what is still being copied and make the images whole. In the thread."""
+        job.copying.result()
         for _, event in job.events:
             event.synchronize()
         job.check()
         # An update that waited for the copy reads and writes as much memory as the sums read: it goes first.
         job.may_sum.wait(UPDATE_S)
         for filling in job.fillings:
-            if job.torn:
+            if job.torn or job.abandoned:
                 filling.discard()
             else:
                 filling.commit()
@@ -320,9 +334,9 @@ class Snapshotter:
         if job is None or job.checked or os.getpid() != self._process:
             return
         begun = time.perf_counter()
-        if not job.copied.is_set():
+        if not job.copying.done():
             job.may_sum.clear()
-        if not job.copied.wait(PATIENCE_S):
+        if concurrent.futures.wait([job.copying], PATIENCE_S).not_done:
             job.torn = "everything"
         job.check()
         for gpu, event in job.events:
@@ -350,11 +364,3 @@ class Snapshotter:
         if about not in self._warned:
             self._warned.add(about)
             _log.warning("%s", text)
-
-
-def _pairs(
-    entries: list[tuple[Filling, int, torch.Tensor]],
-) -> Iterator[tuple[Any, torch.Tensor]]:
-    for filling, index, tensor in entries:
-        if not tensor.is_cuda:
-            yield filling.targets[index].parts, tensor

@@ -24,7 +24,7 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.image import ImageHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.snapshot import Place, Snapshotter
-from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers
+from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.record import Record
@@ -159,10 +159,7 @@ class ManagedRun:
     def _take(self, step: int, training: Training) -> None:
         if self._memory is None:
             self._memory = self._snapshotter()
-        snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
-        late = changed_by_optimizers(training.entries)
-        record = self._record
-        self._memory.take(step, snapshot, late, stride=record.stride, flush=record.flush)
+        self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
 
     def _snapshotter(self) -> Snapshotter:
         environment = self._environment

@@ -29,7 +29,7 @@ from torch import nn
 from slurm_robust.checkpoint.image import ImageHeader, open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.snapshot import Place, Snapshotter
-from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers
+from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
 
@@ -97,8 +97,7 @@ class Example:
             self.average.weights[0].add_(1)
 
     def take(self, step: int, **wanted: Any) -> None:
-        snapshot = capture(self.training.entries, compact=False)
-        self.snapshotter.take(step, snapshot, changed_by_optimizers(self.training.entries), **wanted)
+        self.snapshotter.take(step, self.training, **wanted)
 
     def train(self, steps: range) -> None:
         for step in steps:

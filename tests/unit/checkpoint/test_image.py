@@ -19,7 +19,9 @@ from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingChec
 from slurm_robust.checkpoint.image import (
     ALIGNMENT,
     CHUNK_BYTES,
+    DATA_ALIGNMENT,
     PAGE,
+    ROOM_TO_GROW,
     Buffer,
     BufferInUse,
     ImageHeader,
@@ -70,7 +72,7 @@ def test_tensors_are_aligned_and_the_file_is_private(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     whole = path.read_bytes()
     at = struct.unpack_from("<Q", whole, 24)[0]
-    assert at % PAGE == 0
+    assert at % DATA_ALIGNMENT == 0
     assert [whole[at + ALIGNMENT * n : at + ALIGNMENT * n + 1] for n in (0, 1, 3)] == [b"a", b"b", b"c"]
 
 
@@ -126,9 +128,37 @@ def test_a_buffer_grows_and_shrinks_with_what_it_holds(path: Path) -> None:
     assert read_header(path) == HEADER
 
 
+def test_the_tree_may_be_known_last(path: Path) -> None:
+    spec = TensorSpec(dtype="uint8", shape=(3,), nbytes=3)
+    buffer = Buffer(path)
+    (view,) = buffer.begin(HEADER, [spec], b"expected")
+    view[:] = b"old"
+    grown = bytes_of(ROOM_TO_GROW)
+    assert buffer.replace_tree(grown)
+    assert not buffer.replace_tree(bytes(DATA_ALIGNMENT))
+    buffer.commit()
+    image = open_image(path)
+    image.verify()
+    assert image.tree == grown
+    assert [bytes(view) for view in image.data()] == [b"old"]
+    assert image.nbytes == image_bytes([spec], b"expected")
+    image.close()
+
+
+@pytest.mark.parametrize("length", [0, 1000, DATA_ALIGNMENT - ROOM_TO_GROW, 3 * DATA_ALIGNMENT])
+def test_there_is_always_room_for_a_tree_to_grow(path: Path, length: int) -> None:
+    buffer = Buffer(path)
+    buffer.begin(HEADER, [], bytes(length))
+    assert buffer.replace_tree(bytes(length + ROOM_TO_GROW - 8))  # less what its own length takes
+    buffer.discard()
+
+
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(at=st.integers(0, 3 * PAGE + 20_000 - 1), bit=st.integers(0, 7))
+@given(
+    at=st.integers(0, 3 * PAGE - 1) | st.integers(DATA_ALIGNMENT - PAGE, DATA_ALIGNMENT + 20_000 - 1),
+    bit=st.integers(0, 7),
+)
 def test_no_changed_byte_stays_unseen(path: Path, at: int, bit: int) -> None:
     """Unless it is in the room between meta block and data, which nobody reads."""
     fill(Buffer(path), [bytes_of(10_000), bytes_of(9_000)])
@@ -146,7 +176,7 @@ def test_no_changed_byte_stays_unseen(path: Path, at: int, bit: int) -> None:
     try:
         again = open_image(path)
         again.verify()
-        assert used[0] <= at < 2 * PAGE or at >= used[1]
+        assert used[0] <= at < DATA_ALIGNMENT or at >= used[1]
         assert [bytes(view) for view in again.data()] == [bytes_of(10_000), bytes_of(9_000)]
     except (CorruptPart, MissingCheckpoint):
         pass

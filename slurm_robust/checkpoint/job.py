@@ -1,0 +1,144 @@
+"""One snapshot on its way: what is copied of it when, and whether that stayed as it was."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import operator
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from slurm_robust.checkpoint import devices
+from slurm_robust.checkpoint.buffers import Filling, Target
+from slurm_robust.checkpoint.state import key_of
+from slurm_robust.checkpoint.tree import path_of
+
+
+class Contents(NamedTuple):
+    """A state as images hold it: of the own part and, where there is one, of the shared part."""
+
+    values: list[Any]  # where the tensors come from, to name one
+    trees: list[bytes]
+    tensors: list[list[torch.Tensor]]
+
+
+class Entry(NamedTuple):
+    """A tensor and its place: 0 for the own part, 1 for the shared one, and the number in its table."""
+
+    part: int
+    number: int
+    source: devices.Source
+
+
+@dataclass(frozen=True)
+class Late:
+    """Tensors that are copied beside the training, and the live ones whose versions count their changes."""
+
+    entries: list[Entry] = field(default_factory=list)
+    live: list[torch.Tensor] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+
+    def versions(self) -> list[int]:
+        """How often each was changed in place."""
+        return [tensor._version for tensor in self.live]
+
+    def is_in_place(self) -> bool:
+        """No tensor's memory was given up or replaced (``resize_``); the tensors keep it otherwise."""
+        return [entry.source.tensor.data_ptr() for entry in self.entries] == self.addresses
+
+    def is_same(self, other: Late) -> bool:
+        """The same memory is copied to the same places."""
+        return (
+            self.addresses == other.addresses
+            and all(map(operator.is_, self.live, other.live))
+            and all(_block(a) == _block(b) for a, b in zip(self.entries, other.entries, strict=True))
+        )
+
+
+def sort_out(
+    tensors: list[list[torch.Tensor]], live: Mapping[tuple[int, int], torch.Tensor]
+) -> tuple[list[Entry], Late]:
+    """What must be copied at once, and what may be copied late: that of which ``live`` has the memory."""
+    early, late = [], Late()
+    for part, its in enumerate(tensors):
+        for number, tensor in enumerate(its):
+            entry = Entry(part, number, devices.Source(tensor))
+            owned = live.get(key_of(tensor)) if live and tensor.device.type in ("cpu", "cuda") else None
+            if owned is None:
+                early.append(entry)
+            else:
+                late.entries.append(entry)
+                late.live.append(owned)
+                late.addresses.append(tensor.data_ptr())
+    return early, late
+
+
+@dataclass
+class Job:
+    """One snapshot on its way.
+
+    ``copying`` is the thread's copying of late tensors, ``done`` its whole work. ``abandoned``: it was begun
+    ahead of a state that turned out to be another one.
+    """
+
+    step: int
+    fillings: list[Filling]
+    values: list[Any]
+    late: Late
+    versions: list[int] = field(default_factory=list)
+    events: list[tuple[devices.GpuCopies, torch.cuda.Event]] = field(default_factory=list)
+    begun: threading.Event = field(default_factory=threading.Event)  # the thread needs no lock any more
+    may_sum: threading.Event = field(default_factory=threading.Event)  # no update is waiting or under way
+    copying: concurrent.futures.Future[None] = field(init=False)
+    done: concurrent.futures.Future[None] | None = None
+    torn: str = ""
+    given_up: bool = False
+    abandoned: bool = False
+    checked: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.versions = self.late.versions()
+        self.may_sum.set()
+
+    def copy_late(self) -> None:
+        """Copy the late tensors of the CPU. In the thread."""
+        devices.copy(self.cpu(self.late.entries), self.begun)
+
+    def cpu(self, entries: Iterable[Entry]) -> Iterator[tuple[Sequence[torch.Tensor], devices.Source]]:
+        """Those in this machine's memory, with the pieces of the buffer where they belong."""
+        for entry in entries:
+            if not entry.source.tensor.is_cuda:
+                yield self.target(entry).parts, entry.source
+
+    def target(self, entry: Entry) -> Target:
+        """Where it belongs."""
+        return self.fillings[entry.part].targets[entry.number]
+
+    def turn_into(self, contents: Contents) -> bool:
+        """Take the rest of another state's contents; False if there is no room for its trees."""
+        self.values = contents.values
+        pairs = zip(self.fillings, contents.trees, strict=True)
+        return all(filling.replace_tree(tree) for filling, tree in pairs)
+
+    def check(self) -> None:
+        """See whether a late tensor was changed since the snapshot was begun. Only the first call counts.
+
+        It comes from the hook, before the update, or from the thread, when all is copied: whichever is first.
+        """
+        with self._lock:
+            if self.checked:
+                return
+            self.checked = True
+            for entry, live, version in zip(self.late.entries, self.late.live, self.versions, strict=True):
+                if live._version != version:
+                    self.torn = path_of(self.values[entry.part], entry.number)
+                    return
+
+
+def _block(entry: Entry) -> tuple[Any, ...]:
+    tensor = entry.source.tensor
+    return entry.part, entry.number, tensor.dtype, tensor.shape, tensor.stride()
