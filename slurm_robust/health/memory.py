@@ -1,0 +1,181 @@
+"""What a node remembers from one run of the checks to the next: facts, counts of failures, its baseline.
+
+All of it can be lost without harm: a run then measures anew, judges without a past and counts from one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from slurm_robust.health.check import HISTORY, AnySource, Sample
+from slurm_robust.health.isolate import MOST_BYTES, call
+from slurm_robust.model.record import Record
+
+F = TypeVar("F", bound=Record)
+
+SAVE_S = 2.0
+"""How long the disk may take to keep what a run found; then it is lost."""
+
+_FORMAT = 1
+_FACTS, _BASELINE = "facts.msgpack", "baseline.json"
+
+
+class Stored(Record):
+    """Facts as they are kept: ``facts`` is MessagePack of the source's record."""
+
+    at: float
+    boot_id: str
+    facts: bytes
+
+
+class _Contents(Record):
+    format: int = _FORMAT
+    facts: dict[str, list[Stored]] = {}
+    failing: dict[str, int] = {}
+    passing: dict[str, int] = {}
+
+
+class Memory:
+    """The files in ``paths.state``. Reading never fails: what cannot be read was never there.
+
+    ``remember`` and ``count`` collect; ``save`` writes once, below a lock and on top of what other hooks
+    have written meanwhile.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._contents = _read(folder)
+        self._new: dict[str, tuple[AnySource, Stored]] = {}
+        self._failed: dict[str, bool] = {}
+        self._ran: set[str] = set()
+
+    def before(self, source: AnySource, now: float) -> tuple[Sample[Any], ...]:
+        """Earlier facts of a source that keeps a history, oldest first."""
+        kept = self._contents.facts.get(source.name, ()) if source.history_s else ()
+        samples = (_sample(source, stored) for stored in kept if now - source.history_s <= stored.at < now)
+        return tuple(sample for sample in samples if sample is not None)
+
+    def fresh(self, source: AnySource, now: float, boot_id: str) -> Sample[Any] | None:
+        """The newest facts, unless they are too old, of another boot, or of a clock that was put back."""
+        kept = self._contents.facts.get(source.name)
+        if not kept or kept[-1].boot_id != boot_id or not 0 <= now - kept[-1].at <= source.fresh_s:
+            return None
+        return _sample(source, kept[-1])
+
+    def baseline(self, source: AnySource) -> Any:
+        """The site's baseline of this source; None where there is none."""
+        try:
+            return msgspec.json.decode(self._baselines[source.name], type=source.facts)
+        except (KeyError, msgspec.MsgspecError):
+            return None
+
+    @cached_property
+    def _baselines(self) -> dict[str, msgspec.Raw]:
+        try:
+            data = (self._folder / _BASELINE).read_bytes()
+            return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        except (OSError, msgspec.MsgspecError):
+            return {}
+
+    def remember(self, source: AnySource, sample: Sample[Any]) -> None:
+        """Keep the facts that a run has gathered."""
+        packed = msgspec.msgpack.encode(sample.facts)
+        self._new[source.name] = (source, Stored(at=sample.at, boot_id=sample.boot_id, facts=packed))
+
+    def count(self, failed: Mapping[str, bool], ran: Iterable[str]) -> None:
+        """Add a periodic run: whether each subject (``gpu.ecc gpu3``) has failed.
+
+        ``ran`` are the checks that could tell: of those, a subject that is not in ``failed`` is no more, and
+        begins anew. Of other checks all counts stay.
+        """
+        self._failed |= failed
+        self._ran |= set(ran)
+
+    def failing(self, name: str) -> int:
+        """In how many periodic runs in a row the subject has failed, the one just counted included."""
+        return self._counted(self._contents.failing, True).get(name, 0)
+
+    def passing(self, name: str) -> int:
+        """In how many it has passed."""
+        return self._counted(self._contents.passing, False).get(name, 0)
+
+    def save(self) -> bool:
+        """Write. False when the disk did not take it in time; nothing is raised."""
+        if not self._new and not self._ran and not self._failed:
+            return True
+        return call({"save": self._save}, {"save": SAVE_S}, SAVE_S)["save"].value is not None
+
+    def _save(self) -> bytes:
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            contents = _read(self._folder)
+            facts = dict(contents.facts)
+            for name, (source, stored) in self._new.items():
+                facts[name] = _joined(facts.get(name, []), stored, source.history_s)
+            merged = _Contents(
+                facts=facts,
+                failing=self._counted(contents.failing, True),
+                passing=self._counted(contents.passing, False),
+            )
+            packed = msgspec.msgpack.encode(merged)
+            if len(packed) > MOST_BYTES:
+                newest = {name: kept[-1:] for name, kept in facts.items()}
+                packed = msgspec.msgpack.encode(msgspec.structs.replace(merged, facts=newest))
+            _replace(self._folder / _FACTS, packed, 0o600)  # with lines of the kernel's log
+        return b"saved"
+
+    def _counted(self, before: Mapping[str, int], kind: bool) -> dict[str, int]:
+        kept = {name: count for name, count in before.items() if name.partition(" ")[0] not in self._ran}
+        more = {name: before.get(name, 0) + 1 for name, failed in self._failed.items() if failed is kind}
+        over = self._failed.keys() - more.keys()
+        return {name: count for name, count in (kept | more).items() if name not in over}
+
+
+def record_baseline(folder: Path, facts: Mapping[str, Record]) -> None:
+    """Make these facts, by name of their source, what the node is compared with. Raises ``OSError``."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _replace(folder / _BASELINE, msgspec.json.format(msgspec.json.encode(facts)) + b"\n", 0o644)
+
+
+def _read(folder: Path) -> _Contents:
+    try:
+        contents = msgspec.msgpack.decode((folder / _FACTS).read_bytes(), type=_Contents)
+    except (OSError, msgspec.MsgspecError):
+        return _Contents()
+    return contents if contents.format == _FORMAT else _Contents()
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _sample(source: AnySource, stored: Stored) -> Sample[Any] | None:
+    """None for facts of another version of the source."""
+    try:
+        facts = msgspec.msgpack.decode(stored.facts, type=source.facts)
+    except msgspec.MsgspecError:
+        return None
+    return Sample(at=stored.at, boot_id=stored.boot_id, facts=facts)
+
+
+def _joined(kept: list[Stored], new: Stored, history_s: float) -> list[Stored]:
+    """In the order of time. What is of the future was written before the clock was put back."""
+    earlier = [stored for stored in kept if new.at - history_s <= stored.at < new.at]
+    return [*earlier[-(HISTORY - 1) :], new]

@@ -1,0 +1,153 @@
+"""What a node remembers: fresh facts, history, counts; and that losing any of it harms nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.check import HISTORY, AnySource, Sample, Source
+from slurm_robust.health.host import Host
+from slurm_robust.health.memory import Memory, record_baseline
+from slurm_robust.model.record import Record
+
+
+class Fans(Record):
+    rpm: int
+
+
+class Doors(Record):
+    rpm: str
+
+
+def look(host: Host, config: NodeConfig) -> Fans:
+    return Fans(rpm=1)
+
+
+FANS: AnySource = Source(name="fans", facts=Fans, gather=look, fresh_s=60.0, history_s=3600.0)
+BRIEF: AnySource = Source(name="brief", facts=Fans, gather=look, fresh_s=60.0)
+DOORS: AnySource = Source(name="fans", facts=Doors, gather=look, fresh_s=60.0, history_s=3600.0)
+
+
+def keep(folder: Path, *ats: float, source: AnySource = FANS, boot: str = "b") -> None:
+    for at in ats:
+        memory = Memory(folder)
+        memory.remember(source, Sample(at=at, boot_id=boot, facts=Fans(rpm=int(at))))
+        assert memory.save()
+
+
+@pytest.mark.parametrize(
+    ("now", "boot", "found"),
+    [
+        (1000.0, "b", True),
+        (1060.0, "b", True),
+        (1060.1, "b", False),
+        (999.9, "b", False),
+        (1001.0, "c", False),
+    ],
+)
+def test_facts_are_fresh_for_their_time_in_the_same_boot(
+    tmp_path: Path, now: float, boot: str, found: bool
+) -> None:
+    keep(tmp_path, 1000.0)
+    fresh = Memory(tmp_path).fresh(FANS, now, boot)
+    assert (fresh is not None) is found
+    assert fresh is None or fresh.facts == Fans(rpm=1000)
+
+
+def test_history_is_in_order_and_bounded_in_time_and_number(tmp_path: Path) -> None:
+    keep(tmp_path, 1.0, 100.0, 3700.0, boot="a")
+    assert [sample.at for sample in Memory(tmp_path).before(FANS, 3701.0)] == [3700.0]
+    keep(tmp_path, *(4000.0 + n for n in range(HISTORY + 3)))
+    found = Memory(tmp_path).before(FANS, 4200.0)
+    assert len(found) == HISTORY
+    assert [sample.at for sample in found] == sorted(sample.at for sample in found)
+    keep(tmp_path, 10.0)  # the clock was put back
+    assert [sample.at for sample in Memory(tmp_path).before(FANS, 11.0)] == [10.0]
+
+
+def test_a_source_without_history_keeps_only_the_newest(tmp_path: Path) -> None:
+    keep(tmp_path, 1.0, 2.0, source=BRIEF)
+    assert Memory(tmp_path).before(BRIEF, 3.0) == ()
+    assert Memory(tmp_path).fresh(BRIEF, 3.0, "b") is not None
+
+
+def test_hooks_side_by_side_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    first, second = Memory(tmp_path), Memory(tmp_path)
+    first.remember(FANS, Sample(at=1.0, boot_id="b", facts=Fans(rpm=1)))
+    second.remember(BRIEF, Sample(at=1.0, boot_id="b", facts=Fans(rpm=2)))
+    assert first.save()
+    assert second.save()
+    assert Memory(tmp_path).fresh(FANS, 2.0, "b") is not None
+    assert Memory(tmp_path).fresh(BRIEF, 2.0, "b") is not None
+
+
+def test_runs_in_a_row_are_counted_for_each_subject(tmp_path: Path) -> None:
+    def run(*failed: str, passed: tuple[str, ...] = (), ran: tuple[str, ...] = ("gpu.ecc",)) -> list[int]:
+        memory = Memory(tmp_path)
+        memory.count(dict.fromkeys(failed, True) | dict.fromkeys(passed, False), ran)
+        counts = [memory.failing(f"gpu.ecc gpu{n}") for n in range(2)] + [memory.passing("gpu.ecc gpu0")]
+        assert memory.save()
+        again = Memory(tmp_path)
+        assert counts == [again.failing(f"gpu.ecc gpu{n}") for n in range(2)] + [
+            again.passing("gpu.ecc gpu0")
+        ]
+        return counts
+
+    assert run("gpu.ecc gpu0", "gpu.ecc gpu1") == [1, 1, 0]
+    assert run("gpu.ecc gpu0", "gpu.ecc gpu1") == [2, 2, 0]
+    assert run(ran=("disks.io",)) == [2, 2, 0]
+    assert run("gpu.ecc gpu1", passed=("gpu.ecc gpu0",)) == [0, 3, 1]
+    assert run(passed=("gpu.ecc",)) == [0, 0, 0]  # all well, said of the node: gpu1's failures are over
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x80", b"x" * 1000, b"\x81\xa6format\x09"])
+def test_a_damaged_file_was_never_there(tmp_path: Path, damage: bytes) -> None:
+    keep(tmp_path, 1.0)
+    (tmp_path / "facts.msgpack").write_bytes(damage)
+    (tmp_path / "baseline.json").write_bytes(damage)
+    memory = Memory(tmp_path)
+    assert memory.fresh(FANS, 2.0, "b") is None
+    assert memory.baseline(FANS) is None
+    keep(tmp_path, 3.0)
+    assert Memory(tmp_path).fresh(FANS, 4.0, "b") is not None
+
+
+def test_facts_of_another_version_were_never_there(tmp_path: Path) -> None:
+    keep(tmp_path, 1.0)
+    record_baseline(tmp_path, {"fans": Fans(rpm=7)})
+    memory = Memory(tmp_path)
+    assert memory.fresh(DOORS, 2.0, "b") is None
+    assert memory.before(DOORS, 2.0) == ()
+    assert memory.baseline(DOORS) is None
+
+
+def test_a_baseline_is_a_readable_file(tmp_path: Path) -> None:
+    assert Memory(tmp_path).baseline(FANS) is None
+    record_baseline(tmp_path, {"fans": Fans(rpm=7)})
+    assert Memory(tmp_path).baseline(FANS) == Fans(rpm=7)
+    assert Memory(tmp_path).baseline(BRIEF) is None
+    assert '"rpm": 7' in (tmp_path / "baseline.json").read_text()
+
+
+def test_what_cannot_be_saved_is_lost_and_nothing_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    memory = Memory(tmp_path / "state")
+    memory.remember(FANS, Sample(at=1.0, boot_id="b", facts=Fans(rpm=1)))
+    assert not memory.save()
+
+
+def test_a_long_memory_is_cut_to_the_newest_facts(tmp_path: Path) -> None:
+    class Long(Record):
+        text: str
+
+    source: AnySource = Source(name="long", facts=Long, gather=look, history_s=1e6)
+    for at in range(1, 5):
+        memory = Memory(tmp_path)
+        memory.remember(source, Sample(at=float(at), boot_id="b", facts=Long(text="x" * 400_000)))
+        assert memory.save()
+    assert len(Memory(tmp_path).before(source, 10.0)) <= 2
+    assert (tmp_path / "facts.msgpack").stat().st_size < 2**20
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
