@@ -1,0 +1,223 @@
+"""Whether a node is to be drained or returned. Pure: Slurm's view, the checks' and our own record decide.
+
+What is not known to be ours is never touched, and every state that is not known to be harmless is somebody
+else's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from slurm_robust.config.node import Drain
+from slurm_robust.health.report import Conclusion
+from slurm_robust.health.verdict import REASON_BYTES, TAG
+from slurm_robust.model.record import Record
+from slurm_robust.node.record import DAY_S, Action, OwnDrain, causes_of
+
+if TYPE_CHECKING:
+    # Its package is not needed to decide, and a hook on a healthy node never asks Slurm.
+    from slurm_robust.slurm.records import Node
+
+HOUR_S = 3600.0
+
+# A node can be drained or returned in these base states only.
+_BASES = frozenset({"IDLE", "ALLOCATED", "MIXED"})
+# Marks that say nothing about anybody's will (scontrol(1), NODE STATE CODES). PLANNED and BLOCKED are the
+# scheduler's; a planned node that is bad must be drained before the job for which it is kept. After a resume
+# a healthy node is NOT_RESPONDING for 0.6 to 2 s on every release from 22.05 to 26.05.
+_HARMLESS = frozenset(
+    {"DRAIN", "COMPLETING", "NOT_RESPONDING", "RESERVED", "PLANNED", "BLOCKED", "PERFCTRS", "NPC"}
+    | {"CLOUD", "DYNAMIC_NORM"}
+)
+_BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
+
+
+class Share(Record):
+    """Drains of ours in one partition of ``nodes`` nodes, the node in question left out.
+
+    ``drained``: those that stand; ``this_hour``: those that began within the last hour.
+    """
+
+    partition: str
+    nodes: int
+    drained: int = 0
+    this_hour: int = 0
+
+
+class Decision(Record):
+    """What to do, and ``why`` in words. ``stays``: only a person undoes this drain."""
+
+    action: Action
+    why: str
+    reason: str = ""
+    stays: bool = False
+
+
+def decide(
+    node: Node,
+    conclusion: Conclusion,
+    record: OwnDrain,
+    shares: Sequence[Share],
+    config: Drain,
+    now: float,
+) -> Decision:
+    """What to do with ``node``. ``record`` has counted this run already (:func:`after_run`).
+
+    The same in observe mode, where it is only told. ``now``: seconds since 1970.
+    """
+    if foreign := sorted(node.states - _BASES - _HARMLESS) or (not node.states & _BASES and ["UNKNOWN"]):
+        return _nothing(f"the node is {'+'.join(foreign)}, which is not ours to change")
+    if node.is_drained and not is_own(node, record):
+        return _nothing(_whose(node))
+    if conclusion.fit:
+        return _return(node, record, config) if node.is_drained else _nothing("the node is fit")
+    if not causes_of(conclusion):
+        return _nothing("nothing has failed; what is only unknown does not drain")
+    if node.is_drained:
+        return _update(conclusion, record)
+    return _drain(conclusion, record, shares, config, now)
+
+
+def is_own(node: Node, record: OwnDrain) -> bool:
+    """Whether the drain of ``node`` is ours and nobody has changed its words since."""
+    return bool(record.reason) and node.reason == record.reason and is_tagged(node)
+
+
+def is_tagged(node: Node) -> bool:
+    """Whether the node is drained with a reason of some node's own hook."""
+    return node.is_drained and node.reason.startswith(TAG)
+
+
+def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]:
+    """Drains of ours in each partition of the node ``name``, itself left out."""
+    every = tuple(nodes)
+    return tuple(
+        Share(
+            partition=partition,
+            nodes=sum(partition in node.partitions for node in every),
+            drained=len(_standing(every, partition, name)),
+            this_hour=len(_recent(every, partition, name, now)),
+        )
+        for partition in _partitions(every, name)
+    )
+
+
+def beyond_cap(nodes: Iterable[Node], name: str, config: Drain, now: float) -> str:
+    """Why the drain of ``name``, which stands now, exceeds a cap; empty when it does not.
+
+    Nodes that see a fault at the same moment all find room and all drain. Afterwards each looks again, when
+    Slurm's clock has left the second of its drain, so that all see the same order: by time, then by name.
+    """
+    every = tuple(nodes)
+    mine = next((node for node in every if node.name == name), None)
+    if mine is None or mine.reason_time is None:
+        return ""
+    own = _rank(mine)
+    for partition in mine.partitions:
+        share = Share(
+            partition=partition,
+            nodes=sum(partition in node.partitions for node in every),
+            drained=sum(_rank(n) < own for n in _standing(every, partition, name)),
+            this_hour=sum(_rank(n) < own for n in _recent(every, partition, name, now)),
+        )
+        if full := _full(share, config):
+            return full
+    return ""
+
+
+# -- the cases ---------------------------------------------------------------------------------------
+
+
+def _nothing(why: str) -> Decision:
+    return Decision(action=Action.NOTHING, why=why)
+
+
+def _whose(node: Node) -> str:
+    if is_tagged(node):
+        return f"drained as ours, but not in the words that this node remembers: {node.reason}"
+    return f"drained by {node.reason_user or 'somebody else'}: {node.reason or 'no reason given'}"
+
+
+def _update(conclusion: Conclusion, record: OwnDrain) -> Decision:
+    if set(causes_of(conclusion)) <= set(record.causes):
+        return _nothing("drained for this already")
+    return Decision(
+        action=Action.UPDATE_REASON,
+        why="drained already, and something else has failed since",
+        reason=conclusion.reason,
+        stays=record.stays,
+    )
+
+
+def _drain(
+    conclusion: Conclusion, record: OwnDrain, shares: Sequence[Share], config: Drain, now: float
+) -> Decision:
+    for share in shares:
+        if full := _full(share, config):
+            return _nothing(full)
+    times = record.drains_since(now - DAY_S) + 1
+    stays = times >= config.most_per_day
+    reason = conclusion.reason
+    if stays:
+        suffix = f" (drained {times} times in 24 h, stays)"
+        reason = reason[: REASON_BYTES - len(suffix)] + suffix
+    return Decision(action=Action.DRAIN, why="a check has failed", reason=reason, stays=stays)
+
+
+def _return(node: Node, record: OwnDrain, config: Drain) -> Decision:
+    if not config.undrain:
+        return _nothing("passed, but drain.undrain is off")
+    if record.stays:
+        return _nothing("drained too often within 24 h: a person must look at it")
+    if record.passes < config.pass_runs:
+        return _nothing(f"passed {record.passes} runs in a row of {config.pass_runs} that are needed")
+    if node.allocated_cpus or node.states & _BUSY:
+        return _nothing("passed, but a job is still on it")
+    if not node.responding:
+        return _nothing("passed, but Slurm has not heard of it lately")
+    return Decision(action=Action.UNDRAIN, why=f"passed {record.passes} runs in a row")
+
+
+# -- caps --------------------------------------------------------------------------------------------
+
+
+def _full(share: Share, config: Drain) -> str:
+    # The summand keeps 0.29 * 100 from being 28.
+    most = max(1, math.floor(config.max_share * share.nodes + 1e-9))
+    if share.drained >= most:
+        return (
+            f"cap: {share.drained} of the {share.nodes} nodes of {share.partition} are drained by srobust "
+            f"already, at most {most} may be (drain.max_share)"
+        )
+    if share.this_hour >= config.max_per_hour:
+        return (
+            f"cap: {share.this_hour} nodes of {share.partition} were drained by srobust within an hour, at "
+            f"most {config.max_per_hour} may be (drain.max_per_hour)"
+        )
+    return ""
+
+
+def _partitions(nodes: Sequence[Node], name: str) -> tuple[str, ...]:
+    return next((node.partitions for node in nodes if node.name == name), ())
+
+
+def _standing(nodes: Sequence[Node], partition: str, name: str) -> tuple[Node, ...]:
+    return tuple(n for n in nodes if partition in n.partitions and n.name != name and is_tagged(n))
+
+
+def _recent(nodes: Sequence[Node], partition: str, name: str, now: float) -> tuple[Node, ...]:
+    """Slurm may keep the words of a drain that was undone; it began within the hour all the same."""
+    return tuple(
+        n
+        for n in nodes
+        if partition in n.partitions
+        and n.name != name
+        and n.reason.startswith(TAG)
+        and (n.reason_time or 0.0) > now - HOUR_S
+    )
+
+
+def _rank(node: Node) -> tuple[float, str]:
+    return (node.reason_time or 0.0, node.name)

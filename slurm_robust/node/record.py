@@ -1,0 +1,168 @@
+"""What a node remembers of its own drains: ``drain.json`` in the state folder.
+
+Slurm holds the drain itself. This file holds what Slurm cannot: which words are ours, which checks failed,
+how many runs have passed since, and how often it came to that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.health.report import Conclusion
+from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.model.record import Record
+
+DAY_S = 86400.0
+LOOK_EVERY_S = 0.05
+
+
+class Action(str, Enum):
+    """What is to be done with a node."""
+
+    NOTHING = "nothing"
+    DRAIN = "drain"
+    UPDATE_REASON = "update reason"
+    UNDRAIN = "undrain"
+
+
+class Cause(Record):
+    """A check and the subject on which it failed."""
+
+    check: str
+    subject: str = ""
+
+
+class OwnDrain(Record):
+    """``reason``: what we wrote to Slurm for ``causes`` at ``since``; empty while no drain of ours stands.
+
+    ``passes``: runs in a row since then in which all causes were looked at and passed. ``drains``: times of
+    the drains within the last day; ``stays``: they were too many, so a person must undo this one.
+    ``pending``: what could not be told to Slurm, found during the boot ``pending_boot``. ``said``: the last
+    event about it, so that the log tells of changes only. Times are seconds since 1970.
+    """
+
+    reason: str = ""
+    since: float = 0.0
+    causes: tuple[Cause, ...] = ()
+    passes: int = 0
+    drains: tuple[float, ...] = ()
+    stays: bool = False
+    pending: Conclusion | None = None
+    pending_boot: str = ""
+    said: str = ""
+
+    def drains_since(self, time_: float) -> int:
+        """How many drains began after ``time_``."""
+        return sum(t > time_ for t in self.drains)
+
+
+def causes_of(conclusion: Conclusion) -> tuple[Cause, ...]:
+    """The measured failures that keep jobs away. What is only unknown is never a cause to drain."""
+    failed = (f for f in conclusion.causes if f.outcome is Outcome.FAIL)
+    return tuple(dict.fromkeys(Cause(check=f.check, subject=f.subject) for f in failed))
+
+
+def has_passed(cause: Cause, findings: Sequence[Finding]) -> bool | None:
+    """Whether a run shows that the cause is gone; None when the run did not look at it.
+
+    A subject that has vanished has not passed: a GPU that fell off the bus has no finding at all any more. A
+    cause without a subject (no answer at all) has passed when nothing of its check is wrong or unknown.
+    """
+    own = [f for f in findings if f.check == cause.check]
+    if not own:
+        return None
+    # A finding without a subject speaks for the whole check.
+    relevant = [f for f in own if not cause.subject or f.subject in (cause.subject, "")]
+    return bool(relevant) and all(f.outcome is Outcome.PASS for f in relevant)
+
+
+def after_run(record: OwnDrain, conclusion: Conclusion, findings: Sequence[Finding]) -> OwnDrain:
+    """The record with this run counted; the same one where the run says nothing about the causes."""
+    if not record.reason:
+        return record
+    seen = [has_passed(cause, findings) for cause in record.causes]
+    if not conclusion.fit or False in seen:
+        passes = 0
+    elif seen and None not in seen:
+        passes = record.passes + 1
+    else:
+        return record
+    return record if passes == record.passes else msgspec.structs.replace(record, passes=passes)
+
+
+class DrainFile:
+    """The file, and a lock beside it, because two hooks may run at the same time."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / "drain.json"
+
+    def exists(self) -> bool:
+        """Whether there is anything to remember."""
+        return self.path.exists()
+
+    @contextmanager
+    def locked(self, timeout_s: float) -> Iterator[bool]:
+        """Hold the lock. False when another hook held it all the time, or there can be no lock here."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(self.path.with_name("drain.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            # A state folder that cannot be written must not keep a bad node in service.
+            yield True
+            return
+        try:
+            yield _take(fd, timeout_s)
+        finally:
+            os.close(fd)
+
+    def load(self) -> OwnDrain:
+        """The record; an empty one where there is none. A damaged file is set aside first.
+
+        Nothing wrong follows from an empty record: a drain that it does not know is nobody's to undo.
+        """
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=OwnDrain)
+        except FileNotFoundError:
+            return OwnDrain()
+        except (msgspec.MsgspecError, UnicodeDecodeError, OSError):
+            try:
+                self.path.replace(self.path.with_name("drain.damaged"))
+            except OSError:
+                pass  # The folder cannot be written; save() will tell.
+            return OwnDrain()
+
+    def save(self, record: OwnDrain) -> None:
+        """Write it so that a crash leaves the old or the new one. Raises ``OSError``."""
+        beside = self.path.with_name("drain.json.new")
+        with beside.open("wb") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _take(fd: int, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_EVERY_S)
+        except OSError:
+            return True  # no locks on this file system; see locked()
