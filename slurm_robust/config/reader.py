@@ -1,7 +1,7 @@
 """Where settings come from. The one precedence, lowest to highest:
 
 1. the defaults of the records in :mod:`slurm_robust.config.schema`
-2. ``/etc/slurm_robust/job.yaml``, the site's file, if it is there
+2. ``/etc/slurm-robust/job.yaml``, the site's file, if it is there
 3. the file of ``--config``
 4. environment variables ``SROBUST_CONFIG_<KEY>`` (``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S=10``)
 5. options of the command line
@@ -19,7 +19,7 @@ from slurm_robust.config.errors import ConfigError, InvalidSettings
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.config.settings import Key, Setting, build, known_keys, sections, unknown_key
 
-SITE_FILE = Path("/etc/slurm_robust/job.yaml")
+SITE_FILE = Path("/etc/slurm-robust/job.yaml")
 
 # Not just SROBUST_: workers find variables of that prefix in their environment that are no settings.
 ENVIRONMENT_PREFIX = "SROBUST_CONFIG_"

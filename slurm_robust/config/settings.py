@@ -38,7 +38,7 @@ class Key:
     @property
     def expected(self) -> str:
         """The type in words: ``a whole number or null``."""
-        return _in_words(self.kind)
+        return in_words(self.kind)
 
     @property
     def example(self) -> str:
@@ -82,14 +82,17 @@ _KINDS: dict[type, str] = {
 }
 
 
-def _in_words(kind: Any) -> str:
+def in_words(kind: Any) -> str:
+    """A type for people: ``a whole number or null``, ``a list of texts``."""
     if kind in _WORDS:
         return _WORDS[kind]
     if get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
-        return {int: "a list of whole numbers", str: "a list of texts"}[get_args(kind)[0]]
-    return " or ".join(_in_words(part) for part in get_args(kind))
+        return {int: "a list of whole numbers", str: "a list of texts"}.get(get_args(kind)[0], "a list")
+    if get_origin(kind) is dict:
+        return "a mapping"
+    return " or ".join(in_words(part) for part in get_args(kind)) or "a mapping"
 
 
 @functools.cache
@@ -154,14 +157,16 @@ def build(settings: Mapping[str, Setting]) -> JobConfig:
 
 
 def _wrong_type(key: Key, setting: Setting) -> str:
-    value = setting.value
-    got = "null" if value is None else f"{_KINDS.get(type(value), type(value).__name__)} {value!r}"
-    return f"{setting.where}: {key.name} must be {key.expected}, got {got}; write for example {key.example}"
+    must = f"{setting.where}: {key.name} must be {key.expected}, got {in_kind(setting.value)}"
+    return f"{must}; write for example {key.example}"
 
 
-def _make(
-    record: type, values: Mapping[str, object], prefix: str, settings: Mapping[str, Setting]
-) -> object:
+def in_kind(value: object) -> str:
+    """A value that was said, with its kind: ``the number 3``."""
+    return "null" if value is None else f"{_KINDS.get(type(value), type(value).__name__)} {value!r}"
+
+
+def _make(record: type, values: Mapping[str, object], prefix: str, settings: Mapping[str, Setting]) -> object:
     """Build ``record`` from the values below ``prefix``; a refusal is told with the places it is about."""
     hints = typing.get_type_hints(record)
     arguments: dict[str, object] = {}

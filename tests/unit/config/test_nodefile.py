@@ -1,0 +1,204 @@
+"""The node's configuration is understood or refused with its place; the compiled copy is not trusted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.config import nodefile
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.nodefile import NodeConfigError, load
+
+AGED_S = 10
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root writes the compiled copy")
+
+
+class Site:
+    """A folder like /etc/slurm-robust whose files are not brand-new."""
+
+    def __init__(self, folder: Path) -> None:
+        self.main = folder / "etc" / "config.yaml"
+        self.compiled = folder / "run" / "config.msgpack"
+        (self.main.parent / "conf.d").mkdir(parents=True)
+
+    def write(self, text: str, name: str = "config.yaml") -> Path:
+        path = self.main.parent / name
+        path.write_text(text)
+        age = path.stat().st_mtime - AGED_S
+        os.utime(path, (age, age))
+        return path
+
+    def load(self) -> NodeConfig:
+        return load(self.main, self.compiled)
+
+    def refused(self, text: str) -> str:
+        self.write(text)
+        with pytest.raises(NodeConfigError) as caught:
+            self.load()
+        return "\n".join(caught.value.problems)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_no_file_and_a_file_of_comments_are_the_defaults(site: Site) -> None:
+    assert site.load() == NodeConfig()
+    site.write("# nothing\n\ngpu:\n  # count: 8\n")
+    assert site.load() == NodeConfig()
+
+
+def test_drop_ins_win_in_their_order_mappings_merge_and_lists_replace(site: Site) -> None:
+    site.write("gpu: {count: 8, min_nvlinks: 18}\nservices: {required: [munged, slurmd]}\n")
+    site.write("gpu: {count: 4}\nservices: {required: [slurmd]}\n", "conf.d/10-first.yaml")
+    site.write("gpu: {count: 6}\n", "conf.d/20-second.yaml")
+    site.write("gpu: {count: 1}\n", "conf.d/README")
+    site.write("gpu: {count: 1}\n", "conf.d/.hidden.yaml")
+    config = site.load()
+    assert (config.gpu.count, config.gpu.min_nvlinks) == (6, 18)
+    assert config.services.required == ("slurmd",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gpu:\n  cuont: 8\n", ["config.yaml, line 2", "gpu.cuont is no key", "gpu.count"]),
+        ("max_share: 0.2\n", ["line 1", "max_share is no key", "under drain:"]),
+        ("zzz: 1\n", ["zzz is no key", "known keys here: hooks"]),
+        ("gpu: {count: many}\n", ["gpu.count must be a whole number or null", "the text 'many'"]),
+        ("drain: {mode: on}\n", ["drain.mode must be one of observe, act", "the truth value True"]),
+        ("gpu: 8\n", ["line 1: gpu must be a mapping"]),
+        ("- a\n", ["must be a mapping of sections"]),
+        ("gpu:\n  count: 1\n  count: 2\n", ["line 3: gpu.count is there twice", "line 2"]),
+        ("gpu: {count: 1\n", ["not valid YAML"]),
+        ("gpu: {count: !!python/object:os.system 1}\n", ["not valid YAML"]),
+        ("checks:\n  gpu.*: {confirm: x}\n", ["line 2: checks.gpu.*.confirm must be a whole number"]),
+        ("site_checks:\n- {command: [/bin/true]}\n", ["site_checks.0.name is missing"]),
+        ("hooks: {periodic_s: 60}\n", ["line 1: hooks.periodic_s must be below 60", "kills"]),
+        ("hooks:\n  slurm_s: 15\n", ["line 2: hooks.slurm_s must not be above hooks.prolog_s"]),
+        ("drain: {max_share: 10}\n", ["drain.max_share is a share from 0 to 1", "0.1 for ten percent"]),
+        ("drain: {pass_runs: 0}\n", ["drain.pass_runs must be above 0"]),
+        ("gpu: {max_temperature_c: -1}\n", ["gpu.max_temperature_c must be at least 0"]),
+        ("gpu: {max_temperature_c: .nan}\n", ["must be a finite number"]),
+        ("paths: {state: var}\n", ["paths.state must be an absolute path"]),
+        ("hints: {job_dirs: ['{jobid}']}\n", ["hints.job_dirs.0 can only be filled in with", "{job_id}"]),
+        ("checks: {x: {contexts: [prologue]}}\n", ["checks.x.contexts.0 must be one of prolog"]),
+        ("site_checks: [{name: a}]\n", ["line 1: a: give either command or python"]),
+        ("site_checks: [{name: a, command: [true.sh]}]\n", ["must be an absolute path"]),
+        ("site_checks: [{name: a, python: os.path}]\n", ["must be module:function"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place_and_the_fix(site: Site, text: str, said: list[str]) -> None:
+    message = site.refused(text)
+    assert [part for part in said if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hooks: {periodic_s: 59.9}", "drain: {max_share: 1}", "drain: {max_share: 0}", "hooks: {slurm_s: 10}"],
+)
+def test_values_at_the_border_are_good(site: Site, text: str) -> None:
+    site.write(text)
+    assert site.load() != NodeConfig()
+
+
+def test_all_problems_of_all_files_are_told_at_once(site: Site) -> None:
+    site.write("gpu: {count: x}\nnope: 1\n", "conf.d/10.yaml")
+    message = site.refused("drain: {mode: maybe}\n")
+    assert [message.count(word) for word in ("drain.mode", "gpu.count", "nope", "10.yaml")] == [1, 1, 1, 2]
+
+
+@ROOT_ONLY
+def test_a_second_load_takes_the_compiled_copy_without_yaml(site: Site) -> None:
+    site.write("gpu: {count: 8}\n")
+    assert site.load().gpu.count == 8
+    code = (
+        "import sys; from pathlib import Path; from slurm_robust.config.nodefile import load\n"
+        f"assert load(Path({str(site.main)!r}), Path({str(site.compiled)!r})).gpu.count == 8\n"
+        "assert not {'yaml', 'subprocess', 'slurm_robust.config.nodeyaml'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("change", ["main", "new drop-in", "same size and time"])
+def test_a_changed_file_makes_the_copy_worthless(site: Site, change: str) -> None:
+    before = site.write("gpu: {count: 8}\n")
+    assert site.load().gpu.count == 8
+    assert site.compiled.exists()
+    if change == "main":
+        site.write("gpu: {count: 16}\n")
+    elif change == "new drop-in":
+        site.write("gpu: {count: 16}\n", "conf.d/10.yaml")
+    else:
+        found = before.stat()
+        beside = before.with_name("new")
+        beside.write_text("gpu: {count: 6}\n")
+        os.utime(beside, ns=(found.st_atime_ns, found.st_mtime_ns))
+        beside.rename(before)
+    assert site.load().gpu.count in (16, 6)
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("harm", ["others write", "other owner", "link", "torn", "noise", "fifo", "old"])
+def test_an_odd_copy_is_not_used(site: Site, harm: str) -> None:
+    site.write("gpu: {count: 8}\n")
+    site.load()
+    good = msgspec.msgpack.decode(site.compiled.read_bytes())
+    good[2]["gpu"]["count"] = 1
+    site.compiled.write_bytes(msgspec.msgpack.encode(good))
+    assert site.load().gpu.count == 1, "the copy is what is read"
+    if harm == "others write":
+        site.compiled.chmod(0o666)
+    elif harm == "other owner":
+        os.chown(site.compiled, 12345, 0)
+    elif harm == "link":
+        site.compiled.rename(site.compiled.with_name("real"))
+        site.compiled.symlink_to("real")
+    elif harm == "torn":
+        site.compiled.write_bytes(site.compiled.read_bytes()[:-3])
+    elif harm == "noise":
+        site.compiled.write_bytes(os.urandom(100))
+    elif harm == "fifo":
+        site.compiled.unlink()
+        os.mkfifo(site.compiled)
+    else:
+        good[0] = nodefile.FORMAT + 1
+        site.compiled.write_bytes(msgspec.msgpack.encode(good))
+    assert site.load().gpu.count == 8
+
+
+@ROOT_ONLY
+def test_a_file_that_was_just_written_is_not_compiled(site: Site) -> None:
+    """Its next version could have the same time, size and inode."""
+    site.main.write_text("gpu: {count: 8}\n")
+    assert site.load().gpu.count == 8
+    assert not site.compiled.exists()
+
+
+@ROOT_ONLY
+def test_the_copy_is_as_private_as_the_files(site: Site) -> None:
+    site.write("gpu: {count: 8}\n").chmod(0o600)
+    site.load()
+    assert site.compiled.stat().st_mode & 0o777 == 0o600
+
+
+def test_root_takes_no_commands_from_a_file_that_others_write(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("")
+    for mode, uid, good in ((0o644, 0, True), (0o664, 0, False), (0o646, 0, False), (0o600, 1000, False)):
+        found = os.stat_result((mode, 0, 0, 1, uid, 0, 0, 0, 0, 0))
+        assert (nodefile.open_to_others(path, found) == []) == good
+
+
+def test_a_file_that_cannot_be_read_is_an_error_in_words(site: Site) -> None:
+    site.main.mkdir()
+    with pytest.raises(NodeConfigError, match="cannot be read"):
+        site.load()
