@@ -1,0 +1,145 @@
+r"""The kernel's log as records: ``/dev/kmsg``, or a file that holds what was read from it.
+
+A record is one line ``prefix,sequence,microseconds,flags;text``, then lines that begin with a blank and name
+its device, which are left out here (Documentation/ABI/testing/dev-kmsg). The kernel writes characters that do
+not print as ``\xNN``, so a record cannot break out of its line; a file may hold anything all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+from slurm_robust.health.host import Host
+from slurm_robust.model.record import Record
+
+DEVICE = "/dev/kmsg"
+KERNEL = 0
+"""The facility of records that the kernel itself wrote; it lets nobody else use it."""
+
+# More than the longest record (8 KiB before Linux 6.5, 2 KiB since), which the kernel hands out whole only.
+_CHUNK = 16 * 1024
+_LONGEST = 64 * 1024
+_HEADER = re.compile(rb"(\d{1,5}),(\d{1,20}),(\d{1,20}),([^,;]{0,8})(?:,[^;]{0,200})?;")
+_UNPRINTABLE = re.compile(r"\\x[0-9a-f]{2}|[^ -~]")
+
+
+class KernelRecord(Record):
+    """One message. ``uptime_s`` is the kernel's clock when it was written: seconds since the boot.
+
+    ``level`` is syslog's (0 emergency to 7 debug) and so is ``facility``: :data:`KERNEL`, or another one for
+    what root wrote into the device. ``text`` has printable ASCII only, in one line.
+    """
+
+    sequence: int
+    uptime_s: float
+    level: int
+    facility: int
+    text: str
+
+
+def parse(line: bytes) -> KernelRecord | None:
+    """The record of one line; None for anything else, and for the later parts of a broken-up message.
+
+    A part (flag ``+``, before Linux 5.10) may begin with what a user chose, and must not pass for a message.
+    """
+    head = _HEADER.match(line)
+    if head is None or head[4] == b"+":
+        return None
+    prefix = int(head[1])
+    text = line[head.end() :].decode("ascii", errors="replace")
+    return KernelRecord(
+        sequence=int(head[2]),
+        uptime_s=int(head[3]) / 1e6,
+        level=prefix & 7,
+        facility=prefix >> 3,
+        text=_UNPRINTABLE.sub(" ", text),
+    )
+
+
+def boot_time(host: Host) -> float:
+    """When the machine booted: add a record's ``uptime_s`` for its wall-clock time.
+
+    The kernel's clock is not steered by NTP, so times of records drift by seconds within weeks.
+    """
+    return time.time() - host.uptime_s()
+
+
+class KernelLog:
+    """An open kernel log, read from its beginning or after a sequence number; never waits.
+
+    ``sequence`` is the newest record that was read. ``lost`` says that records were overwritten before they
+    were read, ``cut`` that the last :meth:`read` ended at its limits. ``fileno()`` can be polled.
+    """
+
+    def __init__(self, host: Host, since: int = -1) -> None:
+        """Raises ``OSError``: ``PermissionError`` for users where ``kernel.dmesg_restrict`` is set."""
+        self._file = os.open(host.path(DEVICE), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._rest = b""
+        self.sequence = since
+        self.lost = False
+        self.cut = False
+
+    def __enter__(self) -> KernelLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+    def fileno(self) -> int:
+        """Readable when there are new records (of the device only)."""
+        return self._file
+
+    def read(
+        self, wanted: re.Pattern[bytes] | None = None, *, max_bytes: int = 2**24, max_s: float = 2.0
+    ) -> list[KernelRecord]:
+        """All records that are there and were not read yet; with ``wanted`` only where it is found."""
+        found = []
+        last = b""
+        for line in self._lines(max_bytes, time.monotonic() + max_s):
+            last = line
+            if wanted is not None and not wanted.search(line):
+                continue
+            record = parse(line)
+            if record is not None and record.sequence > self.sequence:
+                found.append(record)
+        # Only the last line tells how far it went: parsing all those that nobody wants would take too long.
+        ends = [record.sequence for record in (*found[-1:], parse(last)) if record is not None]
+        self.sequence = max(self.sequence, *ends, -1)
+        return found
+
+    def _lines(self, max_bytes: int, until: float) -> Iterator[bytes]:
+        """First lines of records."""
+        self.cut = False
+        while chunk := self._chunk():
+            max_bytes -= len(chunk)
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            yield from (line for line in lines if line[:1].isdigit())
+            self._rest = self._rest[:_LONGEST]
+            if max_bytes <= 0 or time.monotonic() > until:
+                self.cut = True
+                return
+
+    def _chunk(self) -> bytes:
+        """What one call reads, a record of the device; empty at the end."""
+        while True:
+            try:
+                return os.read(self._file, _CHUNK)
+            except BlockingIOError:
+                return b""
+            except BrokenPipeError:
+                self.lost = True  # the next call goes on with the oldest record that is left
+
+
+def follow(since_sequence: int, host: Host | None = None) -> KernelLog:
+    """This machine's log after a record that was seen: each :meth:`KernelLog.read` returns what is new."""
+    return KernelLog(host or Host(), since_sequence)
