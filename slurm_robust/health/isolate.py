@@ -32,12 +32,14 @@ _abandoned: set[int] = set()
 class Answer(Record):
     """What became of one call: ``value``, or None and the reason in ``error``.
 
-    ``hung``: it did not end within its own time limit. ``took_s`` is wall-clock time, seconds.
+    ``hung``: it did not end within its own time limit. ``is_cut``: the time for all was over before, so that
+    nothing is known of it. ``took_s`` is wall-clock time, seconds.
     """
 
     value: bytes | None
     error: str = ""
     hung: bool = False
+    is_cut: bool = False
     took_s: float = 0.0
 
 
@@ -70,7 +72,7 @@ def call(
     finally:
         # Reached with calls under way at the end of the time for all, or by a signal's exception.
         answers |= {child.name: child.abandon() for child in running.values()}
-    late = Answer(value=None, error="not begun within the time for all")
+    late = Answer(value=None, error="not begun within the time for all", is_cut=True)
     return {name: answers.get(name, late) for name in tasks}
 
 
@@ -134,9 +136,10 @@ class _Child:
     def abandon(self) -> Answer:
         """Give it up, since its time is over."""
         self.leave()
+        took_s = time.monotonic() - self._begun
         if self._is_cut:
-            return self._answer(None, "no answer within the time for all")
-        return self._answer(None, "no answer in time", hung=True)
+            return Answer(value=None, error="no answer within the time for all", is_cut=True, took_s=took_s)
+        return Answer(value=None, error="no answer in time", hung=True, took_s=took_s)
 
     def leave(self) -> None:
         """Kill it and let go of it. May be called again."""
@@ -154,8 +157,8 @@ class _Child:
         _abandoned.add(self._pid)
         _reap()
 
-    def _answer(self, value: bytes | None, error: str = "", hung: bool = False) -> Answer:
-        return Answer(value=value, error=error, hung=hung, took_s=time.monotonic() - self._begun)
+    def _answer(self, value: bytes | None, error: str = "") -> Answer:
+        return Answer(value=value, error=error, took_s=time.monotonic() - self._begun)
 
 
 def _reap() -> None:

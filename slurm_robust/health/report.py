@@ -9,7 +9,8 @@ from slurm_robust.model.record import Record
 
 class Report(Record):
     """One run. ``took_s``: seconds per source; ``reused``: sources whose facts were an earlier run's;
-    ``left_out``: checks that did not run, with the reason. ``at`` is seconds since 1970.
+    ``left_out``: checks that did not run, with the reason; ``errors``: checks or sources that are broken
+    themselves. ``at`` is seconds since 1970.
     """
 
     node: str
@@ -20,6 +21,7 @@ class Report(Record):
     took_s: dict[str, float] = {}
     reused: tuple[str, ...] = ()
     left_out: dict[str, str] = {}
+    errors: dict[str, str] = {}
     wall_s: float = 0.0
 
 
