@@ -117,6 +117,10 @@ class GpuLimits(_Section):
     min_pcie_width: int | None = None
     min_pcie_generation: int | None = None
     min_nvlinks: int | None = None
+    max_link_errors_per_hour: int = 100
+    """NVLink replays and recoveries."""
+
+    max_pcie_replays_per_hour: int = 1000
     max_leftover_memory_mb: int = 512
     """Memory in use on a GPU where no job runs."""
 

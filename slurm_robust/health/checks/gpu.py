@@ -1,7 +1,123 @@
-"""Checks of the gpu."""
+"""Checks of the GPUs: one question to the driver, and thirteen judgements of its answer."""
 
 from __future__ import annotations
 
-from slurm_robust.health.check import AnyCheck
+from slurm_robust.health.check import AnyCheck, Check, Context, Hang, Source
+from slurm_robust.health.gpus import errors, leftovers, links, presence, speed
+from slurm_robust.health.gpus.facts import GpuFacts, GpuUse
+from slurm_robust.health.gpus.gather import gather_gpus, gather_use
+from slurm_robust.model.findings import Outcome, Suggestion
 
-CHECKS: tuple[AnyCheck, ...] = ()
+# The gathering gives up by itself before that, unless it is stuck in the kernel.
+_DEAD_DRIVER = Hang(Outcome.FAIL, "driver hangs", Suggestion.REBOOT)
+
+GPUS = Source("gpu", GpuFacts, gather_gpus, timeout_s=5.0, history_s=3600.0, hang=_DEAD_DRIVER)
+
+# Never from the cache: what an earlier run saw was the job that is gone now.
+GPU_USE = Source("gpu-use", GpuUse, gather_use, timeout_s=5.0, fresh_s=0.0)
+
+_WITHOUT_JOBS = frozenset({Context.PROLOG, Context.EPILOG, Context.DEEP, Context.PERSON})
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        presence.LOST,
+        GPUS,
+        presence.judge_lost,
+        "Every GPU that the driver lists answers, and the driver itself answers in time. A GPU that is lost "
+        "has fallen off the bus: only a reboot or a power cycle brings it back, and one that is lost again "
+        "is for the repair desk. A driver that hangs needs a reboot too.",
+        hangs=True,
+    ),
+    Check(
+        presence.COUNT,
+        GPUS,
+        presence.judge_count,
+        "As many GPUs as gpu.count or the baseline says. Without either, every GPU on the PCI bus must be "
+        "listed by the driver. See dmesg for why one did not start; reboot, then reseat the card.",
+    ),
+    Check(
+        presence.IDENTITY,
+        GPUS,
+        presence.judge_identity,
+        "The UUIDs are those of the baseline. Others mean that somebody exchanged a card: record the "
+        "baseline again after a repair (srobust check --record-baseline).",
+    ),
+    Check(
+        errors.ECC,
+        GPUS,
+        errors.judge_ecc,
+        "Memory errors. An uncorrected one since the driver was loaded asks for a reset of the GPU, which "
+        "also puts spare rows in place of bad ones; more SRAM errors than the maker allows ask for a new "
+        "GPU. Errors of a GPU's past and many corrected ones are only reported.",
+    ),
+    Check(
+        errors.REMAP,
+        GPUS,
+        errors.judge_remap,
+        "Bad memory rows that spare ones replace. A pending remapping takes effect at a reset of the GPU; a "
+        "failed one means that no spare row is left: exchange the GPU.",
+    ),
+    Check(
+        errors.RETIRED,
+        GPUS,
+        errors.judge_retired_pages,
+        "Memory pages that older GPUs take out of use. Pending ones need a reset; a GPU with 60 of them is "
+        "to be exchanged.",
+    ),
+    Check(
+        errors.RECOVERY,
+        GPUS,
+        errors.judge_recovery,
+        "The recovery that the driver itself asks for: a reset of the GPU, or a reboot of the node.",
+    ),
+    Check(
+        links.NVLINK,
+        GPUS,
+        links.judge_nvlink,
+        "As many NVLinks up as gpu.min_nvlinks, the baseline or an earlier run says, and an initialised "
+        "fabric on systems with NVSwitches. Reset the GPUs, restart nvidia-fabricmanager, look at the trays.",
+    ),
+    Check(
+        links.PCIE,
+        GPUS,
+        links.judge_pcie,
+        "Width and speed of the PCIe link. Fewer lanes than before mean a bad contact: reseat the card or "
+        "its riser. A link may be slower while the GPU is idle, so speed alone drains nothing then.",
+    ),
+    Check(
+        speed.THROTTLE,
+        GPUS,
+        speed.judge_throttle,
+        "The hardware slows the GPU down: heat, or a brake of the power supply. A single sample of a busy "
+        "GPU is only reported; a second one, or one of an idle GPU, keeps jobs away.",
+    ),
+    Check(
+        speed.TEMPERATURE,
+        GPUS,
+        speed.judge_temperature,
+        "Temperature of GPU and memory against gpu.max_temperature_c, else 2 C below where the hardware "
+        "slows down. See to fans, air flow or coolant.",
+    ),
+    Check(
+        speed.CLOCKS,
+        GPUS,
+        speed.judge_clocks,
+        "A GPU that works runs at half its maximal clock at least; with gpu.application_clocks, no "
+        "application clocks are left below the maximum (nvidia-smi -rac).",
+    ),
+    Check(
+        speed.PERSISTENCE,
+        GPUS,
+        speed.judge_persistence,
+        "Persistence mode, where gpu.persistence or the baseline wants it. Without it, every first use of a "
+        "GPU waits for the driver, and checks of a sleeping driver may end as unknown.",
+    ),
+    Check(
+        leftovers.LEFTOVERS,
+        GPU_USE,
+        leftovers.judge_leftovers,
+        "Where no job runs, no process holds a GPU and its memory is free. Kill the process that is named; "
+        "memory that nobody holds needs a reset of the GPU.",
+        contexts=_WITHOUT_JOBS,
+    ),
+)

@@ -1,0 +1,1 @@
+"""GPUs of every vendor: their facts, and what judges them."""

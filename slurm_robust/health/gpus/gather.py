@@ -1,0 +1,78 @@
+"""Reads the GPUs of all vendors at once, and says so if their driver does not answer."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.gpus.facts import GpuFacts, GpuUse, Use
+from slurm_robust.health.host import Host
+
+PATIENCE_S = 3.0
+"""A driver that is awake answers within milliseconds; waking a GPU takes one or two seconds."""
+
+SETTLE_S = 2.0
+"""So long a driver may take to free what a process held that has just ended."""
+
+_POLL_S = 0.1
+
+
+def gather_gpus(host: Host, _config: NodeConfig) -> GpuFacts:
+    """Facts of all GPUs. Raises what goes wrong in reading them."""
+    # Here: a hook that takes the facts from an earlier run does not need it.
+    import threading
+
+    answers: list[GpuFacts | BaseException] = []
+
+    def read() -> None:
+        try:
+            answers.append(_read(host))
+        except BaseException as error:  # noqa: BLE001  # raised again below, in the thread that waits
+            answers.append(error)
+
+    begun = time.monotonic()
+    # A thread, so that silence is a fact with a duration, judged by what is known of this node. One that
+    # is stuck in the kernel is abandoned together with this process.
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    took_s = round(time.monotonic() - begun, 4)
+    if not answers:
+        return GpuFacts(silent=True, took_s=took_s)
+    if isinstance(answers[0], BaseException):
+        raise answers[0]
+    return msgspec.structs.replace(answers[0], took_s=took_s)
+
+
+def _read(host: Host) -> GpuFacts:
+    from slurm_robust.health.gpus import amd, nvidia
+
+    green = nvidia.read_gpus(host)
+    red = amd.read_gpus(host, first=len(green.gpus))
+    return msgspec.structs.replace(green, gpus=green.gpus + red.gpus, driver=green.driver or red.driver)
+
+
+def gather_use(host: Host, config: NodeConfig) -> GpuUse:
+    """Use of all GPUs. Waits up to 2 s for memory that nobody living holds: it is about to be freed."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        use = _read_use(host)
+        if time.monotonic() >= deadline or not any(unsettled(gpu, config) for gpu in use.gpus):
+            return use
+        time.sleep(_POLL_S)
+
+
+def unsettled(gpu: Use, config: NodeConfig) -> bool:
+    """Whether memory or processes are left of something that has ended."""
+    if any(process.ending for process in gpu.processes):
+        return True
+    return not gpu.processes and (gpu.memory_mb or 0) > config.gpu.max_leftover_memory_mb
+
+
+def _read_use(host: Host) -> GpuUse:
+    from slurm_robust.health.gpus import amd, nvidia
+
+    green = nvidia.read_use(host)
+    return GpuUse(gpus=green + amd.read_use(host, first=len(green)))

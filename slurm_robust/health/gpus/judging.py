@@ -1,0 +1,76 @@
+"""What the judges of GPUs share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from slurm_robust.health.check import View
+from slurm_robust.health.gpus.facts import Gpu, GpuFacts
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+
+HOUR_S = 3600.0
+
+GpuView = View[GpuFacts]
+
+
+def finding(
+    check: str,
+    gpu: Gpu,
+    bad: str = "",
+    *,
+    value: object = "",
+    limit: object = "",
+    source: str,
+    suggestion: Suggestion = Suggestion.MONITOR,
+    blame: Party = Party.NODE,
+) -> Finding:
+    """A failure whose text is ``bad``, or a pass where that is empty."""
+    if not bad:
+        return Finding(
+            check=check,
+            outcome=Outcome.PASS,
+            subject=gpu.label,
+            value=str(value),
+            limit=str(limit),
+            source=source,
+        )
+    return Finding(
+        check=check,
+        outcome=Outcome.FAIL,
+        subject=gpu.label,
+        text=bad,
+        value=str(value),
+        limit=str(limit),
+        source=source,
+        blame=blame,
+        suggestion=suggestion,
+    )
+
+
+def answering(facts: GpuFacts) -> tuple[Gpu, ...]:
+    """GPUs that speak for themselves; of the others ``gpu.lost`` does."""
+    return tuple(gpu for gpu in facts.gpus if gpu.trouble is None)
+
+
+def twin(facts: GpuFacts | None, gpu: Gpu) -> Gpu | None:
+    """The same GPU in other facts; None if it was not there, or did not answer."""
+    for other in answering(facts) if facts else ():
+        if (other.uuid, other.bus) == (gpu.uuid, gpu.bus):
+            return other
+    return None
+
+
+def recent(view: GpuView, gpu: Gpu) -> Iterator[Gpu]:
+    """The GPU in the samples of this boot's last hour, oldest first."""
+    for sample in view.before:
+        if sample.boot_id == view.boot_id and 0 <= view.at - sample.at <= HOUR_S:
+            found = twin(sample.facts, gpu)
+            if found is not None:
+                yield found
+
+
+def increase(earlier: list[int], now: int) -> int:
+    """How much a counter grew. One that went back began anew, with a new driver."""
+    series = [*earlier, now]
+    return sum(b - a if b >= a else b for a, b in pairwise(series))

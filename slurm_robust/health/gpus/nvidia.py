@@ -1,0 +1,335 @@
+"""NVIDIA's GPUs, through ``pynvml``. Each question may fail alone: not every driver and GPU knows all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from slurm_robust.health.gpus.bus import NVIDIA_ID, gpus_on_bus
+from slurm_robust.health.gpus.facts import (
+    Gpu,
+    GpuFacts,
+    Recovery,
+    Throttle,
+    Trouble,
+    Use,
+)
+from slurm_robust.health.gpus.processes import process
+from slurm_robust.health.host import Host
+
+T = TypeVar("T")
+
+LIBRARY = "libnvidia-ml.so.1"
+_LOADED = "/proc/driver/nvidia/version"
+
+# NVML_GPU_RECOVERY_ACTION_*; the numbers are the driver's, older pynvml do not name them.
+_RECOVERY = {
+    0: Recovery.NONE,
+    1: Recovery.RESET,
+    2: Recovery.REBOOT,
+    3: Recovery.DRAIN_P2P,
+    4: Recovery.DRAIN_AND_RESET,
+    5: Recovery.RECOVER_IMEX,
+    6: Recovery.RESET,
+    7: Recovery.REBOOT,
+}
+_THROTTLE = {
+    0x08: Throttle.HW_SLOWDOWN,
+    0x20: Throttle.SW_THERMAL,
+    0x40: Throttle.HW_THERMAL,
+    0x80: Throttle.POWER_BRAKE,
+}
+_GPU_IDLE = 0x01
+
+# NVML_FI_DEV_*
+_NVLINK_REPLAYS = 52
+_NVLINK_RECOVERIES = 59
+_MEMORY_TEMPERATURE = 82
+_RECOVERY_ACTION = 230
+_FIELDS = (_NVLINK_REPLAYS, _NVLINK_RECOVERIES, _MEMORY_TEMPERATURE, _RECOVERY_ACTION)
+
+_FABRIC = {1: "not started", 2: "in progress", 3: "completed"}
+_MIB = 2**20
+
+
+class DriverError(RuntimeError):
+    """NVML does not start. ``absent``: it found no driver at all."""
+
+    def __init__(self, text: str, *, absent: bool) -> None:
+        super().__init__(text)
+        self.absent = absent
+
+
+class Nvml:
+    """The loaded and initialised library. ``close`` it, or end the process.
+
+    Raises ``OSError`` where there is no library, ``ImportError`` without pynvml, and :class:`DriverError`.
+    """
+
+    def __init__(self) -> None:
+        import ctypes
+
+        # Tried before pynvml is imported: nodes without GPUs do not pay for that.
+        ctypes.CDLL(LIBRARY)
+        import pynvml
+
+        self.api = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            absent = error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+            raise DriverError(str(error), absent=absent) from error
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        try:
+            self.api.nvmlShutdown()
+        except self.api.NVMLError:
+            pass  # A driver that died meanwhile has nothing to be shut down.
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """The answer of a function; None if this library, driver or GPU cannot say."""
+        try:
+            return getattr(self.api, name)(*args)
+        except AttributeError:
+            return None  # An older pynvml.
+        except self.api.NVMLError as error:
+            if error.value in (self.api.NVML_ERROR_GPU_IS_LOST, self.api.NVML_ERROR_RESET_REQUIRED):
+                raise
+            return None
+
+    def text(self, name: str, *args: Any) -> str:
+        """Like :meth:`ask` for text; older pynvml return bytes."""
+        found = self.ask(name, *args)
+        return found.decode(errors="replace") if isinstance(found, bytes) else found or ""
+
+
+def read_gpus(host: Host) -> GpuFacts:
+    """All NVIDIA GPUs of this machine. Nothing where there are none."""
+    on_bus = gpus_on_bus(host, NVIDIA_ID)
+    # One that another driver holds was given away on purpose: to a virtual machine, say.
+    ours = tuple(gpu.bus for gpu in on_bus if gpu.driver in ("", "nvidia"))
+    if not host.is_real:
+        return GpuFacts(on_bus=ours)
+    try:
+        nvml = Nvml()
+    except OSError:
+        return GpuFacts(on_bus=ours, unreadable=_without_library(host) if ours else "")
+    except ImportError as error:
+        return GpuFacts(on_bus=ours, unreadable=str(error))
+    except DriverError as error:
+        # The library alone is no fault: one image may serve nodes with and without GPUs.
+        missing = not error.absent or ours or _is_loaded(host)
+        return GpuFacts(on_bus=ours, fault=f"the driver does not start: {error}" if missing else "")
+    try:
+        count = nvml.api.nvmlDeviceGetCount()
+        return GpuFacts(
+            gpus=tuple(_gpu(nvml, index) for index in range(count)),
+            driver=nvml.text("nvmlSystemGetDriverVersion"),
+            library=nvml.text("nvmlSystemGetNVMLVersion"),
+            on_bus=ours,
+        )
+    except nvml.api.NVMLError as error:
+        return GpuFacts(on_bus=ours, fault=f"NVML: {error}")
+    finally:
+        nvml.close()
+
+
+def _is_loaded(host: Host) -> bool:
+    return bool(host.read_or(_LOADED))
+
+
+def _without_library(host: Host) -> str:
+    state = "loaded" if _is_loaded(host) else "not loaded"
+    return f"{LIBRARY} is not installed, driver {state}"
+
+
+def _gpu(nvml: Nvml, index: int) -> Gpu:
+    api = nvml.api
+    bus = uuid = ""
+    try:
+        handle = api.nvmlDeviceGetHandleByIndex(index)
+        bus, uuid = _bus(nvml, handle), nvml.text("nvmlDeviceGetUUID", handle)
+        return Gpu(
+            index=index,
+            bus=bus,
+            uuid=uuid,
+            name=nvml.text("nvmlDeviceGetName", handle),
+            serial=nvml.text("nvmlDeviceGetSerial", handle),
+            vbios=nvml.text("nvmlDeviceGetVbiosVersion", handle),
+            inforom=nvml.text("nvmlDeviceGetInforomImageVersion", handle),
+            **_memory_errors(nvml, handle),
+            **_pcie(nvml, handle),
+            **_speed(nvml, handle),
+            **_links_and_fields(nvml, handle),
+        )
+    except api.NVMLError as error:
+        trouble = {
+            api.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
+            api.NVML_ERROR_RESET_REQUIRED: Trouble.RESET_REQUIRED,
+        }.get(error.value, Trouble.OTHER)
+        return Gpu(index=index, bus=bus, uuid=uuid, trouble=trouble, error=str(error))
+
+
+def _bus(nvml: Nvml, handle: Any) -> str:
+    info = nvml.ask("nvmlDeviceGetPciInfo", handle)
+    if info is None:
+        return ""
+    bus = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+    domain, _, rest = bus.partition(":")
+    # NVML writes eight digits of the domain and capitals, the kernel four and small letters.
+    return f"{int(domain, 16):04x}:{rest}".lower() if rest else ""
+
+
+def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else kind(value)
+
+
+def _memory_errors(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    def errors(uncorrected: int, aggregate: int) -> Any:
+        return nvml.ask("nvmlDeviceGetTotalEccErrors", handle, uncorrected, aggregate)
+
+    mode = nvml.ask("nvmlDeviceGetEccMode", handle)
+    rows = nvml.ask("nvmlDeviceGetRemappedRows", handle) or (None,) * 4
+    pages = [nvml.ask("nvmlDeviceGetRetiredPages", handle, cause) for cause in (0, 1)]
+    retires = any(found is not None for found in pages)
+    pending = nvml.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle) if retires else None
+    return {
+        "ecc_enabled": _optional(bool, mode[0] if mode else None),
+        "corrected": errors(0, 0),
+        "uncorrected": errors(1, 0),
+        "aggregate_corrected": errors(0, 1),
+        "aggregate_uncorrected": errors(1, 1),
+        "sram_threshold_exceeded": _sram_threshold(nvml, handle),
+        "remapped_corrected": rows[0],
+        "remapped_uncorrected": rows[1],
+        "remap_pending": _optional(bool, rows[2]),
+        "remap_failed": _optional(bool, rows[3]),
+        "retired_pages": sum(len(found or ()) for found in pages) if retires else None,
+        "retired_pending": _optional(bool, pending),
+    }
+
+
+def _sram_threshold(nvml: Nvml, handle: Any) -> bool | None:
+    make = getattr(nvml.api, "c_nvmlEccSramErrorStatus_v1_t", None)
+    if make is None:
+        return None
+    status = make()
+    found = nvml.ask("nvmlDeviceGetSramEccErrorStatus", handle, status)
+    return None if found is None else bool(status.bThresholdExceeded)
+
+
+def _pcie(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    return {
+        "pcie_width": nvml.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "pcie_max_width": nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "pcie_generation": nvml.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        "pcie_max_generation": nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "pcie_replays": nvml.ask("nvmlDeviceGetPcieReplayCounter", handle),
+    }
+
+
+def _speed(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    api = nvml.api
+    bits = nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
+    temperature = nvml.ask("nvmlDeviceGetTemperature", handle, api.NVML_TEMPERATURE_GPU)
+    persistence = nvml.ask("nvmlDeviceGetPersistenceMode", handle)
+    return {
+        "temperature_c": _optional(float, temperature),
+        "slowdown_c": _slowdown(nvml, handle, temperature),
+        "memory_max_c": _optional(
+            float,
+            nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, api.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
+        ),
+        "throttle": None if bits is None else tuple(why for bit, why in _THROTTLE.items() if bits & bit),
+        "idle": None if bits is None else bool(bits & _GPU_IDLE),
+        "utilization": None if rates is None else int(rates.gpu),
+        "sm_clock": nvml.ask("nvmlDeviceGetClockInfo", handle, api.NVML_CLOCK_SM),
+        "max_sm_clock": nvml.ask("nvmlDeviceGetMaxClockInfo", handle, api.NVML_CLOCK_SM),
+        "application_clock": nvml.ask("nvmlDeviceGetApplicationsClock", handle, api.NVML_CLOCK_SM),
+        "persistence": _optional(bool, persistence),
+    }
+
+
+def _slowdown(nvml: Nvml, handle: Any, temperature: int | None) -> float | None:
+    threshold = nvml.api.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    fixed = nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, threshold)
+    if fixed is not None or temperature is None:
+        return _optional(float, fixed)
+    # Newer GPUs tell only how far they are from it.
+    margin = nvml.ask("nvmlDeviceGetMarginTemperature", handle)
+    return None if margin is None else float(temperature + margin)
+
+
+def _links_and_fields(nvml: Nvml, handle: Any) -> dict[str, Any]:
+    answers = nvml.ask("nvmlDeviceGetFieldValues", handle, list(_FIELDS)) or ()
+    # Every field is an unsigned number; the narrow ones leave the rest of the union at zero.
+    fields = {answer.fieldId: int(answer.value.ullVal) for answer in answers if answer.nvmlReturn == 0}
+    counters = [fields[name] for name in (_NVLINK_REPLAYS, _NVLINK_RECOVERIES) if name in fields]
+    action = fields.get(_RECOVERY_ACTION)
+    return {
+        "memory_temperature_c": _optional(float, fields.get(_MEMORY_TEMPERATURE)),
+        "recovery": None if action is None else _RECOVERY.get(action, Recovery.UNKNOWN),
+        "links": _links(nvml, handle),
+        "link_errors": sum(counters) if counters else None,
+        "fabric": _fabric(nvml, handle),
+    }
+
+
+def _links(nvml: Nvml, handle: Any) -> tuple[bool, ...] | None:
+    states = []
+    for link in range(nvml.api.NVML_NVLINK_MAX_LINKS):
+        state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
+        if state is None:
+            break
+        states.append(bool(state))
+    return tuple(states) or None
+
+
+def _fabric(nvml: Nvml, handle: Any) -> str | None:
+    make = getattr(nvml.api, "c_nvmlGpuFabricInfo_v2_t", None)
+    if make is None:
+        return None
+    info = make()
+    if nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, info) is None or info.state not in _FABRIC:
+        return None
+    if _FABRIC[info.state] == "completed" and info.status != 0:
+        return str(nvml.api.NVMLError(info.status))
+    return _FABRIC[info.state]
+
+
+def read_use(host: Host) -> tuple[Use, ...]:
+    """Who uses which GPU now. GPUs that do not answer are left out: other checks speak of them."""
+    if not host.is_real:
+        return ()
+    try:
+        nvml = Nvml()
+    except (OSError, ImportError, DriverError):
+        return ()  # read_gpus reports it.
+    try:
+        found = [_use(host, nvml, index) for index in range(nvml.api.nvmlDeviceGetCount())]
+        return tuple(use for use in found if use is not None)
+    except nvml.api.NVMLError:
+        return ()
+    finally:
+        nvml.close()
+
+
+def _use(host: Host, nvml: Nvml, index: int) -> Use | None:
+    try:
+        handle = nvml.api.nvmlDeviceGetHandleByIndex(index)
+        # The second version leaves out what the driver reserves: 600 MiB and more on an idle GPU.
+        memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle, nvml.api.nvmlMemory_v2)
+        memory = memory or nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+        holders = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    except nvml.api.NVMLError:
+        return None
+    return Use(
+        index=index,
+        memory_mb=None if memory is None else int(memory.used) // _MIB,
+        processes=tuple(
+            process(host, holder.pid, _optional(lambda used: int(used) // _MIB, holder.usedGpuMemory))
+            for holder in holders
+        ),
+    )

@@ -1,0 +1,153 @@
+"""Judges whether the GPUs are there, are the same as ever, and answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.gpus.facts import GpuFacts, Trouble
+from slurm_robust.health.gpus.judging import GpuView, finding
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+
+COUNT = "gpu.count"
+IDENTITY = "gpu.identity"
+LOST = "gpu.lost"
+
+_QUICK_S = 1.0
+
+
+def judge_count(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
+    """As many as the site or the baseline says; without either, all that are on the bus."""
+    facts = view.facts
+    if facts.silent:
+        return
+    expected = config.gpu.count
+    if expected is None and view.baseline is not None:
+        expected = len(view.baseline.gpus)
+    if facts.fault:
+        yield _node(COUNT, facts.fault, facts, expected, Suggestion.REBOOT, Party.SITE)
+    elif facts.unreadable and not expected:
+        yield Finding(check=COUNT, outcome=Outcome.UNKNOWN, text=facts.unreadable, source="driver")
+    elif expected is None:
+        yield from _compare_with_bus(facts)
+    elif len(facts.gpus) < expected:
+        text = f"{len(facts.gpus)} of {expected} GPUs"
+        yield _node(COUNT, text + _missing(view), facts, expected, Suggestion.REBOOT)
+    elif len(facts.gpus) > expected:
+        text = f"{len(facts.gpus)} GPUs, {expected} expected: correct gpu.count or record a new baseline"
+        yield _node(COUNT, text, facts, expected, Suggestion.MONITOR, Party.SITE)
+    elif facts.gpus:
+        yield _node(COUNT, "", facts, expected)
+
+
+def _node(
+    check: str,
+    bad: str,
+    facts: GpuFacts,
+    expected: int | None,
+    suggestion: Suggestion = Suggestion.NONE,
+    blame: Party = Party.NODE,
+) -> Finding:
+    return Finding(
+        check=check,
+        outcome=Outcome.FAIL if bad else Outcome.PASS,
+        text=bad,
+        value=str(len(facts.gpus)),
+        limit="" if expected is None else str(expected),
+        source="driver",
+        blame=blame,
+        suggestion=suggestion,
+    )
+
+
+def _missing(view: GpuView) -> str:
+    known = {gpu.bus for gpu in view.facts.gpus}
+    expected = {gpu.bus for gpu in view.baseline.gpus} if view.baseline else set(view.facts.on_bus)
+    missing = sorted(expected - known - {""})
+    return f", missing {' '.join(missing)}" if missing else ""
+
+
+def _compare_with_bus(facts: GpuFacts) -> Iterator[Finding]:
+    listed = {gpu.bus for gpu in facts.gpus}
+    unlisted = [bus for bus in facts.on_bus if bus not in listed]
+    # A GPU that is lost may tell its address no more.
+    unnamed = sum(not gpu.bus for gpu in facts.gpus)
+    if facts.gpus and len(unlisted) > unnamed:
+        text = f"{' '.join(unlisted)} on the PCI bus, but the driver does not list it"
+        yield _node(COUNT, text, facts, len(facts.on_bus), Suggestion.MONITOR)
+    elif facts.gpus:
+        yield _node(COUNT, "", facts, None)
+
+
+def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
+    """The GPUs of the baseline, and no others."""
+    if view.baseline is None or not view.baseline.gpus or view.facts.silent:
+        return
+    before = {gpu.uuid for gpu in view.baseline.gpus} - {""}
+    now = {gpu.uuid for gpu in view.facts.gpus} - {""}
+    if not now or not before:
+        return
+    # Missing ones are gpu.count's or gpu.lost's: this check is about others in their place.
+    new, gone = sorted(now - before), sorted(before - now)
+    text = ""
+    if new:
+        text = f"{len(new)} GPUs are not those of the baseline: new {_some(new)}"
+        text += f", gone {_some(gone)}" if gone else ""
+    yield Finding(
+        check=IDENTITY,
+        outcome=Outcome.FAIL if new else Outcome.PASS,
+        text=text,
+        value=f"{len(now & before)} known",
+        limit=f"{len(before)} of the baseline",
+        source="UUIDs",
+        blame=Party.SITE,
+        suggestion=Suggestion.MONITOR if new else Suggestion.NONE,
+    )
+
+
+def _some(uuids: list[str]) -> str:
+    return " ".join(uuids[:2]) + (f" and {len(uuids) - 2} more" if len(uuids) > 2 else "")
+
+
+def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
+    """Every GPU that the driver lists answers, and so does the driver."""
+    if view.facts.silent:
+        yield _silence(view)
+    for gpu in view.facts.gpus:
+        if gpu.trouble is Trouble.OTHER:
+            yield Finding(
+                check=LOST, outcome=Outcome.UNKNOWN, subject=gpu.label, text=gpu.error, source="driver"
+            )
+            continue
+        where = f" at {gpu.bus}" if gpu.bus else ""
+        bad = {
+            None: "",
+            Trouble.LOST: f"lost{where}, fell off the bus",
+            Trouble.RESET_REQUIRED: f"needs a reset{where}",
+        }[gpu.trouble]
+        reset = gpu.trouble is Trouble.RESET_REQUIRED
+        yield finding(
+            LOST,
+            gpu,
+            bad,
+            value=gpu.error or "answers",
+            source="driver",
+            suggestion=Suggestion.RESET if reset else Suggestion.REBOOT,
+        )
+
+
+def _silence(view: GpuView) -> Finding:
+    """A driver that was quick in this boot hangs; one that was never seen may be waking its GPUs."""
+    same_boot = [sample.facts for sample in view.before if sample.boot_id == view.boot_id]
+    was_quick = any(not facts.silent and facts.gpus and facts.took_s <= _QUICK_S for facts in same_boot)
+    stays_awake = view.baseline is not None and any(gpu.persistence for gpu in view.baseline.gpus)
+    hangs = was_quick or stays_awake
+    return Finding(
+        check=LOST,
+        outcome=Outcome.FAIL if hangs else Outcome.UNKNOWN,
+        text="driver hangs" if hangs else "driver is slow: hangs, or persistence mode is off",
+        value=f"no answer in {view.facts.took_s:.1f} s",
+        limit=f"{_QUICK_S:g} s",
+        source="driver",
+        suggestion=Suggestion.REBOOT if hangs else Suggestion.NONE,
+    )
