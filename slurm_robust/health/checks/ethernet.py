@@ -22,10 +22,10 @@ CRC = "rx_crc_errors"
 ERRORS = {CRC: "CRC errors", "rx_errors": "receive errors", "tx_errors": "transmit errors"}
 
 
-class Interface(Record):
+class Interface(Record, omit_defaults=True):
     """One interface. ``is_up``: as an administrator set it; ``carrier``: whether the link is there (None: not
     told). ``gained`` and ``lost`` count changes of the link since the driver was loaded, ``speed_mb`` is in
-    Mb/s, ``errors`` are named as in ``/sys``.
+    Mb/s, ``errors`` are named as in ``/sys``, without those that are 0.
     """
 
     is_up: bool
@@ -82,7 +82,7 @@ def _read(host: Host, name: str) -> Interface:
         lost=host.number(f"{folder}/carrier_down_count"),
         speed_mb=speed if speed and 0 < speed < _UNKNOWN_SPEED else None,
         mtu=host.number(f"{folder}/mtu"),
-        errors={error: value for error, value in errors.items() if value is not None},
+        errors={error: value for error, value in errors.items() if value},
     )
 
 
@@ -161,14 +161,12 @@ def judge_mtu(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding
 def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
     """Error counters that rose by more than is allowed within the last hour."""
     limit = config.network.max_ethernet_errors_per_hour
-    for name, interface in _judged(view, config.network).items():
-        if not interface.errors:
-            continue
+    for name in _judged(view, config.network):
         tracks = readings(view, lambda facts, name=name: _errors(facts, name))  # type: ignore[misc]
         found = []
         for error, words in ERRORS.items():
-            track = [(at, errors[error]) for at, errors in tracks if error in errors]
-            if track and (rose := grown(track, HOUR_S, view.at)) > limit:
+            track = [(at, errors.get(error, 0)) for at, errors in tracks]
+            if (rose := grown(track, HOUR_S, view.at)) > limit:
                 found.append(_too_many(name, error, f"{rose} {words} within an hour", rose, limit))
         yield from found or [_finding("errors", name, Outcome.PASS)]
 

@@ -17,10 +17,10 @@ SYSFS = "/sys/class/infiniband"
 ACTIVE = "ACTIVE"
 
 
-class Port(Record):
+class Port(Record, omit_defaults=True):
     """One port. ``rate_gb`` in Gb/s; ``card`` is the board's type; ``netdev`` the interface of a RoCE port.
 
-    ``counters``: error counters by their names in ``/sys``, as far as the device has them.
+    ``counters``: error counters by their names in ``/sys``, but for those that are 0; None without any.
     """
 
     state: str
@@ -29,7 +29,7 @@ class Port(Record):
     layer: str = ""
     card: str = ""
     netdev: str = ""
-    counters: dict[str, int] = {}
+    counters: dict[str, int] | None = None
 
 
 class InfinibandFacts(Record):
@@ -61,11 +61,8 @@ ERRORS = {
     "excessive_buffer_overrun_errors": Counter(
         bits=4, meaning="buffer overruns", suggestion=Suggestion.MONITOR
     ),
-    "VL15_dropped": Counter(
-        bits=16, meaning="dropped management packets", suggestion=Suggestion.MONITOR
-    ),
-}  # fmt: skip
-LOST_BITS = 8
+    "VL15_dropped": Counter(bits=16, meaning="dropped management packets", suggestion=Suggestion.MONITOR),
+}
 
 
 def gather(host: Host, config: NodeConfig) -> InfinibandFacts:
@@ -91,7 +88,9 @@ def _read_port(host: Host, folder: str, card: str) -> Port:
         layer=host.read_or(f"{folder}/link_layer"),
         card=card,
         netdev=host.read_or(f"{folder}/gid_attrs/ndevs/0"),
-        counters={name: value for name, value in counters.items() if value is not None},
+        counters=None
+        if set(counters.values()) == {None}
+        else {name: value for name, value in counters.items() if value},
     )
 
 
@@ -140,7 +139,7 @@ def _wanted(view: View[InfinibandFacts], limits: NetworkLimits) -> dict[str, str
     for name, port in view.facts.ports.items():
         # A link that was lost had been there; one that was never there may have no cable.
         was_up = readings(view, lambda facts, name=name: _is_active(facts, name) or None)  # type: ignore[misc]
-        if was_up or (port.counters.get(LOST, 0) > 0 and port.physical != "Disabled"):
+        if was_up or ((port.counters or {}).get(LOST) and port.physical != "Disabled"):
             wanted[name] = "as before in this boot"
     return wanted
 
@@ -165,7 +164,7 @@ def _state(name: str, port: Port | None, why: str) -> Finding:
     if not port.state:
         return _finding("state", name, Outcome.UNKNOWN, "the driver does not tell the state", value=value)
     if not why:
-        return _finding("state", name, Outcome.PASS, "not in use", value=value)
+        return _finding("state", name, Outcome.PASS, value=f"{value}, not in use")
     is_linked = port.physical == "LinkUp" and port.layer != "Ethernet"
     text = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"link is {value}"
     return _finding(
@@ -217,10 +216,10 @@ def judge_errors(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Fi
     """Error counters that rose by more than is allowed within the last hour."""
     limits = config.network
     for name, port in view.facts.ports.items():
-        if not port.counters or not _is_judged(limits, name):
+        if port.counters is None or not _is_judged(limits, name):
             continue
         found = [*_too_many(name, _tracks(view, name), view.at, limits)]
-        if stuck := _at_their_ends(port, ERRORS):
+        if stuck := _at_their_ends(port.counters):
             text = f"{stuck} cannot count on; clear with perfquery -R"
             found.append(_finding("errors", name, Outcome.UNKNOWN, text, value="at its end"))
         yield from found or [_finding("errors", name, Outcome.PASS)]
@@ -238,7 +237,7 @@ def _too_many(
     if all(counters == newest for _, counters in tracks):
         return
     for counter, about in ERRORS.items():
-        rose = grown([(at, counters[counter]) for at, counters in tracks if counter in counters], HOUR_S, now)
+        rose = grown([(at, counters.get(counter, 0)) for at, counters in tracks], HOUR_S, now)
         limit = limits.max_symbol_errors_per_hour if counter == SYMBOL else limits.max_port_errors_per_hour
         if rose > limit:
             yield _finding(
@@ -248,19 +247,17 @@ def _too_many(
             )  # fmt: skip
 
 
-def _at_their_ends(port: Port, counters: dict[str, Counter]) -> str:
-    ends = {counter: 2**about.bits - 1 for counter, about in counters.items()}
-    return ", ".join(counter for counter, end in ends.items() if port.counters.get(counter) == end)
+def _at_their_ends(counters: dict[str, int]) -> str:
+    return ", ".join(name for name, about in ERRORS.items() if counters.get(name) == 2**about.bits - 1)
 
 
 def judge_flaps(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
     """Links that were lost and came back."""
     limits = config.network
     for name, port in view.facts.ports.items():
-        if LOST not in port.counters or not _is_judged(limits, name):
+        if port.counters is None or not _is_judged(limits, name):
             continue
-        tracks = _tracks(view, name)
-        track = [(at, counters[LOST]) for at, counters in tracks if LOST in counters]
+        track = [(at, counters.get(LOST, 0)) for at, counters in _tracks(view, name)]
         yield flaps("infiniband.flaps", name, track, view.at, limits, f"{_files(name)}/counters/{LOST}")
 
 
