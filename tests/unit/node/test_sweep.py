@@ -1,9 +1,8 @@
-"""Prolog and epilog remove the copies that no job will use again: real shell runs, a stand-in for Slurm."""
+"""Prolog and epilog remove the copies that no job will use again: real owners, a stand-in for Slurm."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from slurm_robust.config.node import Hooks, NodeConfig
+from slurm_robust.node import sweep
+
 USER, OTHER = 65534, 65533
 THIS = 900
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can run these: sudo make test-unit")
@@ -57,6 +58,8 @@ class Node:
             (self.slurm / name).chmod(0o755)
         self.jobs((THIS, "CONFIGURING", "n1"))
 
+        self.swept = sweep.Swept()
+
     def jobs(self, *alive: tuple[int, str, str]) -> None:
         lines = (f"{job} {state} {nodes}\n" for job, state, nodes in alive)
         (self.slurm / "jobs").write_text("".join(lines))
@@ -70,14 +73,17 @@ class Node:
             os.chown(item, *(2 * (uid if owner < 0 else owner,)))
         return path
 
-    def run(self, script: str, job: int = THIS, **more: str) -> float:
-        """Run a hook as Slurm does; the seconds that it took."""
-        environ = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(USER), "SLURMD_NODENAME": "n1", **more}
-        command = [ROOT / "prolog_epilog" / script, self.shm, self.slurm]
-        began = time.monotonic()
-        done = subprocess.run(command, env=environ, capture_output=True, check=False, timeout=60)
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-        return time.monotonic() - began
+    def run(self, hook: str, job: int | str = THIS, **more: str) -> float:
+        """The sweep of a hook as Slurm starts it; the seconds that it took."""
+        environ = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(USER), **more}
+        config = NodeConfig(hooks=Hooks(slurm_bin=str(self.slurm), slurm_s=2.0))
+        begun = time.monotonic()
+        if hook == "prolog":
+            number = sweep.number(environ, "SLURM_JOB_ID")
+            self.swept = sweep.sweep_gone(config, number, "n1", 10.0, self.shm)
+        else:
+            self.swept = sweep.sweep_job(config, environ, 10.0, self.shm)
+        return time.monotonic() - begun
 
     @property
     def calls(self) -> int:
@@ -105,7 +111,7 @@ def test_the_prolog_removes_copies_of_jobs_that_are_gone_whoever_owns_them(node:
     )
     (node.shm / "srobust-65534-1-ab12-x8f2").mkdir()
     (node.shm / "something").mkdir()
-    node.run("prolog.sh")
+    node.run("prolog")
     left = {path.name for path in node.shm.iterdir()}
     kept = {pending.name, running.name, own.name, "srobust-65534-1-ab12-x8f2", "something"}
     assert left == kept
@@ -118,17 +124,17 @@ def test_the_prolog_removes_copies_of_jobs_that_are_gone_whoever_owns_them(node:
 def test_the_prolog_removes_copies_of_a_job_that_runs_without_this_node(node: Node) -> None:
     elsewhere, here, waiting = node.folder(1), node.folder(2), node.folder(3)
     node.jobs((1, "RUNNING", "n11,n2"), (2, "RUNNING", "n3,n1"), (3, "PENDING", ""), (THIS, "RUNNING", "n1"))
-    node.run("prolog.sh")
+    node.run("prolog")
     assert [path.exists() for path in (elsewhere, here, waiting)] == [False, True, True]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "trouble"),
-    [(script, trouble) for script in ("prolog.sh", "epilog.sh") for trouble in ("down", "hang", "missing")]
-    + [("prolog.sh", "ignorant")],
+    ("hook", "trouble"),
+    [(hook, trouble) for hook in ("prolog", "epilog") for trouble in ("down", "hang", "missing")]
+    + [("prolog", "ignorant")],
 )
-def test_without_an_answer_of_slurm_nothing_is_removed(node: Node, script: str, trouble: str) -> None:
+def test_without_an_answer_of_slurm_nothing_is_removed(node: Node, hook: str, trouble: str) -> None:
     folder = node.folder(1)
     if trouble == "ignorant":
         node.jobs()
@@ -137,14 +143,14 @@ def test_without_an_answer_of_slurm_nothing_is_removed(node: Node, script: str, 
         (node.slurm / "scontrol").write_text("#!/nonexistent\n")
     else:
         (node.slurm / trouble).touch()
-    took = node.run(script, job=THIS if script == "prolog.sh" else 1)
+    took = node.run(hook, job=THIS if hook == "prolog" else 1)
     assert folder.exists()
     assert took < 10
 
 
 def test_slurm_is_not_asked_where_nothing_is_left(node: Node) -> None:
-    node.run("prolog.sh")
-    node.run("epilog.sh")
+    node.run("prolog")
+    node.run("epilog")
     assert node.calls == 0
 
 
@@ -161,21 +167,29 @@ def test_what_is_no_folder_of_its_owner_is_left_alone(node: Node) -> None:
     os.chown(odd, USER, USER)
     inside = node.folder(3)
     (inside / "link").symlink_to(kept)
-    node.run("prolog.sh")
+    node.run("prolog")
     assert kept.is_dir()
     assert list(kept.iterdir())
     assert link.is_symlink()
     assert [path.exists() for path in (roots, trap, odd, inside)] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("job", ["", "x", "1;id"])
-def test_the_prolog_does_nothing_with_odd_input(node: Node, job: str) -> None:
+@pytest.mark.parametrize("job", ["", "x", "1;id", "-1", "0", "\u0661", "9" * 30])
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_nothing_is_done_with_odd_input(node: Node, hook: str, job: str) -> None:
     folder = node.folder(1)
-    environ = {"SLURM_JOB_ID": job} if job else {}
-    script = ROOT / "prolog_epilog" / "prolog.sh"
-    subprocess.run([script, node.shm, node.slurm], env=environ, check=True, timeout=30)
+    node.run(hook, job=job)
     assert folder.exists()
     assert node.calls == 0
+
+
+def test_what_the_owner_may_not_remove_is_told(node: Node) -> None:
+    folder = node.folder(1)
+    node.shm.chmod(0o755)
+    node.run("prolog")
+    assert folder.exists()
+    assert node.swept.failed == {folder.name: "rm ended with 1"}
+    assert node.swept.removed == ()
 
 
 def test_the_epilog_keeps_copies_of_a_job_that_comes_back(node: Node) -> None:
@@ -183,13 +197,13 @@ def test_the_epilog_keeps_copies_of_a_job_that_comes_back(node: Node) -> None:
     left = node.shm / f"srobust-{USER}-1-ab12-x8f2"
     left.mkdir()
     os.chown(left, USER, USER)
-    node.run("epilog.sh", job=1, SLURM_JOB_RESTART_COUNT="2")
+    node.run("epilog", job=1, SLURM_JOB_RESTART_COUNT="2")
     assert [path.exists() for path in (copies, others, left)] == [True, True, False]
     (node.slurm / "restarts").write_text("2")
-    node.run("epilog.sh", job=1)
+    node.run("epilog", job=1)
     assert copies.exists()
     (node.slurm / "restarts").write_text("1")
-    node.run("epilog.sh", job=1)
+    node.run("epilog", job=1)
     assert [path.exists() for path in (copies, others)] == [False, True]
 
 
@@ -197,5 +211,5 @@ def test_the_epilog_keeps_copies_of_a_job_that_comes_back(node: Node) -> None:
 def test_the_epilog_leaves_to_the_prolog_what_it_does_not_understand(node: Node, run: str) -> None:
     copies = node.folder(1)
     (copies / "run").write_text(run)
-    node.run("epilog.sh", job=1, SLURM_JOB_RESTART_COUNT="2")
+    node.run("epilog", job=1, SLURM_JOB_RESTART_COUNT="2")
     assert copies.exists() or run.startswith("9")
