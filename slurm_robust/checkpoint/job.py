@@ -13,16 +13,9 @@ import torch
 
 from slurm_robust.checkpoint import devices
 from slurm_robust.checkpoint.buffers import Filling, Target
+from slurm_robust.checkpoint.rankparts import Contents
 from slurm_robust.checkpoint.state import key_of
 from slurm_robust.checkpoint.tree import path_of
-
-
-class Contents(NamedTuple):
-    """A state as images hold it: of the own part and, where there is one, of the shared part."""
-
-    values: list[Any]  # where the tensors come from, to name one
-    trees: list[bytes]
-    tensors: list[list[torch.Tensor]]
 
 
 class Entry(NamedTuple):

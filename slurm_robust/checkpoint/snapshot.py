@@ -16,25 +16,19 @@ import concurrent.futures
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurm_robust.checkpoint import budget, devices
-from slurm_robust.checkpoint.buffers import Filling, PartBuffers
 from slurm_robust.checkpoint.errors import NotWritten
-from slurm_robust.checkpoint.image import ImageHeader, TensorSpec, image_bytes
-from slurm_robust.checkpoint.job import Contents, Entry, Job, Late, sort_out
+from slurm_robust.checkpoint.job import Entry, Job, Late, sort_out
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.rankparts import Contents, Place, RankParts
 from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.checkpoint.tree import flatten, specs_of
-from slurm_robust.model.copies import SHARED
 from slurm_robust.model.record import Record
 
 _log = logging.getLogger(__name__)
@@ -49,38 +43,6 @@ UPDATE_S = 1.0
 BEGIN_S = 0.01
 
 
-class Place(Record):
-    """Whose snapshots: header of the images (without the step), and the ranks and nodes around.
-
-    ``first_on_node``: this rank writes the shared part too.
-    """
-
-    header: ImageHeader
-    first_on_node: bool
-    ranks_on_node: int
-    nodes: int
-    restored: CheckpointRef | None = None
-
-
-@dataclass
-class _Part:
-    """What of one part stays from snapshot to snapshot."""
-
-    buffers: PartBuffers
-    signature: list[tuple[torch.dtype, torch.Size]] = field(default_factory=list)
-    specs: tuple[TensorSpec, ...] = ()
-    nbytes: int = 0
-
-    def describe(self, tree: bytes, tensors: list[torch.Tensor]) -> bool:
-        """Bring the table up to date; True if it is another one than before."""
-        signature = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        changed = signature != self.signature
-        if changed:
-            self.signature, self.specs = signature, specs_of(tensors)
-            self.nbytes = image_bytes(self.specs, tree)
-        return changed
-
-
 class _Wanted(Record):
     """What is asked for: the snapshot of a step; stride and flush say which earlier ones still matter."""
 
@@ -93,8 +55,7 @@ class Snapshotter:
     """Takes snapshots of one rank; used from the thread that trains.
 
     ``blocked_s`` is how long the newest snapshot held training up, in seconds (in :meth:`take` and in front
-    of the optimizer's update); ``skipped`` counts snapshots that were not taken or not usable. ``active`` is
-    False if there is no memory for any.
+    of the optimizer's update); ``skipped`` counts snapshots that were not taken or not usable.
     """
 
     def __init__(
@@ -107,15 +68,9 @@ class Snapshotter:
     ) -> None:
         self.blocked_s = 0.0
         self.skipped = 0
-        self.active = True
-        self._folder = folder
-        self._place = place
         self._overlap = overlap
-        self._gather = gather
         self._pinned = devices.Pinned()
-        self._own = self._part(place.header.rank)
-        self._shared = self._part(SHARED) if place.first_on_node else None
-        self._planned = (0, 0)
+        self._parts = RankParts(folder, place, gather, self._pinned.unpin)
         self._job: Job | None = None
         self._last: Job | None = None  # the newest that is whole; None while another one is on its way
         self._foreseen = False  # the newest state was the expected one
@@ -127,6 +82,11 @@ class Snapshotter:
         before = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
         after = torch.compiler.disable(self._after_update)  # type: ignore[no-untyped-call]
         self._hooks = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
+
+    @property
+    def active(self) -> bool:
+        """There is memory for snapshots, as far as is known."""
+        return self._parts.active
 
     def take(self, step: int, training: Training, *, stride: int = 1, flush: int = -1) -> None:
         """Copy the state of ``training``.
@@ -150,17 +110,16 @@ class Snapshotter:
         if job is None or job.done is None:
             return
         job.may_sum.set()
-        try:
-            job.done.result(0.0 if job.given_up else PATIENCE_S)
-        except concurrent.futures.TimeoutError:
+        if concurrent.futures.wait([job.done], 0.0 if job.given_up else PATIENCE_S).not_done:
             job.given_up = True
             raise NotWritten(
                 f"the snapshot of step {job.step} has not been copied within {PATIENCE_S:g} s: the node's "
                 "memory is overloaded; see whether it swaps"
-            ) from None
+            )
         self._job = None
         if job.abandoned:
             return
+        job.done.result()
         if not job.torn:
             self._last = job
             return
@@ -180,8 +139,8 @@ class Snapshotter:
             self._job.may_sum.set()
         self._thread.shutdown()
         self.settle()
-        for part in self._parts():
-            part.buffers.close()
+        self._last = None
+        self._parts.close()
 
     # -- taking one -------------------------------------------------------------------------------
 
@@ -192,8 +151,9 @@ class Snapshotter:
         job = self._ahead(wanted, last) if last and self._foreseen else None
         try:
             snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
-            contents = self._contents(snapshot)
-            early, late = sort_out(contents.tensors, self._changed_late(training))
+            contents = self._parts.contents(snapshot)
+            live = changed_by_optimizers(training.entries) if self._overlap else {}
+            early, late = sort_out(contents.tensors, live)
             changed = self._describe(wanted.step, contents)
             self._foreseen = False
             if last and not changed and last.late.is_same(late):
@@ -224,18 +184,10 @@ class Snapshotter:
 
     def _begin(self, wanted: _Wanted, values: list[Any], trees: list[bytes], late: Late) -> Job:
         """Lay out the buffers and let the thread copy."""
-        fillings: list[Filling] = []
-        options = {"stride": wanted.stride, "flush": wanted.flush}
-        try:
-            for part, tree in zip(self._parts(), trees, strict=False):  # there may be nothing to share
-                fillings.append(part.buffers.begin(wanted.step, part.specs, tree, **options))
-        except NotWritten:
-            for filling in fillings:
-                filling.discard()
-            raise
-        self._job = Job(wanted.step, fillings, values, late)
-        self._job.copying = self._thread.submit(self._job.copy_late)
-        return self._job
+        fillings = self._parts.begin(wanted.step, trees, stride=wanted.stride, flush=wanted.flush)
+        self._job = job = Job(wanted.step, fillings, values, late)
+        job.copying = self._thread.submit(job.copy_late)
+        return job
 
     def _copy(self, job: Job, early: list[Entry]) -> None:
         """Copy what the next step may change; the rest is left to the thread and the GPUs."""
@@ -252,23 +204,9 @@ class Snapshotter:
         job.done = self._thread.submit(self._finish, job)
         self.settle()
 
-    def _contents(self, snapshot: Snapshot) -> Contents:
-        values = [{"own": snapshot.own, "rng": snapshot.rng, "has_shared": bool(snapshot.shared)}]
-        if self._shared is not None and snapshot.shared:
-            values.append({"shared": snapshot.shared})
-        trees, tensors = zip(*map(flatten, values), strict=True)
-        return Contents(values, list(trees), list(tensors))
-
-    def _changed_late(self, training: Training) -> dict[tuple[int, int], torch.Tensor]:
-        return changed_by_optimizers(training.entries) if self._overlap else {}
-
     def _describe(self, step: int, contents: Contents) -> bool:
-        """See what the state is made of; True if that is not what it was."""
-        first = not self._own.specs
-        parts = zip(self._parts(), contents.trees, contents.tensors, strict=False)
-        changes = [part.describe(tree, tensors) for part, tree, tensors in parts]
-        changed = any(changes)
-        if changed and not first:
+        changed = self._parts.describe(contents)
+        if changed:
             self._warn_once(
                 "layout",
                 f"the state has other tensors after step {step} than before (keys, shapes or dtypes of "
@@ -278,25 +216,9 @@ class Snapshotter:
         return changed
 
     def _make_room(self, snapshot: Snapshot) -> None:
-        """Plan for the state when it has become larger."""
-        if self._own.nbytes > self._planned[0] or (self._shared and self._shared.nbytes > self._planned[1]):
-            shared = sum(tensor.nbytes for tensor in flatten(snapshot.shared)[1])
-            try:
-                self._plan(self._own.nbytes, max(shared, self._shared.nbytes if self._shared else 0))
-            except OSError as error:
-                raise NotWritten(f"{self._folder.path}: {error.strerror}") from error
-
-    def _plan(self, own: int, shared: int) -> None:
-        place = self._place
-        rooms = self._gather(self._folder.path)
-        plan = budget.plan(own=own, shared=shared, ranks=place.ranks_on_node, nodes=place.nodes, rooms=rooms)
-        self.active = plan.own_buffers > 0
-        for part in self._parts():
-            part.buffers.limit(plan.own_buffers)
-        if plan.reason:
-            self._warn_once("memory", f"snapshots in memory are limited: {plan.reason}")
-        budget.write_plan(self._folder.path, place.header.rank, plan)
-        self._planned = own, shared
+        reason = self._parts.make_room(snapshot)
+        if reason:
+            self._warn_once("memory", f"snapshots in memory are limited: {reason}")
 
     def _on_gpus(self, job: Job, entries: list[Entry]) -> list[tuple[devices.GpuCopies, torch.cuda.Event]]:
         """Start copying those that lie on GPUs."""
@@ -316,18 +238,22 @@ class Snapshotter:
 
     def _finish(self, job: Job) -> None:
         """Wait for what is still being copied and make the images whole. In the thread."""
-        job.copying.result()
-        for _, event in job.events:
-            event.synchronize()
-        job.check()
-        # An update that waited for the copy reads and writes as much memory as the sums read: it goes first.
-        job.may_sum.wait(UPDATE_S)
-        for filling in job.fillings:
-            if job.torn or job.abandoned:
-                filling.discard()
-            else:
-                filling.commit()
-                filling.owner.prepare(filling)
+        whole = False
+        try:
+            job.copying.result()
+            for _, event in job.events:
+                event.synchronize()
+            job.check()
+            # An update that waited for the copy moves as much memory as the sums read: it goes first.
+            job.may_sum.wait(UPDATE_S)
+            whole = not (job.torn or job.abandoned)
+        finally:
+            for filling in job.fillings:
+                if whole:
+                    filling.commit()
+                    filling.owner.prepare(filling)
+                else:
+                    filling.discard()
 
     def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
         job = self._job
@@ -348,17 +274,6 @@ class Snapshotter:
             self._job.may_sum.set()
 
     # -- small things -----------------------------------------------------------------------------
-
-    def _part(self, rank: int) -> _Part:
-        header = msgspec.structs.replace(self._place.header, rank=rank)
-        buffers = PartBuffers(self._folder, header, self._place.restored, self._pinned.unpin)
-        buffers.look()
-        return _Part(buffers)
-
-    def _parts(self) -> Iterator[_Part]:
-        yield self._own
-        if self._shared is not None:
-            yield self._shared
 
     def _warn_once(self, about: str, text: str) -> None:
         if about not in self._warned:

@@ -23,7 +23,8 @@ from slurm_robust.checkpoint.errors import (
 )
 from slurm_robust.checkpoint.image import ImageHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.snapshot import Place, Snapshotter
+from slurm_robust.checkpoint.rankparts import Place
+from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.model.copies import Tier

@@ -28,12 +28,21 @@ from torch import nn
 
 from slurm_robust.checkpoint.image import ImageHeader, open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.snapshot import Place, Snapshotter
+from slurm_robust.checkpoint.rankparts import Place
+from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
 
 RUN = "5-test"
+UNUSUAL = {
+    "transposed": torch.arange(100_000.0).view(100, 1000).t(),
+    "odd size": torch.arange(100_001).to(torch.uint8),
+    "odd address": torch.arange(200_000).to(torch.uint8)[1:100_001],
+    "every other": torch.arange(100_000.0)[::2],
+    "expanded": torch.arange(10.0).expand(10_000, 10),
+    "bfloat16": torch.arange(50_000).to(torch.bfloat16),
+}
 
 
 class PlusOne(torch.optim.Optimizer):

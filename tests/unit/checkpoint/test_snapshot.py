@@ -21,7 +21,7 @@ from slurm_robust.checkpoint.budget import MemoryPlan, Room
 from slurm_robust.checkpoint.errors import NotWritten, UnsupportedState
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
-from tests.unit.checkpoint.snapshots import RUN, Example, is_right, state_at, steps_in
+from tests.unit.checkpoint.snapshots import RUN, UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
 
@@ -272,20 +272,10 @@ def test_a_tensor_that_cannot_be_stored_names_its_entry(folder: MemoryFolder) ->
         example.take(0)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(100_000.0).view(100, 1000).t(),
-        torch.arange(100_001, dtype=torch.uint8),
-        torch.arange(200_000, dtype=torch.uint8)[1:100_001],
-        torch.arange(100_000.0)[::2],
-        torch.arange(10.0).expand(10_000, 10),
-        torch.randn(50_000).to(torch.bfloat16),
-    ],
-    ids=["transposed", "odd size", "odd address", "every other", "expanded", "bfloat16"],
-)
+@pytest.mark.parametrize("kind", UNUSUAL)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_unusual_tensors_are_copied_right(folder: MemoryFolder, tensor: torch.Tensor, overlap: bool) -> None:
+def test_unusual_tensors_are_copied_right(folder: MemoryFolder, kind: str, overlap: bool) -> None:
+    tensor = UNUSUAL[kind]
     example = Example(folder, overlap=overlap)
     example.train(range(1))
     example.optimizer.state[example.model.weights[0]]["odd"] = tensor
