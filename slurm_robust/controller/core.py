@@ -11,13 +11,23 @@ from collections.abc import Callable
 from typing import Protocol
 
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.controller.effects import Effect, Now, Prune, SaveEvidence, Say, Send, Write
+from slurm_robust.controller.effects import (
+    Effect,
+    Now,
+    Prune,
+    SaveEvidence,
+    SaveSuspicion,
+    Say,
+    Send,
+    Write,
+)
 from slurm_robust.controller.fleet import Fleet, Heard
 from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.state import JobState, apply
+from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
 from slurm_robust.policy.restore import Ref
 from slurm_robust.wire import messages as msg
@@ -233,6 +243,22 @@ class Core:
         )
         self.emit(SaveEvidence(number=number))
         self.emit(Say(text=f"incident {number}: over, step {step} is done (recovery took {recover_s:.2f} s)"))
+
+    def evict(
+        self, node: str, reason: str, now: Now, incident: int = 0, evidence: tuple[str, ...] = ()
+    ) -> None:
+        """Use ``node`` no more in this job, and leave word why for who administers it."""
+        self.record(ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident))
+        cause = self.state.incident if incident else None
+        suspicion = Suspicion(
+            node=node,
+            job_id=self.state.job_id,
+            t=now.wall,
+            reason=reason[:MOST_TEXT],
+            symptom=cause.symptom.value if cause else "",
+            evidence=tuple(line[:MOST_TEXT] for line in evidence[:MOST_EVIDENCE]),
+        )
+        self.emit(SaveSuspicion(suspicion=suspicion))
 
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.record import Record
+from slurm_robust.model.suspicion import Suspicion
 from slurm_robust.wire.messages import FromController
 
 
@@ -62,6 +63,12 @@ class SaveEvidence(Record):
     number: int
 
 
+class SaveSuspicion(Record):
+    """Leave word for the administrator's side about a node that is given up."""
+
+    suspicion: Suspicion
+
+
 class Say(Record):
     """A line for the job's own output."""
 
@@ -75,5 +82,14 @@ class Exit(Record):
 
 
 Effect: TypeAlias = (
-    Write | Send | StartAgents | FindCheckpoint | Prune | BeginRequeue | SaveEvidence | Say | Exit
+    Write
+    | Send
+    | StartAgents
+    | FindCheckpoint
+    | Prune
+    | BeginRequeue
+    | SaveEvidence
+    | SaveSuspicion
+    | Say
+    | Exit
 )

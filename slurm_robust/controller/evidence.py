@@ -1,7 +1,8 @@
-"""One folder per incident: what the person on call needs, copied while it is fresh."""
+"""What is left behind for people: a folder per incident, and word about nodes that were given up."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 from slurm_robust.analysis.ettr import incidents
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.suspicion import Suspicion
 
 _TAIL_BYTES = 64 * 1024
 
@@ -34,6 +36,19 @@ def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) ->
     for node_exit in ended[-1].exits if ended else ():
         _copy_tail(directory.worker_log(generation, node_exit.exit.rank, "err"), folder)
     return folder
+
+
+def save_suspicion(directory: JobDirectory, suspicion: Suspicion) -> Path:
+    """Write ``suspects/<node>.json``, which the epilog of that node reads. Raises ``OSError``."""
+    directory.suspects.mkdir(mode=0o700, exist_ok=True)
+    path = directory.suspects / f"{suspicion.node}.json"
+    beside = directory.suspects / f".{suspicion.node}.new"
+    with beside.open("wb") as file:
+        file.write(msgspec.json.encode(suspicion))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return path
 
 
 def _copy_tail(source: Path, folder: Path) -> None:

@@ -79,6 +79,7 @@ class Loop:
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
             fx.SaveEvidence: self._save_evidence,
+            fx.SaveSuspicion: self._save_suspicion,
             fx.Say: lambda effect: say(effect.text),
             fx.Exit: self._exit,
         }
@@ -268,6 +269,17 @@ class Loop:
             return lambda: None
 
         self._background.run(work, "evidence")
+
+    def _save_suspicion(self, effect: fx.SaveSuspicion) -> None:
+        def work() -> Callable[[], None]:
+            try:
+                evidence.save_suspicion(self._directory, effect.suspicion)
+            except OSError as error:
+                text = f"the suspicion of {effect.suspicion.node} could not be saved: {error}"
+                return lambda: self._do(self._core.on_stage_done("suspicion", False, text, read_clocks()))
+            return lambda: None
+
+        self._background.run(work, "suspicion")
 
 
 class _Signals:

@@ -93,6 +93,11 @@ class JobDirectory:
         """One folder of evidence per incident."""
         return self.path / "incidents"
 
+    @property
+    def suspects(self) -> Path:
+        """For each node that was given up ``<node>.json``, a :class:`.suspicion.Suspicion`."""
+        return self.path / "suspects"
+
     def logs(self, generation: int) -> Path:
         """Folder of the workers' output of one generation."""
         return self.path / "logs" / f"gen-{generation:03d}"

@@ -209,5 +209,5 @@ def _finished(core: Core, now: Now) -> Transition:
 def _drop_spare(core: Core, node: str, silent_s: float, now: Now) -> None:
     lost = SpareLost(node=node, silent_s=silent_s)
     decision = decide(core.state, lost, now.wall, core.rules)
-    core.record(ev.NodeEvicted(t=now.wall, node=node, reason=decision.reason, incident=0))
+    core.evict(node, decision.reason, now)
     core.emit(Say(text=f"{decision.reason}: it is no longer counted on"))
