@@ -234,6 +234,8 @@ class KernelLimits(_Section):
     """Soft lockups, OOM kills outside of jobs and corrected machine checks count for so long."""
 
     max_corrected_mce_per_hour: int = 10
+    injected: bool = False
+    """Whether messages count that root wrote into /dev/kmsg, to try the alarm out; users cannot."""
 
 
 class ServiceLimits(_Section):
