@@ -8,7 +8,7 @@ before; ``torch.distributed.checkpoint`` can load it into another one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -53,22 +53,24 @@ def localised(target: object, state: Any) -> Any:
     return map_tensors(localise, state)
 
 
-def globalised(target: object, tree: Any) -> Any:
+def globalised(target: object, tree: Any, placed: Set[int] = frozenset()) -> Any:
     """The inverse of :func:`localised`, for the modules and optimizers of the restored program.
 
+    Shards are copied, but for those whose storage's address is in ``placed``.
     Raises :class:`EntryMismatch` if they are sharded in another way.
     """
     if isinstance(target, nn.Module) and any(map(is_shard, tree.values())):
         now = target.state_dict()
         for name, value in tree.items():
             if is_shard(value):
-                tree[name] = _revived(value, now.get(name), name)
+                tree[name] = _revived(value, now.get(name), name, placed)
     elif isinstance(target, Optimizer):
         parameters = dict(numbered(target, tree))
         for number, state in tree.get("state", {}).items():
             for name, value in state.items():
                 if is_shard(value):
-                    state[name] = _revived(value, parameters.get(number), f"{name} of parameter {number}")
+                    what = f"{name} of parameter {number}"
+                    state[name] = _revived(value, parameters.get(number), what, placed)
     return tree
 
 
@@ -132,14 +134,17 @@ def _check_like_parameters(optimizer: Optimizer, state: Any, kind: type[Any]) ->
                 )
 
 
-def _revived(value: dict[str, Any], like: Any, what: str) -> Any:
+def _revived(value: dict[str, Any], like: Any, what: str, placed: Set[int]) -> Any:
     kind = _dtensor()
     stored = {name: item for name, item in value.items() if name not in (_SHARD, "offsets")}
     if kind is None or not isinstance(like, kind) or _layout(like) != stored:
         now = _layout(like) if kind is not None and isinstance(like, kind) else "not sharded"
         raise EntryMismatch(f"{what} was sharded as {stored} and is now {now}: shard it as before")
+    local = value[_SHARD]
+    if local.untyped_storage().data_ptr() not in placed:
+        local = local.clone()
     return kind.from_local(
-        value[_SHARD].clone().to(like.device),
+        local.to(like.device),
         like.device_mesh,
         like.placements,
         run_check=False,

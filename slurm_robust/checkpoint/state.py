@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +16,8 @@ from slurm_robust.checkpoint import shards
 from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
 from slurm_robust.checkpoint.plain import map_tensors, merge, plain
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -42,11 +45,13 @@ class Snapshot:
 
     ``shared`` is equal on all ranks, ``own`` is this rank's; an entry is the union of its two trees.
     Tensors share memory with the live ones: who keeps a snapshot beyond the current step copies them.
+    Those of a snapshot that was read lie in a mapped file, but for ``placed`` (addresses of storages).
     """
 
     own: dict[str, Any]
     shared: dict[str, Any]
     rng: dict[str, Any]
+    placed: frozenset[int] = frozenset()
 
 
 def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compact: bool = True) -> Snapshot:
@@ -60,14 +65,27 @@ def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compac
     own: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     for name, entry in entries.items():
-        target = unwrapped(entry)
-        _refuse_old_fsdp(name, target)
-        state = shards.localised(target, target.state_dict())
-        tree = plain(state, f"entry {name!r}: state_dict()", compact=compact)
-        own[name], common = _split(target, tree, replicated)
+        own[name], common = _state_of(name, unwrapped(entry), replicated, compact=compact)
         if common:
             shared[name] = common
     return Snapshot(own=own, shared=shared, rng=capture_rng())
+
+
+def live_state(training: Training) -> Snapshot:
+    """The state of modules and optimizers as :func:`capture` takes it; its tensors are the live ones.
+
+    Other entries are not asked, because giving their state may change them.
+    """
+    replicated = _replicated(training.entries) if training.deduplicate else set()
+    live = Snapshot(own={}, shared={}, rng={})
+    for name, entry in training.entries.items():
+        target = unwrapped(entry)
+        if isinstance(target, nn.Module | Optimizer):
+            try:
+                live.own[name], live.shared[name] = _state_of(name, target, replicated, compact=False)
+            except Exception as error:  # noqa: BLE001  # one that is lazy has no state before it was restored
+                _log.debug("entry %r is not restored in place: %s", name, error)
+    return live
 
 
 def key_of(tensor: torch.Tensor) -> tuple[int, int]:
@@ -93,7 +111,7 @@ def changed_by_optimizers(entries: Mapping[str, Stateful]) -> dict[tuple[int, in
 
 
 def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
-    """Put a snapshot, of which tensors may lie in a mapped file, back into the live objects.
+    """Put a snapshot that was read back into the live objects.
 
     Afterwards nothing refers to the file. Raises :class:`EntryMismatch`; the training cannot go on
     then, because entries before that one have the old state already.
@@ -102,7 +120,7 @@ def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
         target = unwrapped(entry)
         tree = merge(snapshot.shared.get(name), snapshot.own[name])
         try:
-            _load(target, shards.globalised(target, tree))
+            _load(target, shards.globalised(target, tree, snapshot.placed), snapshot.placed)
         except Exception as error:  # whatever an entry's own code raises, the user must know which entry
             raise EntryMismatch(
                 f"entry {name!r} does not take the state in the checkpoint ({type(error).__name__}: "
@@ -139,6 +157,15 @@ def _modules(entry: Stateful) -> Iterator[nn.Module]:
         yield from entry.modules()
 
 
+def _state_of(
+    name: str, target: Stateful, replicated: set[int], *, compact: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is this rank's own and what is shared of the state of entry ``name``, unwrapped."""
+    _refuse_old_fsdp(name, target)
+    state = shards.localised(target, target.state_dict())
+    return _split(target, plain(state, f"entry {name!r}: state_dict()", compact=compact), replicated)
+
+
 def _split(target: Stateful, tree: Any, replicated: set[int]) -> tuple[Any, Any]:
     """``tree`` as what is this rank's own and what is shared; merged they give ``tree`` again."""
     if isinstance(target, nn.Module):
@@ -155,7 +182,7 @@ def _split(target: Stateful, tree: Any, replicated: set[int]) -> tuple[Any, Any]
     return tree, {}
 
 
-def _load(target: Stateful, tree: Any) -> None:
+def _load(target: Stateful, tree: Any, placed: frozenset[int]) -> None:
     if isinstance(target, nn.Module):
         for name in [name for name in tree if name.endswith("_extra_state")]:
             tree[name] = map_tensors(torch.clone, tree[name])
@@ -168,7 +195,7 @@ def _load(target: Stateful, tree: Any) -> None:
             return tensor
 
         map_tensors(note, tree)
-        mapped.discard(None)
+        mapped -= {None, *placed}
         before = {parameter: dict(state) for parameter, state in target.state.items()}
         target.load_state_dict(tree)  # keeps CPU tensors as they are
         for parameter, state in target.state.items():

@@ -59,6 +59,7 @@ class Checkpointer:
                 raise WrongUse(f"{name}={number!r}: {name} is a whole number, at least 1")
         self._training = Training(entries=dict(entries), deduplicate=deduplicate)
         self._run = run_of(own_environ(), Path(path), keep=keep, every=every, overlap=overlap)
+        self._restoring = False
         self._completed: int | None = None
         self._unwritten = 0
         self._loss = ScalarReader()
@@ -69,18 +70,25 @@ class Checkpointer:
 
         0 on a fresh start. Called once, by all ranks, when all entries are built and before the first
         step. Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` whose message names the
-        file and the fix, or ``OSError`` if the storage does not answer.
+        file and the fix, or ``OSError`` if the storage does not answer. After an error the entries may hold
+        half of a state, since most is read straight into their tensors: training cannot go on, and the
+        process has to start again.
         """
         if self._completed is not None:
             raise WrongUse("restore() was called before: call it once, in front of the training loop")
-        found = self._run.load(tuple(self._training.entries))
-        if found is None:
-            self._completed = -1
-        else:
-            self._completed, snapshot = found
+        if self._restoring:
+            raise WrongUse(
+                "restore() failed before, so the entries may hold half of a state: start the process again"
+            )
+        self._restoring = True
+        found = self._run.load(self._training)
+        completed = -1
+        if found is not None:
+            completed, snapshot = found
             apply(self._training.entries, snapshot)
         self._run.restored()
-        return self._completed + 1
+        self._completed = completed
+        return completed + 1
 
     def step(self, step: int, *, loss: Scalar | None = None, grad_norm: Scalar | None = None) -> None:
         """``step`` is completed: report it, then take a checkpoint if one is due.

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
+from slurm_robust.checkpoint.inplace import Places, bytes_of, moved, places_for
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
 from slurm_robust.model.copies import SHARED, Tier
@@ -20,7 +26,16 @@ from slurm_robust.worker.environment import WorkerEnvironment
 FETCH_S = 120.0
 LOOK_EVERY_S = 0.01
 
-_VERIFY_THREADS = 2
+_READ_THREADS = 2
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An image and its state, whose tensors lie in it."""
+
+    image: Image
+    tensors: list[torch.Tensor]
+    tree: dict[str, Any]
 
 
 class ImageReader:
@@ -36,21 +51,28 @@ class ImageReader:
         self._folder = MemoryFolder(environment.copies, environment.run_id) if environment.copies else None
         self._images: list[Image] = []
 
-    def load(self, ref: CheckpointRef, entries: tuple[str, ...]) -> Snapshot:
-        """The state at ``ref``, verified. Tensors lie in the images.
+    def load(self, ref: CheckpointRef, training: Training) -> Snapshot:
+        """The state at ``ref``, verified: as far as it fits in the live tensors, the rest in the images.
 
-        A damaged copy is removed, so that the next choice does without it. Raises a
+        A damaged copy is removed, so that the next choice does without it; the live tensors may hold what
+        is damaged then. Raises a
         :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or ``OSError``.
         """
         tier = Tier(self._environment.restore_tier)
         own = self._part(self._rank, ref, wait=tier is Tier.PEER)
-        if set(own["own"]) != set(entries):
+        names = own.tree["own"]
+        if set(names) != set(training.entries):
             raise EntryMismatch(
-                f"checkpoint {ref.token()} of rank {self._rank} holds the entries {', '.join(own['own'])}, "
-                f"the script names {', '.join(entries)}: name the same entries, or start the job afresh"
+                f"checkpoint {ref.token()} of rank {self._rank} holds the entries {', '.join(names)}, the "
+                f"script names {', '.join(training.entries)}: name the same entries, or start the job afresh"
             )
-        shared = self._part(SHARED, ref, wait=True)["shared"] if own["has_shared"] else {}
-        return Snapshot(own=own["own"], shared=shared, rng=own["rng"])
+        parts = [own, self._part(SHARED, ref, wait=True)] if own.tree["has_shared"] else [own]
+        shared = parts[1].tree["shared"] if own.tree["has_shared"] else {}
+        stored = Snapshot(own=names, shared=shared, rng=own.tree["rng"])
+        places = places_for(stored, training)
+        for part in parts:
+            _fill(part, places)
+        return moved(stored, places)
 
     def close(self) -> None:
         """The state is in place: let go of the images."""
@@ -58,18 +80,13 @@ class ImageReader:
             image.close()
         self._images.clear()
 
-    def _part(self, rank: int, ref: CheckpointRef, *, wait: bool) -> dict[str, dict[str, object]]:
+    def _part(self, rank: int, ref: CheckpointRef, *, wait: bool) -> _Part:
         image = self._open(rank, ref, time.monotonic() + (self._fetch_s if wait else 0.0))
         self._images.append(image)
-        try:
-            check_header(image.header, self._expected(rank, ref), image.path)
-            image.verify(_VERIFY_THREADS)
+        check_header(image.header, self._expected(rank, ref), image.path)
+        with _removed_if_damaged(image):
             tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
-            tree: dict[str, dict[str, object]] = unflatten(image.tree, tensors)
-        except CorruptPart:
-            image.path.unlink(missing_ok=True)
-            raise
-        return tree
+            return _Part(image, tensors, tree=unflatten(image.tree, tensors))
 
     def _open(self, rank: int, ref: CheckpointRef, deadline: float) -> Image:
         """The nearest whole copy, as soon as there is one."""
@@ -134,6 +151,21 @@ class ImageReader:
             rank=rank,
             world_size=self._world_size,
         )
+
+
+@contextmanager
+def _removed_if_damaged(image: Image) -> Iterator[None]:
+    try:
+        yield
+    except CorruptPart:
+        image.path.unlink(missing_ok=True)
+        raise
+
+
+def _fill(part: _Part, places: Places) -> None:
+    takers = [places.get(tensor.data_ptr()) for tensor in part.tensors]
+    with _removed_if_damaged(part.image):
+        part.image.fill([None if taker is None else bytes_of(taker) for taker in takers], _READ_THREADS)
 
 
 def _words(rank: int) -> str:

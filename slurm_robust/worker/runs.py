@@ -47,9 +47,10 @@ class SnapshotCost(Record):
 class Run(Protocol):
     """What a ``Checkpointer`` asks of the run around it."""
 
-    def load(self, entries: tuple[str, ...]) -> tuple[int, Snapshot] | None:
+    def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """The step and state to go on from, None for a fresh start. Called once, first.
 
+        Tensors of the state may be the training's own, which hold it then already, also after an error.
         Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
         """
 
@@ -93,16 +94,16 @@ class ManagedRun:
         self._memory: Snapshotter | None = None
         self._restored: CheckpointRef | None = None
 
-    def load(self, entries: tuple[str, ...]) -> tuple[int, Snapshot] | None:
+    def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """Exactly the checkpoint that the environment names."""
         if not self._environment.restore:
             return None
         ref = CheckpointRef.from_token(self._environment.restore)
         self._restored = ref
         if self._environment.restore_tier in ("", Tier.STORAGE):
-            return ref.step, self._disk().load(ref, entries)
+            return ref.step, self._disk().load(ref, tuple(training.entries))
         self._reader = ImageReader(self._environment, *_place(self._environ))
-        return ref.step, self._reader.load(ref, entries)
+        return ref.step, self._reader.load(ref, training)
 
     def restored(self) -> None:
         """Let go of what was read, and tell how long it took since the agent made the record."""
@@ -209,7 +210,7 @@ class OwnFolder:
         self._rank = 0
         self._tier: DiskTier | None = None
 
-    def load(self, entries: tuple[str, ...]) -> tuple[int, Snapshot] | None:
+    def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """The newest complete checkpoint that every rank can read. A collective call."""
         self._rank, world_size = _place(self._environ)
         if world_size > 1 and not _initialized():
@@ -224,7 +225,7 @@ class OwnFolder:
         for number in range(_from_rank_0(len(refs))):
             mine = refs[number] if self._rank == 0 else CheckpointRef(generation=0, step=0)
             ref = CheckpointRef(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
-            snapshot = self._try(ref, entries)
+            snapshot = self._try(ref, tuple(training.entries))
             if _on_all_ranks(snapshot is not None) and snapshot is not None:
                 return ref.step, snapshot
         return None

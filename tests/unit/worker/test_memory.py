@@ -25,9 +25,11 @@ from slurm_robust.checkpoint.errors import (
     EntryMismatch,
     ForeignPart,
     MissingCheckpoint,
+    WrongUse,
 )
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.state import Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -235,7 +237,9 @@ def test_a_fetch_that_takes_too_long_is_told(node: Node) -> None:
     environment = WorkerEnvironment.from_env(node.environ(2, restore=token(5), tier="peer"))
     assert environment is not None
     with pytest.raises(MissingCheckpoint, match=f"is not in {re.escape(str(node.copies.path))}"):
-        ImageReader(environment, 0, 1, fetch_s=0.1).load(CheckpointRef(generation=1, step=5), ("model",))
+        ImageReader(environment, 0, 1, fetch_s=0.1).load(
+            CheckpointRef(generation=1, step=5), Training(entries={})
+        )
 
 
 def test_a_copy_on_the_local_disk_is_read(trained: Model, node: Node, launch: Launcher) -> None:
@@ -274,6 +278,24 @@ def test_a_damaged_copy_is_told_and_removed(trained: Model, node: Node, launch: 
         Model().train(7)
     launch(4, restore=token(4), tier="memory")
     assert sr.Checkpointer(Model().entries).restore() == 5
+
+
+def test_half_of_a_state_is_not_trained_on(trained: Model, node: Node, launch: Launcher) -> None:
+    damage(parts(node, 5))
+    launch(2, restore=token(5), tier="memory")
+    checkpointer = sr.Checkpointer(Model().entries)
+    with pytest.raises(CorruptPart):
+        checkpointer.restore()
+    with pytest.raises(WrongUse, match="start the process again"):
+        checkpointer.restore()
+    with pytest.raises(WrongUse):
+        checkpointer.step(6)
+    launch(3, restore=token(4), tier="memory")
+    other = sr.Checkpointer(Model(width=32).entries)
+    with pytest.raises(EntryMismatch):
+        other.restore()
+    with pytest.raises(WrongUse):
+        other.step(5)
 
 
 def test_what_does_not_fit_is_told_and_stays(
