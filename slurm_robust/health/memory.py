@@ -106,6 +106,12 @@ class Memory:
         """In how many it has passed."""
         return self._counted(self._contents.passing, False).get(name, 0)
 
+    def changes(self) -> tuple[list[str], list[str]]:
+        """Subjects that fail since the run just counted, and those that do so no longer."""
+        before = self._contents.failing.keys()
+        now = self._counted(self._contents.failing, True).keys()
+        return sorted(now - before), sorted(before - now)
+
     def save(self) -> bool:
         """Write. False when the disk did not take it in time; nothing is raised."""
         if not self._new and not self._ran and not self._failed:

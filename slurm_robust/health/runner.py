@@ -60,21 +60,26 @@ def inspect(
     memory: Memory | None,
     now: float,
     budget_s: float,
-    job_gone: bool | None = None,
+    job_gone: bool | Callable[[], bool | None] | None = None,
     only: Sequence[str] = (),
     checks: Sequence[AnyCheck] | None = None,
 ) -> Report:
     """Run the checks of ``context`` within ``budget_s`` seconds. Never raises for what a check does.
 
-    ``now`` is wall-clock time, seconds since 1970. ``only`` has names or patterns of checks; ``checks``
-    replaces those of the registry. With a ``memory`` the run is remembered and, when periodic, counted.
+    ``now`` is wall-clock time, seconds since 1970. A ``job_gone`` that is called has to hold before and after
+    gathering: what a job that begins meanwhile does is not left over. ``only`` has names or patterns of
+    checks; ``checks`` replaces those of the registry. With a ``memory`` the run is remembered and, when
+    periodic, counted.
     """
     begun = time.monotonic()
     chosen, left_out = choose(all_checks(config) if checks is None else checks, config, context, only)
-    run = _Run(config, host, memory, now, job_gone)
+    is_gone = job_gone if callable(job_gone) else lambda: job_gone
+    run = _Run(config, host, memory, now, is_gone())
     reused = run.reuse(chosen) if context is Context.PROLOG else ()
     sources = {check.source.name: check.source for check in chosen}
     run.gather([source for name, source in sources.items() if name not in reused], budget_s)
+    if run.job_gone and sources.keys() - set(reused):
+        run.job_gone = is_gone()
     findings = [finding for check in chosen for finding in run.findings(check)]
     left_out |= run.left_out(chosen)
     if memory is not None:
@@ -111,7 +116,7 @@ class _Run:
         self._host = host
         self._memory = memory
         self._now = now
-        self._job_gone = job_gone
+        self.job_gone = job_gone
         self._facts: dict[str, Sample[Any]] = {}
         self.boot_id = host.boot_id()
         self.answers: dict[str, Answer] = {}
@@ -163,7 +168,7 @@ class _Run:
             boot_id=self.boot_id,
             before=self._memory.before(check.source, sample.at) if self._memory else (),
             baseline=self._memory.baseline(check.source) if self._memory else None,
-            job_gone=self._job_gone,
+            job_gone=self.job_gone,
         )
         try:
             return tuple(check.judge(view, self._config))

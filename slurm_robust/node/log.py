@@ -31,8 +31,15 @@ class EventLog:
         self._paths = paths
         self._node = node
 
-    def write(self, event: str, *, quiet: bool = False, **facts: object) -> None:
-        """One event now. ``facts`` are what msgspec can encode; ``quiet`` ones do not go to syslog."""
+    def write(self, event: str, **facts: object) -> None:
+        """One event now, also to syslog. ``facts`` are what msgspec can encode."""
+        self._write(event, facts, quiet=False)
+
+    def note(self, event: str, **facts: object) -> None:
+        """One event now that nobody has to look at: only in the file."""
+        self._write(event, facts, quiet=True)
+
+    def _write(self, event: str, facts: dict[str, object], *, quiet: bool) -> None:
         head = {"at": round(time.time(), 3), "node": self._node, "event": event}
         line = _encode(head | facts)
         if len(line) > _LINE_BYTES:

@@ -85,12 +85,15 @@ def test_hooks_side_by_side_do_not_overwrite_each_other(tmp_path: Path) -> None:
 
 
 def test_runs_in_a_row_are_counted_for_each_subject(tmp_path: Path) -> None:
+    changes: list[tuple[list[str], list[str]]] = []
+
     def run(*failed: str, passed: tuple[str, ...] = (), ran: tuple[str, ...] = ("gpu.ecc",)) -> list[int]:
         memory = Memory(tmp_path)
         memory.count(dict.fromkeys(failed, True) | dict.fromkeys(passed, False), ran)
         counts = [memory.failing(f"gpu.ecc gpu{n}") for n in range(2)] + [memory.passing("gpu.ecc gpu0")]
         assert memory.save()
         again = Memory(tmp_path)
+        changes.append(memory.changes())
         assert counts == [again.failing(f"gpu.ecc gpu{n}") for n in range(2)] + [
             again.passing("gpu.ecc gpu0")
         ]
@@ -101,6 +104,8 @@ def test_runs_in_a_row_are_counted_for_each_subject(tmp_path: Path) -> None:
     assert run(ran=("disks.io",)) == [2, 2, 0]
     assert run("gpu.ecc gpu1", passed=("gpu.ecc gpu0",)) == [0, 3, 1]
     assert run(passed=("gpu.ecc",)) == [0, 0, 0]  # all well, said of the node: gpu1's failures are over
+    both = ["gpu.ecc gpu0", "gpu.ecc gpu1"]
+    assert changes == [(both, []), ([], []), ([], []), ([], both[:1]), ([], both[1:])]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x80", b"x" * 1000, b"\x81\xa6format\x09"])

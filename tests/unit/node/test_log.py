@@ -85,7 +85,7 @@ def test_syslog_gets_a_tagged_line_unless_it_is_quiet(tmp_path: Path) -> None:
         try:
             listener.settimeout(10)
             log = EventLog(Paths(log=str(tmp_path / "events.jsonl")), "n1")
-            log.write("run", quiet=True)
+            log.note("run")
             log.write("drain", reason="srobust: gpu3 'XID' 79\n", count=3)
             line = listener.recv(4096).decode()
         finally:

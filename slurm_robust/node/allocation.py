@@ -1,0 +1,44 @@
+"""Beside slurmctld: which job got and gave back which nodes, as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.runner import node_name
+from slurm_robust.health.verdict import TAG
+from slurm_robust.node.log import EventLog
+from slurm_robust.node.sweep import number
+
+_TEXTS = ("SLURM_JOB_NODELIST", "SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_JOB_NAME")
+_CODES = ("SLURM_JOB_EXIT_CODE2", "SLURM_JOB_DERIVED_EC")
+
+
+def record(hook: str, config: NodeConfig, environ: Mapping[str, str]) -> None:
+    """Write ``allocated`` or ``ended``; warn of nodes that we have drained. Never fails."""
+    log = EventLog(config.paths, node_name(environ))
+    begins = hook == "prolog_slurmctld"
+    facts: dict[str, object] = {
+        name.removeprefix("SLURM_JOB_").lower(): environ.get(name, "")[:1000]
+        for name in _TEXTS + (() if begins else _CODES)
+    }
+    job = number(environ, "SLURM_JOB_ID")
+    facts |= {"job": job, "restarts": number(environ, "SLURM_JOB_RESTART_COUNT")}
+    log.note("allocated" if begins else "ended", **facts)
+    if begins and (drained := _drained_by_us(config, environ.get("SLURM_JOB_NODELIST", ""))):
+        log.write("allocated_drained", job=job, nodes=drained)
+
+
+def _drained_by_us(config: NodeConfig, hostlist: str) -> dict[str, str]:
+    """Reasons by node; empty also without an answer of Slurm."""
+    from slurm_robust.node.steward import slurm_client
+    from slurm_robust.slurm.errors import SlurmError
+    from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+
+    try:
+        client = slurm_client(config, time.monotonic() + config.hooks.slurm_s)
+        nodes = client.nodes(expand(hostlist))
+    except (SlurmError, InvalidHostlist):
+        return {}
+    return {node.name: node.reason for node in nodes if node.is_drained and node.reason.startswith(TAG)}

@@ -1,0 +1,173 @@
+"""What happens on a node before a job, after it, and now and then in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.check import Context
+from slurm_robust.health.host import Host
+from slurm_robust.health.memory import Memory
+from slurm_robust.health.report import Conclusion, Report
+from slurm_robust.health.runner import failing_runs, inspect, node_name
+from slurm_robust.health.verdict import conclude
+from slurm_robust.model.record import Record
+from slurm_robust.node import steward
+from slurm_robust.node.hints import Hint, read_hint
+from slurm_robust.node.jobs import no_other_job
+from slurm_robust.node.log import EventLog
+from slurm_robust.node.record import Action
+from slurm_robust.node.steward import Done
+from slurm_robust.node.sweep import SHARED_MEMORY, Swept, number, sweep_gone, sweep_job
+
+_SWEEP_SHARE = 0.3
+_CHECK_SHARE = 0.6
+"""Of the time that is left then; the rest is for Slurm."""
+
+_LAST_WORDS_S = 0.2
+
+
+class Hook(str, Enum):
+    """When Slurm calls."""
+
+    PROLOG = "prolog"
+    EPILOG = "epilog"
+    PERIODIC = "periodic"
+
+    def budget_s(self, config: NodeConfig) -> float:
+        """Its whole time, seconds."""
+        hooks = config.hooks
+        return {"prolog": hooks.prolog_s, "epilog": hooks.epilog_s, "periodic": hooks.periodic_s}[self.value]
+
+
+class Outcome(Record):
+    """How a hook ends. ``message`` is for slurmd's log."""
+
+    exit_code: int = 0
+    message: str = ""
+
+
+class _Run:
+    """One hook, begun now."""
+
+    def __init__(self, hook: Hook, config: NodeConfig, environ: Mapping[str, str], host: Host) -> None:
+        self._hook = hook
+        self._config = config
+        self._environ = environ
+        self._host = host
+        self._deadline = time.monotonic() + 0.9 * hook.budget_s(config)
+        self._now = time.time()
+        self.job = number(environ, "SLURM_JOB_ID")
+        self.node = node_name(environ)
+        self.log = EventLog(config.paths, self.node)
+        self._memory = Memory(Path(config.paths.state))
+
+    def left_s(self, share: float = 1.0) -> float:
+        """So much of what is left of the budget."""
+        return max(0.0, share * (self._deadline - time.monotonic() - _LAST_WORDS_S))
+
+    def prolog(self, shm: Path) -> Outcome:
+        """Make room, look at the node, and refuse the job if it must not run here."""
+        if self._config.hooks.sweep:
+            self._tell_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
+        report, conclusion = self._check(Context.PROLOG)
+        done = self._settle(report, conclusion, None)
+        # Without a drain of ours Slurm would make one of its own for a prolog that fails, beyond our bounds.
+        # Where Slurm did not answer it is the other way round: what was measured counts.
+        refused = not conclusion.fit and bool(done.carried_out or done.reason or done.error)
+        code = int(refused and self._config.drain.mode == "act")
+        self._tell(report, conclusion, done, code)
+        return Outcome(exit_code=code, message=conclusion.reason)
+
+    def epilog(self, shm: Path) -> Outcome:
+        """Make room, and look at the node; closely if the job suspected it. Never fails."""
+        if self._config.hooks.sweep:
+            self._tell_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
+        hint = read_hint(self._config, self._environ, self.node, self._now)
+        if hint is not None and not isinstance(hint, Hint):
+            self.log.write("hint_ignored", job=self.job, why=hint.why)
+            hint = None
+        report, conclusion = self._check(Context.DEEP if hint else Context.EPILOG)
+        done = self._settle(report, conclusion, hint)
+        self._tell(report, conclusion, done, 0)
+        return Outcome(message=conclusion.reason)
+
+    def periodic(self) -> Outcome:
+        """Look at the node, drain it or give it back. Never fails."""
+        report, conclusion = self._check(Context.PERIODIC)
+        done = self._settle(report, conclusion, None)
+        began, ended = self._memory.changes()
+        if began or ended:
+            self.log.write("changed", failing=began, passing=ended)
+        self._tell(report, conclusion, done, 0)
+        return Outcome(message=conclusion.reason)
+
+    def _check(self, context: Context) -> tuple[Report, Conclusion]:
+        report = inspect(
+            self._config,
+            context,
+            host=self._host,
+            memory=self._memory,
+            now=self._now,
+            budget_s=self.left_s(_CHECK_SHARE),
+            job_gone=partial(no_other_job, self._host, self.job),
+        )
+        return report, conclude(report, self._config, failing_runs(report, self._memory))
+
+    def _settle(self, report: Report, conclusion: Conclusion, hint: Hint | None) -> Done:
+        return steward.after(
+            conclusion,
+            report=report,
+            config=self._config,
+            now=self._now,
+            log=self.log,
+            job=str(self.job or ""),
+            hint=hint,
+            budget_s=self.left_s(),
+        )
+
+    def _tell(self, report: Report, conclusion: Conclusion, done: Done, code: int) -> None:
+        is_well = conclusion.fit and not report.errors
+        (self.log.note if is_well else self.log.write)(
+            "run",
+            hook=self._hook.value,
+            job=self.job,
+            exit_code=code,
+            fit=conclusion.fit,
+            reason=conclusion.reason,
+            action="" if done.action is Action.NOTHING else done.action.value,
+            causes=conclusion.causes,
+            warnings=conclusion.warnings,
+            unknown=[f"{found.check} {found.subject}".rstrip() for found in conclusion.unknown],
+            checks=len({found.check for found in report.findings}),
+            reused=report.reused,
+            left_out=report.left_out,
+            errors=report.errors,
+            took_s=report.took_s,
+            wall_s=report.wall_s,
+            mode=self._config.drain.mode,
+        )
+
+    def _tell_sweep(self, swept: Swept) -> None:
+        if swept.removed:
+            self.log.note("swept", job=self.job, folders=swept.removed)
+        if swept.failed:
+            self.log.write("not_swept", job=self.job, folders=swept.failed)
+
+
+def run(
+    hook: Hook,
+    config: NodeConfig,
+    environ: Mapping[str, str],
+    host: Host = Host(),  # noqa: B008 - holds nothing but the root's path
+    shm: Path = SHARED_MEMORY,
+) -> Outcome:
+    """Carry out a hook, usually within its budget. A bug may raise anything."""
+    begun = _Run(hook, config, environ, host)
+    if hook is Hook.PROLOG:
+        return begun.prolog(shm)
+    return begun.epilog(shm) if hook is Hook.EPILOG else begun.periodic()

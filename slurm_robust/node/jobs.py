@@ -1,0 +1,46 @@
+"""Which jobs run on this node, as far as the node itself can tell: Slurm is not asked."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from slurm_robust.health.host import Host
+
+_STEP = re.compile(rb"slurmstepd: \[(\d+)[.+]")
+_STEP_DAEMON = b"slurmstepd\n"
+_KNOWN_BYTES = 256
+
+
+def running_jobs(host: Host) -> frozenset[int] | None:
+    """Jobs that have a step here: each step has a slurmstepd that names it. None if one does not."""
+    found = set()
+    proc = host.path("/proc")
+    for name in host.names("/proc"):
+        if not name.isdigit() or _read(f"{proc}/{name}/comm") != _STEP_DAEMON:
+            continue
+        words = _read(f"{proc}/{name}/cmdline")
+        if match := _STEP.match(words):
+            found.add(int(match[1]))
+        elif words:
+            return None
+    return frozenset(found)
+
+
+def no_other_job(host: Host, job: int = 0) -> bool | None:
+    """True where nothing but ``job`` can be running; None where that is not known."""
+    running = running_jobs(host)
+    return True if running is not None and not running - {job} else None
+
+
+def _read(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _KNOWN_BYTES)
+    except OSError:
+        return b""  # It ended in between.
+    finally:
+        os.close(fd)
