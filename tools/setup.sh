@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up everything that the demo and the tests need, and only what is missing:
-#   1. Debian packages for the sandbox (Slurm, munge, MariaDB, ip, unshare), by apt-get, when root;
+#   1. Debian packages for the sandbox (Slurm, munge, MariaDB, ip, unshare, cc), by apt-get, when root;
 #   2. a virtual environment in .venv with PyTorch and this package in editable mode.
 # A second run costs a few milliseconds: a stamp tells that nothing has changed.
 #
@@ -41,6 +41,8 @@ munged munge
 mariadbd mariadb-server
 ip iproute2
 unshare util-linux
+cc gcc
+cc libc6-dev
 LIST
 }
 

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.sandbox import etcfiles, procs, slurmconf
+from slurm_robust.sandbox import etcfiles, nvml, procs, slurmconf
 from slurm_robust.sandbox.config import ACCOUNT, CLUSTER, HEAD, INSIDE, SandboxConfig
-from slurm_robust.sandbox.database import prepare_database
+from slurm_robust.sandbox.database import cache_folder, prepare_database
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed
 from slurm_robust.sandbox.folder import StateFolder
+from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.sandbox.procs import INIT_MODULE, listens
 from slurm_robust.sandbox.services import SYSTEM_PATH, user_path
 from slurm_robust.sandbox.teardown import take_down, undisturbed
@@ -30,6 +31,7 @@ Progress = Callable[[str], None]
 INIT_S = 15.0
 DAEMON_S = 30.0
 SACCTMGR_S = 30.0
+LDCONFIG_S = 30.0
 
 
 @contextmanager
@@ -75,12 +77,9 @@ def fill_folder(folder: StateFolder, config: SandboxConfig) -> None:
     folder.database.chmod(0o700)
     for node in config.node_names:
         folder.spool(node).mkdir(mode=0o755)
-    for index in range(config.gpus_per_node):
-        device = folder.devices / f"gpu{index}"
-        # The null device: it takes and forgets every write, and every machine allows it.
-        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-        device.chmod(0o666)
     _write_etc(folder, config)
+    if config.gpus_per_node:
+        _make_gpus(folder, config)
     for user in config.users:
         _make_home(folder.home(user), config.uid(user))
     folder.config.write_text(config.to_json())
@@ -103,6 +102,23 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
             (folder.etc / name).write_text(text)
     _write_secret(folder.etc / "slurmdbd.conf", slurmconf.slurmdbd_conf().encode())
     _write_secret(folder.etc / "munge.key", os.urandom(1024))
+
+
+def _make_gpus(folder: StateFolder, config: SandboxConfig) -> None:
+    """Device files for Slurm, and a stand-in of NVIDIA's library with a state for each node."""
+    for index in range(config.gpus_per_node):
+        device = folder.devices / f"gpu{index}"
+        # The null device: it takes and forgets every write, and every machine allows it.
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        device.chmod(0o666)
+    for node in config.node_names:
+        folder.gpus(node).mkdir(mode=0o755, parents=True)
+        Gpus(folder.gpus(node) / nvml.STATE_FILE, node, config.gpus_per_node).reset()
+    folder.libraries.mkdir(mode=0o755)
+    shutil.copy2(nvml.library(cache_folder()), folder.libraries)
+    # -X: no link is changed anywhere; folders named here come before those of the machine.
+    command = ["ldconfig", "-X", "-C", str(folder.etc / "ld.so.cache"), str(folder.libraries)]
+    subprocess.run(command, check=True, capture_output=True, timeout=LDCONFIG_S, env={"PATH": SYSTEM_PATH})
 
 
 def _write_secret(path: Path, data: bytes) -> None:

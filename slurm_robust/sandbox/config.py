@@ -41,7 +41,7 @@ class SandboxConfig:
     """Memory that each node claims to have, in MiB (Slurm's RealMemory)."""
 
     gpus_per_node: int = 0
-    """Fake GPUs per node, GRES ``gpu:h200``: device files that swallow what is written to them."""
+    """GPUs that each node claims to have, GRES ``gpu:h200``; NVML shows them, and they can be broken."""
 
     accounting: bool = True
     """Whether to run slurmdbd and a private MariaDB, hence ``sacct``."""

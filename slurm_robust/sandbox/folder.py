@@ -46,6 +46,15 @@ class StateFolder:
         return self.path / "dev"
 
     @property
+    def libraries(self) -> Path:
+        """Libraries that only this sandbox's nodes load."""
+        return self.path / "lib"
+
+    def gpus(self, node: str) -> Path:
+        """Folder with the state of the node's GPUs."""
+        return self.path / "gpus" / node
+
+    @property
     def faults(self) -> Path:
         """One JSON object per injected fault."""
         return self.path / "faults.jsonl"

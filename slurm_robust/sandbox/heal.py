@@ -29,9 +29,9 @@ _RESUMABLE = ("down", "drain", "fail", "error")
 def heal(sandbox: Sandbox, timeout_s: float = HEAL_S) -> None:
     """Undo faults and remove jobs until every node is idle.
 
-    Boots nodes that are off, plugs cables in, starts daemons, cancels all jobs, deletes reservations,
-    kills what users left running, empties every node's /tmp and /dev/shm, and resumes nodes. Homes stay.
-    Raises :class:`BootFailed` when it does not get there in time.
+    Boots nodes that are off, plugs cables in, mends GPUs, starts daemons, cancels all jobs, deletes
+    reservations, kills what users left running, empties every node's /tmp and /dev/shm, and resumes nodes.
+    Homes stay. Raises :class:`BootFailed` when it does not get there in time.
     """
     deadline = time.monotonic() + timeout_s
     forgetful = sandbox.fault.daemon_pid(HEAD, "slurmctld") is None
@@ -52,6 +52,8 @@ def _mend_machines(sandbox: Sandbox) -> None:
     if sandbox.fault.daemon_pid(HEAD, "slurmctld") is None:
         sandbox.fault.start_slurmctld()
     for node in sandbox.config.node_names:
+        if sandbox.config.gpus_per_node:
+            sandbox.gpus(node).reset()
         state = known.get(node)
         if state is None or not state.on:
             sandbox.fault.boot(node)

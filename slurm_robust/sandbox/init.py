@@ -23,6 +23,7 @@ from pathlib import Path
 from slurm_robust.sandbox import linux
 from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.control import SOCKET
+from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.mounts import Wanted, closed_to_others, plan_mounts, python_paths
 from slurm_robust.sandbox.node import run_node
 
@@ -68,6 +69,8 @@ class Rack:
         self._nodes: dict[str, Node] = {}
         wanted = [Wanted(path) for path in python_paths()]
         wanted += [Wanted(path, read_only=False) for path in config.binds]
+        if config.gpus_per_node:
+            wanted.append(Wanted(str(StateFolder(state.name, state.parent).libraries)))
         # Planned before anything is mounted: it depends on the modes of the machine's own folders.
         self._mounts = {
             name: plan_mounts(config, state=str(state), node=name, wanted=wanted, closed=closed_to_others)

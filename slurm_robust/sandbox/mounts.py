@@ -1,8 +1,9 @@
 """What each node of a sandbox mounts over the machine's file tree. A pure plan; ``linux`` carries it out.
 
 Every node sees the machine's files, except for: /tmp, /var/tmp, /dev/shm and /run, which are its own and die
-with it; /home, which holds the sandbox's users; a few files in /etc; and what ordinary users need but
-cannot reach (a virtual environment below /root, say), which is made reachable at its own path.
+with it; /home, which holds the sandbox's users; a few files in /etc; the state of its GPUs; and what
+ordinary users need but cannot reach (a virtual environment below /root, say), which is made reachable at
+its own path.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_robust.sandbox import nvml
 from slurm_robust.sandbox.config import HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.errors import InvalidSandbox
 from slurm_robust.sandbox.linux import Mount
@@ -74,6 +76,10 @@ def _own_binds(config: SandboxConfig, state: str, node: str) -> Iterable[Mount]:
         yield Mount(f"/home/{user}", f"{state}/home/{user}")
     for name in ETC_FILES:
         yield Mount(f"/etc/{name}", f"{state}/etc/{name}", read_only=True, optional=True)
+    if config.gpus_per_node and node != HEAD:
+        yield Mount(nvml.STATE_FOLDER, f"{state}/gpus/{node}")
+        # Programs find the stand-in library by the loader's own means, also in an empty environment.
+        yield Mount("/etc/ld.so.cache", f"{state}/etc/ld.so.cache", read_only=True)
     # So that what runs without SLURM_CONF (a HealthCheckProgram, a user's cron job) finds it as well.
     yield Mount("/etc/slurm", f"{state}/etc", optional=True)
 

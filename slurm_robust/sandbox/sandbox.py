@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from slurm_robust.sandbox import nvml
 from slurm_robust.sandbox.boot import boot, claimed, fill_folder
 from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.errors import BootFailed, NotUp, SandboxError
 from slurm_robust.sandbox.faults import Faults
 from slurm_robust.sandbox.folder import StateFolder, state_root
+from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.sandbox.requirements import check_machine, check_root
 from slurm_robust.sandbox.teardown import take_down, undisturbed
 from slurm_robust.sandbox.view import View
@@ -93,6 +95,13 @@ class Sandbox(View):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.down()
+
+    def gpus(self, node: str) -> Gpus:
+        """The stand-in GPUs of a compute node. Raises :class:`SandboxError` for a node without any."""
+        self.check_node(node)
+        if not self.config.gpus_per_node:
+            raise SandboxError(f"{self.name} has no GPUs", fix="up with --gpus-per-node 8")
+        return Gpus(self.folder.gpus(node) / nvml.STATE_FILE, node, self.config.gpus_per_node)
 
     def home(self, user: str) -> Path:
         """The user's home folder on this machine; inside it is /home/<user>."""

@@ -74,6 +74,7 @@ class Nvml:
         import pynvml
 
         self.api = pynvml
+        self.reference = ctypes.byref
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
@@ -215,7 +216,7 @@ def _sram_threshold(nvml: Nvml, handle: Any) -> bool | None:
     if make is None:
         return None
     status = make()
-    found = nvml.ask("nvmlDeviceGetSramEccErrorStatus", handle, status)
+    found = nvml.ask("nvmlDeviceGetSramEccErrorStatus", handle, nvml.reference(status))
     return None if found is None else bool(status.bThresholdExceeded)
 
 
@@ -292,7 +293,10 @@ def _fabric(nvml: Nvml, handle: Any) -> str | None:
     if make is None:
         return None
     info = make()
-    if nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, info) is None or info.state not in _FABRIC:
+    if (
+        nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, nvml.reference(info)) is None
+        or info.state not in _FABRIC
+    ):
         return None
     if _FABRIC[info.state] == "completed" and info.status != 0:
         return str(nvml.api.NVMLError(info.status))
