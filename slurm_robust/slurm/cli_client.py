@@ -36,6 +36,7 @@ from slurm_robust.slurm.records import (
     Allocation,
     Job,
     Node,
+    NodeEvent,
     Reservation,
     SlurmVersion,
     Step,
@@ -163,6 +164,14 @@ class CliSlurmClient:
     def accounting(self, job_id: int) -> tuple[AccountingRow, ...]:
         """See the protocol."""
         return text.parse_accounting(self._output(commands.accounting(job_id)))
+
+    def runs(self, within_s: float) -> tuple[AccountingRow, ...]:
+        """See the protocol."""
+        return text.parse_accounting(self._output(commands.runs(within_s)))
+
+    def node_events(self, within_s: float) -> tuple[NodeEvent, ...]:
+        """See the protocol."""
+        return text.parse_events(self._output(commands.node_events(within_s)))
 
     def topology(self) -> tuple[Switch, ...]:
         """See the protocol."""

@@ -11,6 +11,7 @@ from slurm_robust.slurm.records import (
     Allocation,
     Job,
     Node,
+    NodeEvent,
     Reservation,
     SlurmVersion,
     Step,
@@ -91,6 +92,20 @@ class SlurmClient(Protocol):
         """All runs and steps that slurmdbd has of the job, oldest run first; ``()`` when none.
 
         Rows appear up to 10 s late. Raises CommandFailed where accounting is off.
+        """
+        ...
+
+    def runs(self, within_s: float) -> tuple[AccountingRow, ...]:
+        """All runs of all jobs, without steps, that lay within the last ``within_s`` seconds.
+
+        Raises CommandFailed where accounting is off. On a large site slurmdbd may take minutes.
+        """
+        ...
+
+    def node_events(self, within_s: float) -> tuple[NodeEvent, ...]:
+        """What happened to all nodes within the last ``within_s`` seconds, as slurmdbd has it.
+
+        Raises CommandFailed where accounting is off.
         """
         ...
 

@@ -15,6 +15,8 @@ DATA_PARSER = "v0.0.42"
 # Seconds since 1970 instead of local time without a zone in text output.
 QUERY_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
 
+# The free text comes last: Slurm does not quote it.
+EVENT_FIELDS = ("NodeName", "Start", "End", "State", "User", "Reason")
 ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Start", "End", "NodeList")
 
 
@@ -78,6 +80,32 @@ def accounting(job_id: int) -> list[str]:
         "--duplicates",
         "--parsable2",
         f"--jobs={job_id}",
+        f"--format={','.join(ACCOUNTING_FIELDS)}",
+    ]
+
+
+def node_events(within_s: float) -> list[str]:
+    """Text in every release: sacctmgr has no JSON before 23.02."""
+    return [
+        "sacctmgr",
+        "--parsable2",
+        "show",
+        "event",
+        f"format={','.join(EVENT_FIELDS)}",
+        f"start=now-{math.ceil(within_s)}",
+    ]
+
+
+def runs(within_s: float) -> list[str]:
+    """Every run of every job, without steps."""
+    return [
+        "sacct",
+        "--allusers",
+        "--allocations",
+        "--duplicates",
+        "--parsable2",
+        f"--starttime=now-{math.ceil(within_s)}",
+        "--endtime=now",
         f"--format={','.join(ACCOUNTING_FIELDS)}",
     ]
 

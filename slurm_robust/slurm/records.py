@@ -245,6 +245,21 @@ class AccountingRow(Record):
     end_time: float | None = None
 
 
+class NodeEvent(Record):
+    """One line of ``sacctmgr show event``: a time in which the node could not be used, or only drained.
+
+    ``state`` is in Slurm's words (``DOWN``, ``DRAIN``, ``IDLE``) without signs; ``end_time`` is None while it
+    lasts. Slurm begins a new event when the state changes within one, with the same reason.
+    """
+
+    node: str
+    state: str
+    reason: str = ""
+    user: str = ""
+    start_time: float | None = None
+    end_time: float | None = None
+
+
 class Switch(Record):
     """One switch of topology/tree. Level 0 switches have ``nodes``, higher ones ``switches``."""
 

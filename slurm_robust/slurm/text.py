@@ -18,6 +18,7 @@ from slurm_robust.slurm.records import (
     Gres,
     Job,
     Node,
+    NodeEvent,
     Reservation,
     Step,
     Switch,
@@ -315,6 +316,8 @@ def parse_accounting(text: str) -> tuple[AccountingRow, ...]:
             raise UnparsableOutput(f"sacct printed the row {line!r}", stdout=text)
         fields = dict(zip(names, values, strict=True))
         job, _, step = fields["JobIDRaw"].partition(".")
+        if rows and rows[-1].job_id != int(job):
+            run = -1
         # Rows come run by run, each begins with the job's own row; RESIZING continues the same run.
         if not step and not (rows and rows[-1].run == run and _resized(rows, run)):
             run += 1
@@ -333,6 +336,32 @@ def parse_accounting(text: str) -> tuple[AccountingRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def parse_events(text: str) -> tuple[NodeEvent, ...]:
+    """Output of ``sacctmgr --parsable2 show event``; the reason, which may hold ``|``, is the last column."""
+    lines = text.splitlines()
+    if not lines or lines[0].count("|") != 5:
+        raise UnparsableOutput("sacctmgr printed no header", stdout=text)
+    found: list[NodeEvent] = []
+    for line in lines[1:]:
+        values = line.split("|", 5)
+        if len(values) != 6:
+            raise UnparsableOutput(f"sacctmgr printed the row {line!r}", stdout=text)
+        node, start, end, state, user, reason = values
+        if not node:
+            continue  # an event of the whole cluster
+        found.append(
+            NodeEvent(
+                node=node,
+                state="+".join(sorted(parse_states(state))),
+                reason=reason,
+                user=user.partition("(")[0],
+                start_time=parse_time(start),
+                end_time=parse_time(end),
+            )
+        )
+    return tuple(found)
 
 
 def _resized(rows: list[AccountingRow], run: int) -> bool:

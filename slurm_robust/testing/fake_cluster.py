@@ -10,7 +10,7 @@ import msgspec
 
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.commands import one_line
-from slurm_robust.slurm.records import AccountingRow, Gres, Job, Node, Reservation, Step, Switch
+from slurm_robust.slurm.records import AccountingRow, Gres, Job, Node, NodeEvent, Reservation, Step, Switch
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.clock import FakeClock
 
@@ -79,6 +79,7 @@ class FakeCluster:
         self.jobs: dict[int, Job] = {}
         self.requests: dict[int, SubmitRequest] = {}
         self.runs: dict[int, list[AccountingRow]] = {}
+        self.events: list[NodeEvent] = []
         self.reservations: dict[str, Reservation] = {}
         self._completing_until: dict[int, float] = {}
         self._silent_until: dict[str, float] = {}
@@ -92,6 +93,7 @@ class FakeCluster:
         with self.lock:
             self.settle()
             self.set_node(name, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason=reason)
+            self.begin_event(name, "DOWN")
             for job in [j for j in self.jobs.values() if j.is_running and name in j.nodes]:
                 if "--no-kill" in self.requests[job.job_id].options:
                     self.resize(job, tuple(n for n in job.nodes if n != name))
@@ -102,6 +104,7 @@ class FakeCluster:
         """A node that was down registers again."""
         with self.lock:
             self.set_node(name, states=frozenset({"IDLE"}), reason="")
+            self.end_event(name)
 
     def finish(self, job_id: int, state: str = "COMPLETED") -> None:
         """The batch script of a job ends by itself (or the job is cancelled)."""
@@ -173,7 +176,23 @@ class FakeCluster:
     def resumed(self, name: str) -> None:
         """State after a resume."""
         self.set_node(name, states=frozenset({"IDLE"}), reason="")
+        self.end_event(name)
         self._silent_until[name] = self.clock.time() + RESUME_SILENT_S
+
+    def begin_event(self, name: str, state: str) -> None:
+        """What slurmdbd is told when a node cannot be used any more."""
+        self.end_event(name)
+        node = self.nodes[name]
+        begun = NodeEvent(
+            node=name, state=state, reason=node.reason, user=node.reason_user, start_time=self.clock.time()
+        )
+        self.events.append(begun)
+
+    def end_event(self, name: str) -> None:
+        """What slurmdbd is told when it can."""
+        for i, event in enumerate(self.events):
+            if event.node == name and event.end_time is None:
+                self.events[i] = msgspec.structs.replace(event, end_time=self.clock.time())
 
     def add_job(self, request: SubmitRequest, user: str) -> int:
         """A new pending job."""
@@ -270,6 +289,7 @@ class FakeCluster:
         if bad:
             for name in bad:
                 self.set_node(name, states=frozenset({"IDLE", "DRAIN"}), reason="Prolog error")
+                self.begin_event(name, "DRAIN")
             again = self.put(job, restart_count=job.restart_count + 1, priority=0)
             self._pend(again, "launch_failed_requeued_held")
             return
@@ -290,9 +310,7 @@ class FakeCluster:
 
     def _choose(self, job: Job) -> tuple[str, ...] | None:
         taken = {n for j in self.jobs.values() if j.is_running or j.is_completing for n in j.nodes}
-        reserved = {
-            n for r in self.reservations.values() if r.name != job.reservation for n in r.nodes
-        }
+        reserved = {n for r in self.reservations.values() if r.name != job.reservation for n in r.nodes}
         if job.reservation:
             members = self.reservations[job.reservation].nodes if job.reservation in self.reservations else ()
             reserved |= set(self.nodes) - set(members)

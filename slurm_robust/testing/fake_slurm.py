@@ -16,6 +16,7 @@ from slurm_robust.slurm.records import (
     Allocation,
     Job,
     Node,
+    NodeEvent,
     Reservation,
     SlurmVersion,
     Step,
@@ -115,6 +116,19 @@ class FakeSlurm:
         """See the protocol. Only runs that have ended are there, and no steps."""
         with self._world() as world:
             return tuple(world.runs.get(job_id, ()))
+
+    def runs(self, within_s: float) -> tuple[AccountingRow, ...]:
+        """See the protocol. Only runs that have ended are there."""
+        with self._world() as world:
+            since = world.clock.time() - within_s
+            every = (row for rows in world.runs.values() for row in rows)
+            return tuple(row for row in every if (row.end_time or 0.0) >= since)
+
+    def node_events(self, within_s: float) -> tuple[NodeEvent, ...]:
+        """See the protocol."""
+        with self._world() as world:
+            since = world.clock.time() - within_s
+            return tuple(e for e in world.events if e.end_time is None or e.end_time >= since)
 
     def topology(self) -> tuple[Switch, ...]:
         """See the protocol; set ``cluster.switches``."""
@@ -249,6 +263,7 @@ class FakeSlurm:
             for name in nodes:
                 states = world.nodes[name].states | {"DRAIN"}
                 world.set_node(name, states=states, reason=one_line(reason))
+                world.begin_event(name, "DRAIN")
 
     def resume(self, nodes: Sequence[str]) -> None:
         """See the protocol."""

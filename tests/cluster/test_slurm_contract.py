@@ -18,6 +18,7 @@ from slurm_robust.slurm.records import Step
 from slurm_robust.slurm.requests import SubmitRequest, whole_node_steps
 from slurm_robust.slurm.requeue import SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
+from slurm_robust.testing.history_contract import HistoryContract
 from slurm_robust.testing.slurm_contract import SlurmContract, running_job
 from tests.waiting import wait_for
 
@@ -71,7 +72,7 @@ class PyslurmWorld(RealWorld):
         self.operator.close()
 
 
-class TestCommandLine(SlurmContract):
+class TestCommandLine(SlurmContract, HistoryContract):
     @pytest.fixture
     def world(self, sandboxes: Callable[..., Sandbox], tmp_path: Path) -> RealWorld:
         return RealWorld(sandboxes(**SETTINGS), tmp_path)
@@ -105,9 +106,7 @@ PROBE = "echo $SLURM_CPUS_ON_NODE ${CUDA_VISIBLE_DEVICES:-none}; sleep 100"
 )
 def test_an_agent_s_step_holds_all_that_the_job_holds(real: RealWorld, options: tuple[str, ...]) -> None:
     """However the job was submitted."""
-    request = SubmitRequest(
-        command=("sleep 300",), wrap=True, nodes=2, output="/dev/null", options=options
-    )
+    request = SubmitRequest(command=("sleep 300",), wrap=True, nodes=2, output="/dev/null", options=options)
     job_id = real.client.submit(request)
     try:
         real.wait(lambda: real.client.job(job_id).is_running, "the job runs")

@@ -11,6 +11,7 @@ from slurm_robust.slurm import errors
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.history_contract import HistoryContract
 from slurm_robust.testing.slurm_contract import SlurmContract
 
 
@@ -32,7 +33,7 @@ class FakeWorld:
         raise AssertionError(f"not in time: {what}")
 
 
-class TestFakeSlurm(SlurmContract):
+class TestFakeSlurm(SlurmContract, HistoryContract):
     @pytest.fixture
     def world(self, tmp_path: Path) -> FakeWorld:
         return FakeWorld(tmp_path)

@@ -175,6 +175,32 @@ def test_accounting_without_rows_and_without_output() -> None:
         text.parse_accounting("JobIDRaw|State|ExitCode|Start|End|NodeList\n7|FAILED\n")
 
 
+def test_runs_of_all_jobs_are_counted_for_each_job() -> None:
+    rows = text.parse_accounting(recorded("runs.txt"))
+    assert {row.run for row in rows} == {0}
+    assert (rows[0].nodes, rows[0].start_time) == ((), None)
+    failed = next(row for row in rows if row.state == "FAILED")
+    assert (failed.exit_code, failed.nodes) == (3, ("n2", "n4"))
+
+
+def test_events_of_nodes() -> None:
+    events = text.parse_events(recorded("events.txt"))
+    assert [(e.node, e.state) for e in events] == [
+        ("n1", "DOWN"),
+        ("n2", "DRAIN"),
+        ("n2", "DRAIN"),
+        ("n3", "DRAIN"),
+    ]
+    assert events[1].reason == "srobust: gpu3 XID 79"
+    assert (events[1].user, events[1].start_time, events[1].end_time) == ("root", 1795275010.0, 1795275013.0)
+    assert events[3].reason.startswith("disk | full")
+    assert events[3].end_time is None
+    with pytest.raises(UnparsableOutput, match="no header"):
+        text.parse_events("")
+    with pytest.raises(UnparsableOutput, match="printed the row"):
+        text.parse_events("NodeName|TimeStart|TimeEnd|State|User|Reason\nn1|1\n")
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,44 @@
+"""The contract of SlurmClient about the past, beside :mod:`slurm_robust.testing.slurm_contract`."""
+
+from __future__ import annotations
+
+from slurm_robust.testing.slurm_contract import World, gone, running_job
+
+HOUR_S = 3600.0
+
+
+class HistoryContract:
+    """The tests. Each docstring is the promise."""
+
+    def test_a_drain_is_an_event_until_the_node_is_resumed(self, world: World) -> None:
+        """With its words, whatever characters they hold; open while it stands."""
+        if not world.has_accounting:
+            return
+        name = world.client.nodes()[-1].name
+        reason = f"contract: a|b {world.clock.monotonic()}"
+
+        def own() -> list[float | None]:
+            events = world.operator.node_events(HOUR_S)
+            return [e.end_time for e in events if (e.node, e.reason) == (name, reason)]
+
+        world.operator.drain([name], reason)
+        world.wait(lambda: own() == [None], "slurmdbd has the beginning of the drain")
+        world.operator.resume([name])
+        world.wait(lambda: bool(own()) and None not in own(), "slurmdbd has the end of the drain")
+        found = [e for e in world.operator.node_events(HOUR_S) if e.reason == reason]
+        assert {e.state for e in found} <= {"DRAIN", "DRAIN+IDLE", "IDLE"}
+        assert all(e.user and e.start_time is not None for e in found)
+        world.wait(lambda: world.client.nodes([name])[0].usable, "the node is usable again")
+
+    def test_a_run_is_in_the_list_of_all_runs(self, world: World) -> None:
+        """With its state and nodes, once it has ended."""
+        if not world.has_accounting:
+            return
+        with running_job(world, 2) as job:
+            world.client.cancel(job.job_id)
+            world.wait(lambda: gone(world, job.job_id), "the job has gone")
+            mine = (job.job_id, "CANCELLED", job.nodes)
+            world.wait(
+                lambda: mine in [(r.job_id, r.state, r.nodes) for r in world.operator.runs(HOUR_S)],
+                "slurmdbd has the run",
+            )
