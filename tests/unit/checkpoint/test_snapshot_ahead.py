@@ -169,6 +169,12 @@ def another_optimizer_state(example: Watched) -> None:
     state["count"] = state["count"].clone()
 
 
+def another_object(example: Watched) -> None:
+    """The same memory, but its versions are counted elsewhere."""
+    state = example.optimizer.state[example.model.weights[2]]
+    state["count"] = state["count"].data
+
+
 def moved_storage(example: Watched) -> None:
     weight = example.model.weights[0]
     content = weight.detach().clone()
@@ -199,6 +205,7 @@ WRONG = [
     exchanged_memory,
     more_optimizer_state,
     another_optimizer_state,
+    another_object,
     a_change,
     an_update,
     long_tree,
@@ -240,6 +247,39 @@ def test_another_state_than_before_is_taken(example: Watched, change: Callable[[
     example.take(9)
     assert example.watch.adopted
     assert example.snapshotter.skipped == 0
+
+
+def test_the_same_memory_may_belong_elsewhere(folder: MemoryFolder) -> None:
+    """Entries in another order: tensors of the same shapes, of which others are late."""
+    example = Watched(folder, tensors=1)
+    example.foresee()
+    for step in range(5, 9):
+        model, average = example.training.entries["model"], example.training.entries["average"]
+        swapped = {"average": average, "model": model} if step % 2 else {"model": model, "average": average}
+        example.training = Training(entries={**swapped, "optimizer": example.optimizer})
+        example.average.weights[0].data.fill_(-step)
+        example.take(step)
+        expected = example.state()
+        example.snapshotter.settle()
+        assert same(example.image(step), expected)
+    example.snapshotter.close()
+
+
+def test_memory_that_is_away_between_snapshots_is_not_touched(example: Watched) -> None:
+    example.foresee()
+    example.snapshotter.settle()
+    storage, content = example.model.weights[0].untyped_storage(), example.model.weights[0].detach().clone()
+    storage.resize_(0)
+
+    def back() -> None:
+        storage.resize_(content.nbytes)
+        example.model.weights[0].data.copy_(content)
+
+    example.watch.then = back
+    example.take(4)
+    assert not example.watch.ahead
+    assert 4 in example.steps()
+    assert is_right(state_at(example.folder, 4), 4)
 
 
 def test_who_is_never_right_stops_guessing(example: Watched) -> None:
