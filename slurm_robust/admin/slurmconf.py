@@ -163,7 +163,8 @@ class _Changes:
         return "" if was is None or was.value.lower() in ("(null)", "none") else was.value
 
     def hook(self, key: str, pattern: str) -> dict[str, str]:
-        """Let ``key`` run ours beside what it runs; returns links to make (``""``: to our own script)."""
+        """Let ``key`` run ours beside what it runs; returns links to make, to our own by its mere name."""
+        ours = f"{key.lower()}.sh"
         own = self.value(key)
         folder = PurePosixPath(pattern).parent
         if any(letter in own for letter in "*?["):
@@ -172,10 +173,10 @@ class _Changes:
                 self.notes.append(
                     f"{key}={own}: no name for ours fits that pattern; link {folder / LINK} there by hand"
                 )
-            return {} if link is None else {link: ""}
+            return {} if link is None else {link: ours}
         if own != pattern:
             self.set(key, pattern)
-        links = {str(folder / LINK): ""}
+        links = {str(folder / LINK): ours}
         return links | {str(folder / SITE_LINK): own} if own and own != pattern else links
 
     def health_check(self, wish: Wish) -> None:

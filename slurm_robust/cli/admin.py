@@ -16,6 +16,9 @@ def register(commands: Commands) -> None:
     parser = commands.add_parser("admin", help=text, description=text.capitalize() + ".")
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _register_quarantine(own)
+    _register_install(own)
+    _register_verify(own)
+    _register_uninstall(own)
 
 
 def _register_quarantine(commands: Commands) -> None:
@@ -32,3 +35,75 @@ def _quarantine(args: argparse.Namespace) -> int:
     from slurm_robust.admin import quarantine
 
     return quarantine.main(args.nodes, once=args.once, json=args.json, config_file=args.config)
+
+
+def _register_install(commands: Commands) -> None:
+    text = "write the node's side to this machine and show what slurm.conf needs"
+    parser = commands.add_parser("install", help=text, description=text.capitalize() + ".")
+    parser.add_argument("--prefix", metavar="DIR", help="where scripts and manual pages go (/usr/local)")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument(
+        "--apply", action="store_true", help="change slurm.conf, with a backup, and scontrol reconfigure"
+    )
+    parser.add_argument(
+        "--all-nodes-have-it",
+        action="store_true",
+        help="say that every node has been installed (for --apply)",
+    )
+    parser.add_argument(
+        "--act", action="store_true", help="drain nodes, instead of only telling (drain.mode)"
+    )
+    parser.add_argument(
+        "--systemd-timer", action="store_true", help="periodic checks by systemd, not by HealthCheckProgram"
+    )
+    _add_slurm_conf(parser)
+    parser.set_defaults(handler=_install)
+
+
+def _install(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import install
+
+    return install.main(
+        prefix=args.prefix,
+        dry_run=args.dry_run,
+        apply=args.apply,
+        all_nodes=args.all_nodes_have_it,
+        act=args.act,
+        timer=args.systemd_timer,
+        slurm_conf=args.slurm_conf,
+    )
+
+
+def _register_verify(commands: Commands) -> None:
+    text = "tell what is wrong on this node and in the live configuration of Slurm, and why it matters"
+    parser = commands.add_parser("verify", help=text, description=text.capitalize() + ".")
+    _add_slurm_conf(parser)
+    parser.set_defaults(handler=_verify)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import verify
+
+    return verify.main(slurm_conf=args.slurm_conf)
+
+
+def _register_uninstall(commands: Commands) -> None:
+    text = "remove what install wrote, and show (or undo, with --apply) the change of slurm.conf"
+    parser = commands.add_parser("uninstall", help=text, description=text.capitalize() + ".")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument("--apply", action="store_true", help="undo the change of slurm.conf")
+    parser.add_argument("--purge", action="store_true", help="remove the state and the log of events as well")
+    _add_slurm_conf(parser)
+    parser.set_defaults(handler=_uninstall)
+
+
+def _uninstall(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import uninstall
+
+    return uninstall.main(
+        dry_run=args.dry_run, apply=args.apply, purge=args.purge, slurm_conf=args.slurm_conf
+    )
+
+
+def _add_slurm_conf(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--slurm-conf", metavar="FILE", default="", help="slurm.conf, where it is not found")

@@ -14,8 +14,8 @@ EPILOG = "/etc/slurm-robust/slurm.d/epilog/*"
 HEALTH = "/usr/libexec/slurm-robust/healthcheck.sh"
 WISH = Wish(prolog=PROLOG, epilog=EPILOG, health_check=HEALTH)
 OURS = {
-    "/etc/slurm-robust/slurm.d/prolog/50-slurm-robust": "",
-    "/etc/slurm-robust/slurm.d/epilog/50-slurm-robust": "",
+    "/etc/slurm-robust/slurm.d/prolog/50-slurm-robust": "prolog.sh",
+    "/etc/slurm-robust/slurm.d/epilog/50-slurm-robust": "epilog.sh",
 }
 
 

@@ -1,0 +1,258 @@
+"""Files that an installation writes, and the manifest that makes repeating, upgrading and removing exact.
+
+What the manifest remembers of a file is the checksum of what we wrote. A file that still has it is ours to
+replace or remove; one that has another belongs to whoever changed it, and stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.record import Record
+
+MANIFEST = "/var/lib/slurm-robust/manifest.json"
+_MOST_LINKS = 40
+
+
+class InstallError(SrobustError):
+    """Files cannot be written or removed."""
+
+    exit_code = ExitCode.JOB_DIR
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class Item(Record):
+    """What should be at ``path``: a file with ``text``, a link to ``target``, or a folder. Owner is root."""
+
+    path: str
+    kind: Literal["file", "link", "folder"] = "file"
+    text: str = ""
+    target: str = ""
+    mode: int = 0o644
+
+    @property
+    def digest(self) -> str:
+        """What tells this content from any other."""
+        return _digest(self.kind, self.text.encode() if self.kind == "file" else self.target.encode())
+
+
+class Found(Record):
+    """What is at a path. Mode and owner of a link do not matter, so it has neither here."""
+
+    digest: str
+    mode: int = 0
+    uid: int = 0
+
+
+class Manifest(Record):
+    """``digests`` of what version ``version`` wrote, by path."""
+
+    version: str = ""
+    digests: dict[str, str] = {}
+
+
+class Action(str, Enum):
+    """What is done with a path."""
+
+    WRITE = "write"
+    REPLACE = "replace"
+    MODE = "mode"
+    REMOVE = "remove"
+    KEEP = "keep"
+    """It was changed by somebody, or is somebody else's."""
+
+
+class Step(Record):
+    """One change of the file tree; ``why`` is for people."""
+
+    action: Action
+    path: str
+    item: Item | None = None
+    why: str = ""
+
+
+def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found]) -> list[Step]:
+    """Steps from what is there to what is wanted; what is right already needs none. Pure."""
+    steps = [step for item in wanted if (step := _step(item, manifest, found.get(item.path)))]
+    paths = {item.path for item in wanted}
+    # The deepest first, so that folders are empty when their turn comes.
+    for path in sorted(manifest.digests.keys() - paths, reverse=True):
+        now = found.get(path)
+        if now is None:
+            continue
+        if now.digest == manifest.digests[path]:
+            steps.append(Step(action=Action.REMOVE, path=path))
+        else:
+            steps.append(Step(action=Action.KEEP, path=path, why="was changed after it was installed"))
+    return steps
+
+
+def _step(item: Item, manifest: Manifest, now: Found | None) -> Step | None:
+    if now is None:
+        return Step(action=Action.WRITE, path=item.path, item=item)
+    if now.digest != item.digest:
+        if manifest.digests.get(item.path) == now.digest:
+            return Step(action=Action.REPLACE, path=item.path, item=item, why="of an earlier version")
+        return Step(action=Action.KEEP, path=item.path, why="differs from ours: remove it to get ours")
+    if item.kind != "link" and (now.mode, now.uid) != (item.mode, 0):
+        return Step(action=Action.MODE, path=item.path, item=item, why=f"{item.mode:04o}, root's")
+    return None
+
+
+class Tree:
+    """A file tree below ``root``; only tests have another root than ``/``."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+
+    def path(self, name: str) -> Path:
+        """Where a path of the machine is."""
+        return self.root / name.lstrip("/")
+
+    def real(self, name: str) -> Path:
+        """Where a path leads to when links at its end are followed, below this root."""
+        for _ in range(_MOST_LINKS):
+            if not self.path(name).is_symlink():
+                break
+            name = os.path.join(os.path.dirname(name), os.readlink(self.path(name)))
+        return self.path(name)
+
+    def look(self, name: str) -> Found | None:
+        """What is there; links are not followed. Raises ``OSError``."""
+        path = self.path(name)
+        try:
+            found = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        mode = stat.S_IMODE(found.st_mode)
+        if stat.S_ISLNK(found.st_mode):
+            return Found(digest=_digest("link", os.readlink(path).encode()))
+        if stat.S_ISDIR(found.st_mode):
+            return Found(digest=_digest("folder", b""), mode=mode, uid=found.st_uid)
+        if not stat.S_ISREG(found.st_mode):
+            return Found(digest="special", mode=mode, uid=found.st_uid)
+        return Found(digest=_digest("file", path.read_bytes()), mode=mode, uid=found.st_uid)
+
+    def manifest(self) -> Manifest:
+        """What was written the last time. Raises :class:`InstallError` for a damaged one."""
+        path = self.path(MANIFEST)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            return Manifest()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InstallError(
+                f"{path} cannot be read: {error}", "remove it; files then count as yours"
+            ) from error
+
+    def steps(self, wanted: Sequence[Item]) -> list[Step]:
+        """:func:`plan` for what is there now."""
+        manifest = self.manifest()
+        names = {item.path for item in wanted} | manifest.digests.keys()
+        found = {name: now for name in names if (now := self.look(name))}
+        return plan(wanted, manifest, found)
+
+    def carry_out(self, steps: Sequence[Step], wanted: Sequence[Item], version: str) -> list[Step]:
+        """Do it and remember it; returns what was kept in the end. Raises :class:`InstallError`.
+
+        The manifest is written first with both what was and what will be, so that whatever interrupts this,
+        the next run knows all that may be ours.
+        """
+        before = self.manifest()
+        kept = [step for step in steps if step.action is Action.KEEP]
+        foreign = {step.path for step in kept} | {
+            item.path for item in wanted if item.path not in before.digests and self.look(item.path)
+        }
+        ours = {item.path: item.digest for item in wanted if item.path not in foreign}
+        still = {step.path: before.digests[step.path] for step in kept if step.path in before.digests}
+        try:
+            self._remember(Manifest(version=version, digests={**before.digests, **ours}))
+            kept += [left for step in steps if (left := self._do(step))]
+            self._remember(Manifest(version=version, digests={**still, **ours}))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InstallError(f"{error.filename}: {reason}", "run it again when that is mended") from error
+        return kept
+
+    def _do(self, step: Step) -> Step | None:
+        path = self.path(step.path)
+        item = step.item
+        if step.action is Action.REMOVE:
+            if not path.is_symlink() and path.is_dir():
+                try:
+                    path.rmdir()
+                except OSError:
+                    return Step(action=Action.KEEP, path=step.path, why="is not empty")
+            else:
+                path.unlink(missing_ok=True)
+        elif item is not None and item.kind == "folder":
+            path.mkdir(parents=True, exist_ok=True)
+            os.chown(path, 0, 0)
+            path.chmod(item.mode)
+        elif item is not None and item.kind == "link":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_name(f".{path.name}.new")
+            beside.unlink(missing_ok=True)
+            beside.symlink_to(item.target)
+            os.replace(beside, path)
+        elif item is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, item.text.encode(), item.mode, 0, 0)
+        return None
+
+    def _remember(self, manifest: Manifest) -> None:
+        path = self.path(MANIFEST)
+        if not manifest.digests:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+        write_whole(path, text, 0o600, 0, 0)
+
+
+def write_whole(path: Path, content: bytes, mode: int, uid: int, gid: int) -> None:
+    """Replace a file in one go: a reader sees the old one or the new one. Raises ``OSError``."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        os.fchown(descriptor, uid, gid)
+        os.fchmod(descriptor, mode)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(beside, path)
+
+
+def open_to_others(path: Path) -> str:
+    """Why somebody besides root could change what root would run there; empty if nobody can."""
+    real = path.resolve()
+    for part in (real, *real.parents):
+        try:
+            found = part.stat()
+        except OSError as error:
+            return f"{part}: {error.strerror}"
+        if found.st_uid != 0:
+            return f"{part} belongs to uid {found.st_uid}"
+        if found.st_mode & 0o022 and not stat.S_ISDIR(found.st_mode):
+            return f"others may write to {part}"
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            return f"others may write to {part}"
+    return ""
+
+
+def _digest(kind: str, content: bytes) -> str:
+    return f"{kind}:{hashlib.sha256(content).hexdigest()}"

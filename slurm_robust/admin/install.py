@@ -1,0 +1,148 @@
+"""``srobust admin install``: the node's side on this machine, and what it needs in slurm.conf.
+
+Order matters on a cluster: a ``Prolog`` that names files which a node does not have drains that node. So
+every node is installed first, and slurm.conf is changed once, at last.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_robust import __version__
+from slurm_robust.admin import items, slurmconf, verify
+from slurm_robust.admin.files import InstallError, Step, open_to_others
+from slurm_robust.admin.items import Layout
+from slurm_robust.admin.site import Site, is_packaged, must_be_root
+
+SYSTEMCTL_S = 30.0
+
+NODES_FIRST = (
+    "a Prolog or Epilog that names files which a node does not have drains that node: run 'srobust admin "
+    "install' on every node first, then this once with --apply --all-nodes-have-it"
+)
+
+
+def main(
+    *,
+    prefix: str | None = None,
+    dry_run: bool = False,
+    apply: bool = False,
+    all_nodes: bool = False,
+    act: bool = False,
+    timer: bool = False,
+    slurm_conf: str = "",
+    site: Site | None = None,
+) -> int:
+    """Returns 0, or 1 if slurm.conf was changed and the cluster is not as it should be then.
+
+    Raises :class:`InstallError`, or ``NodeConfigError`` for a configuration that is wrong.
+    """
+    if not dry_run:
+        must_be_root("srobust admin install")
+    site = site or Site(slurm_conf)
+    layout = _layout(site, prefix, act=act, timer=timer)
+    files = site.slurm_files()
+    plan = slurmconf.make_plan(files or {"slurm.conf": ""}, site.wish(timer=layout.timer))
+    wanted = items.items(layout, plan.links)
+    steps = site.tree.steps(wanted)
+    print(told(steps) or "files: all as they should be")
+    if dry_run:
+        _show(plan, bool(files), applied=False)
+        return 0
+    _refuse_open(layout, site)
+    site.tree.carry_out(steps, wanted, __version__)
+    if layout.timer:
+        enable_timer(site)
+    if not apply:
+        _show(plan, bool(files), applied=False)
+        return 0
+    return _apply(site, plan, files, all_nodes=all_nodes, layout=layout)
+
+
+def told(steps: Sequence[Step]) -> str:
+    """One line for each step."""
+    return "\n".join(
+        f"{step.action.value:>8}  {step.path}{f'  ({step.why})' if step.why else ''}" for step in steps
+    )
+
+
+def enable_timer(site: Site) -> None:
+    """Start the periodic checks by systemd, or say how."""
+    systemctl(site, "daemon-reload")
+    systemctl(site, "enable", "--now", items.TIMER)
+
+
+def systemctl(site: Site, *words: str) -> None:
+    """Run it where systemd is in charge of this tree; otherwise print what is to be run."""
+    command = ("systemctl", *words)
+    if not site.tree.path("/run/systemd/system").is_dir() or site.tree.root != Path("/"):
+        print(f"systemd does not run here; on the booted node: {' '.join(command)}")
+        return
+    try:
+        subprocess.run(command, check=True, timeout=SYSTEMCTL_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InstallError(f"{' '.join(command)}: {error}", "run it by hand") from error
+
+
+def _layout(site: Site, prefix: str | None, *, act: bool, timer: bool) -> Layout:
+    known = site.tree.manifest().digests
+    packaged = is_packaged()
+    if packaged and prefix is not None:
+        raise InstallError("--prefix: the package has its place already", "leave the option out")
+    return Layout(
+        node_command=site.node_command,
+        prefix="/usr" if packaged else (prefix or "/usr/local").rstrip("/"),
+        packaged=packaged,
+        # What was asked for once stays asked for, until somebody removes the file.
+        timer=timer or bool(known.get(f"{items.UNITS}/{items.TIMER}")),
+        act=act or (items.ACT in known and site.tree.look(items.ACT) is not None),
+    )
+
+
+def _refuse_open(layout: Layout, site: Site) -> None:
+    """Root must not run, in every hook of every job, what somebody else can change."""
+    if not layout.packaged and (why := open_to_others(Path(layout.node_command))):
+        raise InstallError(
+            f"hooks run {layout.node_command} as root, but {why}",
+            "install slurm_robust as root, below a folder of root's (/opt, /usr/local)",
+        )
+    if not site.tree.path(layout.prefix).is_absolute():
+        raise InstallError(f"--prefix {layout.prefix}: not an absolute path", "give a path from / on")
+
+
+def _show(plan: slurmconf.Plan, known: bool, *, applied: bool) -> None:
+    for note in plan.notes:
+        print(f"note: {note}")
+    difference = plan.diff()
+    if not difference:
+        print("slurm.conf: nothing to change")
+        return
+    if not known:
+        print("slurm.conf was not found here (--slurm-conf names it); it needs:")
+    print(f"{difference}" if applied else f"{difference}\nslurm.conf was not changed (--apply does it)")
+    if not applied and any(line.startswith("+Prolog=") for line in difference.splitlines()):
+        print(f"note: {NODES_FIRST}")
+
+
+def _apply(
+    site: Site, plan: slurmconf.Plan, files: dict[str, str], *, all_nodes: bool, layout: Layout
+) -> int:
+    if not files:
+        raise InstallError("--apply: slurm.conf was not found", "name it with --slurm-conf")
+    if site.is_configless:
+        raise InstallError(
+            f"--apply: {site.main} is a copy that slurmd fetched", "run it on the controller instead"
+        )
+    difference = plan.diff()
+    names_files = any(line.startswith(("+Prolog=", "+Epilog=")) for line in difference.splitlines())
+    if names_files and not all_nodes:
+        _show(plan, True, applied=False)
+        raise InstallError("slurm.conf was not changed", NODES_FIRST)
+    _show(plan, True, applied=True)
+    if difference:
+        for backup in site.apply(plan, time.strftime("%Y%m%dT%H%M%S")):
+            print(f"backup: {backup}")
+    return verify.report(verify.cluster_points(site.live.read(), site.config, timer=layout.timer))

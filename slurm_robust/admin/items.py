@@ -1,0 +1,102 @@
+"""What an installation consists of: names, modes and texts. Reads only this package's own files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from slurm_robust.admin import keys
+from slurm_robust.admin.files import Item
+from slurm_robust.model.record import Record
+
+DATA = Path(__file__).parent / "data"
+ETC = "/etc/slurm-robust"
+CONFIG = f"{ETC}/config.yaml"
+ACT = f"{ETC}/conf.d/50-act.yaml"
+HOOKS = f"{ETC}/slurm.d"
+"""What slurm.conf names: the same on all nodes, however this package came there."""
+
+PROLOG = f"{HOOKS}/prolog/*"
+EPILOG = f"{HOOKS}/epilog/*"
+HEALTH_CHECK = f"{HOOKS}/healthcheck"
+UNITS = "/etc/systemd/system"
+TIMER = "slurm-robust.timer"
+PACKAGE_TREE = Path("/usr/lib/slurm-robust")
+
+_COMMAND = re.compile(r"^SROBUST_NODE=.*$", re.MULTILINE)
+
+
+class Layout(Record):
+    """Where things go. ``packaged``: a .deb or .rpm has brought all that is below ``prefix`` and in /etc."""
+
+    node_command: str
+    """Absolute path of ``srobust-node``."""
+
+    prefix: str = "/usr/local"
+    packaged: bool = False
+    timer: bool = False
+    act: bool = False
+
+    @property
+    def libexec(self) -> str:
+        """Folder of the scripts."""
+        return f"{self.prefix}/libexec/slurm-robust"
+
+
+def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
+    """Everything, folders before what is in them. ``links``: as a plan for slurm.conf has them."""
+    wanted = [
+        Item(path="/var/lib/slurm-robust", kind="folder", mode=0o700),
+        Item(path="/var/log/slurm-robust", kind="folder", mode=0o750),
+        *(Item(path=path, kind="folder", mode=0o755) for path in (ETC, f"{ETC}/conf.d", HOOKS)),
+        *(Item(path=f"{HOOKS}/{name}", kind="folder", mode=0o755) for name in ("prolog", "epilog")),
+    ]
+    # A site's script is linked by its full path, one of ours by its name.
+    wanted += [
+        Item(path=path, kind="link", target=str(PurePosixPath(layout.libexec, target)))
+        for path, target in links.items()
+    ]
+    wanted.append(Item(path=HEALTH_CHECK, kind="link", target=f"{layout.libexec}/healthcheck.sh"))
+    if layout.act:
+        wanted.append(Item(path=ACT, text="# Remove this file to observe only.\ndrain:\n  mode: act\n"))
+    return wanted if layout.packaged else [*wanted, *package_items(layout)]
+
+
+def package_items(layout: Layout) -> list[Item]:
+    """What a package brings, and an installation by pip writes."""
+    units = ("slurm-robust.service", TIMER) if layout.timer else ()
+    return [
+        Item(path=CONFIG, text=keys.as_yaml((DATA / "config-header.txt").read_text())),
+        Item(path="/etc/logrotate.d/slurm-robust", text=(DATA / "logrotate").read_text()),
+        Item(path=layout.libexec, kind="folder", mode=0o755),
+        *(
+            Item(path=f"{layout.libexec}/{name}", text=text, mode=0o755)
+            for name, text in scripts(layout).items()
+        ),
+        *(
+            Item(path=f"{layout.prefix}/share/man/man{name[-1]}/{name}", text=text)
+            for name, text in man_pages().items()
+        ),
+        *(Item(path=f"{UNITS}/{name}", text=unit(name, layout)) for name in units),
+    ]
+
+
+def scripts(layout: Layout) -> dict[str, str]:
+    """The hooks by name, each calling this very ``srobust-node``."""
+    line = f"SROBUST_NODE={layout.node_command}"
+    return {
+        path.name: _COMMAND.sub(lambda _: line, path.read_text(), count=1)
+        for path in sorted((DATA / "scripts").glob("*.sh"))
+    }
+
+
+def unit(name: str, layout: Layout) -> str:
+    """A systemd unit."""
+    return (DATA / name).read_text().replace("@LIBEXEC@", layout.libexec)
+
+
+def man_pages() -> dict[str, str]:
+    """Manual pages by file name; the one of the configuration lists the keys that there are."""
+    pages = sorted((DATA / "man").glob("*.[1-9]"))
+    return {path.name: path.read_text().replace("@KEYS@\n", keys.as_roff()) for path in pages}

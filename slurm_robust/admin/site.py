@@ -1,0 +1,147 @@
+"""What the administrator's commands find on a machine: slurm.conf, our own commands, Slurm's live word."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from slurm_robust.admin import items, slurmconf
+from slurm_robust.admin.files import InstallError, Tree, write_whole
+from slurm_robust.config import nodefile
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.node.steward import slurm_environment
+from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
+
+_USUAL = ("/etc/slurm/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
+CONFIGLESS = "/run/slurm/conf/slurm.conf"
+
+
+class Site:
+    """This machine. ``tree``, ``live`` and ``node_command`` are others in tests only."""
+
+    def __init__(
+        self,
+        slurm_conf: str = "",
+        *,
+        tree: Tree | None = None,
+        live: LiveConfiguration | None = None,
+        node_command: str = "",
+    ) -> None:
+        self.tree = tree or Tree()
+        self.node_command = node_command or find_node_command()
+        self.config: NodeConfig = nodefile.load(self.tree.path(items.CONFIG))
+        environ = slurm_environment(self.config, os.environ.get)
+        self.main = slurm_conf or environ.get("SLURM_CONF", "") or self._usual()
+        self.live = live or LiveConfiguration({**environ, **({"SLURM_CONF": self.main} if self.main else {})})
+
+    def _usual(self) -> str:
+        paths = (*_USUAL, CONFIGLESS)
+        return next((path for path in paths if self.tree.path(path).exists()), "")
+
+    @property
+    def is_configless(self) -> bool:
+        """Whether slurm.conf is a copy that slurmd fetched: the one to change is the controller's."""
+        return os.path.realpath(self.tree.path(self.main)).startswith("/run/slurm")
+
+    def slurm_files(self) -> dict[str, str]:
+        """slurm.conf and what it includes; nothing where there is none. Raises :class:`InstallError`."""
+        if not self.main or not self.tree.path(self.main).exists():
+            return {}
+        try:
+            return slurmconf.read_all(self.main, self._read)
+        except OSError as error:
+            raise InstallError(
+                f"{error.filename} cannot be read: {error.strerror}", "name another file with --slurm-conf"
+            ) from error
+
+    def _read(self, name: str) -> str:
+        # Bytes that are no UTF-8 pass through; line ends stay as they are.
+        return self.tree.path(name).read_bytes().decode(errors="surrogateescape")
+
+    def wish(self, *, timer: bool) -> slurmconf.Wish:
+        """What slurm.conf shall say here."""
+        hooks = self.config.hooks
+        return slurmconf.Wish(
+            prolog=items.PROLOG,
+            epilog=items.EPILOG,
+            health_check="" if timer else items.HEALTH_CHECK,
+            budget_s=max(hooks.prolog_s, hooks.epilog_s),
+        )
+
+    def apply(self, plan: slurmconf.Plan, stamp: str) -> list[str]:
+        """Change slurm.conf and have Slurm read it; returns the backups' names.
+
+        A file that Slurm cannot parse never becomes the real one. What slurmctld refuses is undone. Raises
+        :class:`InstallError`.
+        """
+        changed = {name: text for name, text in plan.after.items() if text != plan.before[name]}
+        if self.main in changed:
+            self._try(changed[self.main])
+        backups = [self._backup(name, stamp) for name in changed]
+        try:
+            for name, text in changed.items():
+                self._write(name, text)
+            self.live.reconfigure()
+            self.live.read()
+        except (SrobustError, OSError) as error:
+            for name in changed:
+                self._write(name, plan.before[name])
+            undone = self._told_again()
+            raise InstallError(
+                f"slurm.conf is as it was: {error}{undone}", "see the log of slurmctld, then try again"
+            ) from error
+        return backups
+
+    def _told_again(self) -> str:
+        try:
+            self.live.reconfigure()
+        except ConfigurationRefused as error:
+            return f"; slurmctld does not take that one either: {error}"
+        return ""
+
+    def _try(self, text: str) -> None:
+        """Let Slurm parse the text from beside the real file, where includes are found."""
+        real = Path(os.path.realpath(self.tree.path(self.main)))
+        trial = real.with_name(f"{real.name}.slurm-robust-trial")
+        try:
+            write_whole(trial, text.encode(errors="surrogateescape"), 0o644, 0, 0)
+            self.live.try_file(str(trial))
+        except (ConfigurationRefused, OSError) as error:
+            raise InstallError(f"nothing was changed: {error}", "mend slurm.conf first") from error
+        finally:
+            trial.unlink(missing_ok=True)
+
+    def _backup(self, name: str, stamp: str) -> str:
+        real = os.path.realpath(self.tree.path(name))
+        backup = f"{real}.slurm-robust-{stamp}"
+        found = os.stat(real)
+        write_whole(Path(backup), Path(real).read_bytes(), found.st_mode & 0o7777, found.st_uid, found.st_gid)
+        return backup
+
+    def _write(self, name: str, text: str) -> None:
+        real = Path(os.path.realpath(self.tree.path(name)))
+        found = real.stat()
+        content = text.encode(errors="surrogateescape")
+        write_whole(real, content, found.st_mode & 0o7777, found.st_uid, found.st_gid)
+
+
+def find_node_command() -> str:
+    """The ``srobust-node`` that belongs to this program. Raises :class:`InstallError`."""
+    beside = [Path(sys.argv[0]).absolute().parent, Path(sys.executable).parent]
+    found = next((folder / "srobust-node" for folder in beside if (folder / "srobust-node").exists()), None)
+    if found is None:
+        raise InstallError("srobust-node is not beside srobust", "install the package again")
+    return str(found)
+
+
+def is_packaged() -> bool:
+    """Whether this very program is of a .deb or .rpm."""
+    return Path(__file__).resolve().is_relative_to(items.PACKAGE_TREE)
+
+
+def must_be_root(what: str) -> None:
+    """Raise :class:`InstallError` for anybody else."""
+    if os.geteuid() != 0:
+        raise InstallError(f"{what} writes to /etc and /usr, which only root may", "run it with sudo")

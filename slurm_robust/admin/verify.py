@@ -1,0 +1,178 @@
+"""``srobust admin verify``: whether this node and its cluster are set up as the hooks need it, and why."""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from slurm_robust import __version__
+from slurm_robust.admin import items
+from slurm_robust.admin.files import Action, Tree, open_to_others
+from slurm_robust.admin.site import Site
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.configuration import ConfigurationRefused
+
+Live = Mapping[str, tuple[str, ...]]
+_NEVER = 65534
+_OURS = "slurm-robust"
+
+
+class Point(Record):
+    """One thing that was looked at. ``why`` it matters and the ``fix`` are for what is not ``good``."""
+
+    good: bool
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
+    """0: all is good. 1: something is not, and is told. Raises ``NodeConfigError``."""
+    site = site or Site(slurm_conf)
+    timer = site.tree.look(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
+    points = [Point(good=True, what=f"configuration: good, drain.mode is {site.config.drain.mode}")]
+    points += file_points(site)
+    try:
+        live = site.live.read()
+    except ConfigurationRefused as error:
+        points.append(Point(good=False, what=f"Slurm: {error}", why="hooks ask Slurm", fix="scontrol ping"))
+    else:
+        points += cluster_points(live, site.config, timer=timer)
+        points += pattern_points(live, site.tree)
+    return report(points)
+
+
+def report(points: Iterable[Point]) -> int:
+    """Print them; 1 if one is not good."""
+    bad = 0
+    for point in points:
+        print(f"{'good' if point.good else 'BAD ':>6}  {point.what}")
+        if not point.good:
+            bad = 1
+            print(f"          why: {point.why}\n          fix: {point.fix}")
+    return bad
+
+
+def file_points(site: Site) -> Iterator[Point]:
+    """Files of this node: as they were installed, and closed to everybody but root."""
+    manifest = site.tree.manifest()
+    fix = f"srobust admin install (on {socket.gethostname()})"
+    if not manifest.digests:
+        yield Point(good=False, what="not installed on this node", why="no hook finds us", fix=fix)
+        return
+    same = manifest.version == __version__
+    yield Point(
+        good=same,
+        what=f"installed by version {manifest.version}, this is {__version__}",
+        why="scripts and program belong together",
+        fix=fix,
+    )
+    wrong = [step for step in site.tree.steps(()) if step.action is Action.KEEP and step.path != items.CONFIG]
+    gone = [path for path in manifest.digests if site.tree.look(path) is None]
+    for path, why in [*((step.path, step.why) for step in wrong), *((path, "is gone") for path in gone)]:
+        yield Point(
+            good=False, what=f"{path} {why}", why="it is not what was tested", fix=f"rm -f it, then {fix}"
+        )
+    if not wrong and not gone:
+        yield Point(good=True, what=f"files: {len(manifest.digests)}, all as installed")
+    for link in _our_links(manifest.digests):
+        real = site.tree.real(link)
+        why = open_to_others(real) if _runs(real) else f"{real} cannot be executed"
+        yield Point(
+            good=not why,
+            what=f"{link}: {why or 'root alone can change what it runs'}",
+            why="Slurm runs it as root; without it, it drains the node",
+            fix=f"chown root and chmod go-w what is named, or {fix}",
+        )
+
+
+def _our_links(paths: Mapping[str, str]) -> list[str]:
+    return [path for path in sorted(paths) if paths[path].startswith("link:")]
+
+
+def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[Point]:
+    """What slurmctld has in force, against what the hooks need. Pure."""
+    fix = "srobust admin install shows the change of slurm.conf, --apply makes it"
+    words = _words(live, "schedulerparameters")
+    yield Point(
+        good="nohold_on_prolog_fail" in words,
+        what="SchedulerParameters: nohold_on_prolog_fail",
+        why="else a job whose prolog failed on a bad node is requeued held, until a person releases it",
+        fix=fix,
+    )
+    yield Point(
+        good=bool(_words(live, "prologflags") & {"alloc", "contain", "x11"}),
+        what="PrologFlags: Alloc",
+        why="else the prolog of a node runs with the first step there, after the batch script has begun",
+        fix=fix,
+    )
+    for key, budget in (("prolog", config.hooks.prolog_s), ("epilog", config.hooks.epilog_s)):
+        patterns = live.get(key, ())
+        yield Point(
+            good=bool(patterns),
+            what=f"{key.capitalize()}: {' '.join(patterns) or 'none'}",
+            why=f"without it nothing is checked at the {'start' if key == 'prolog' else 'end'} of a job",
+            fix=fix,
+        )
+        limit = _number(live, f"{key}timeout") or _number(live, "prologepilogtimeout")
+        yield Point(
+            good=limit is not None and budget < limit < _NEVER,
+            what=f"PrologEpilogTimeout: {limit} s, hooks.{key}_s is {budget:g} s",
+            why="without a limit a hook that hangs holds its node for ever; one below ours drains it",
+            fix=fix,
+        )
+    program = " ".join(live.get("healthcheckprogram", ()))
+    interval = _number(live, "healthcheckinterval") or 0
+    yield Point(
+        good=timer or (_OURS in program and interval > 0),
+        what="periodic checks: by systemd"
+        if timer
+        else f"HealthCheckProgram: {program or 'none'}, {interval} s",
+        why="without it only starting and ending jobs are looked at, and drained nodes never come back",
+        fix=f"{fix}; beside a program of the site: srobust admin install --systemd-timer",
+    )
+
+
+def pattern_points(live: Live, tree: Tree) -> Iterator[Point]:
+    """What Slurm's patterns match on this node: ours among it, and nothing that cannot be executed."""
+    for key in ("prolog", "epilog"):
+        matched = [path for pattern in live.get(key, ()) for path in matches(tree, pattern)]
+        if not live.get(key):
+            continue
+        bad = [path for path in matched if not _runs(tree.real(path))]
+        ours = any(_OURS in str(tree.real(path)) for path in matched)
+        yield Point(
+            good=bool(matched) and not bad,
+            what=f"{key.capitalize()} on this node: {' '.join(bad or matched) or 'no file'}",
+            why="Slurm takes what is missing or cannot be executed for a failed hook and drains the node",
+            fix="remove it or chmod 755; if all is missing: srobust admin install",
+        )
+        yield Point(
+            good=ours,
+            what=f"{key.capitalize()} runs slurm_robust",
+            why="the node is not checked there",
+            fix="srobust admin install",
+        )
+
+
+def matches(tree: Tree, pattern: str) -> list[str]:
+    """The paths that a pattern of Slurm's, glob(7), matches on this machine."""
+    return sorted(f"/{name}" for name in glob.glob(pattern.lstrip("/"), root_dir=tree.root))
+
+
+def _runs(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _words(live: Live, key: str) -> set[str]:
+    return {word.strip().lower() for value in live.get(key, ()) for word in value.split(",")}
+
+
+def _number(live: Live, key: str) -> int | None:
+    """``60 sec``: the number."""
+    text = " ".join(live.get(key, ())).split()
+    return int(text[0]) if text and text[0].isdigit() else None
