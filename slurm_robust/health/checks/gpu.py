@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from slurm_robust.health.check import AnyCheck, Check, Context, Hang, Source
+from slurm_robust.health.check import AnyCheck, Check, Context, Source
 from slurm_robust.health.gpus import errors, leftovers, links, presence, speed
 from slurm_robust.health.gpus.facts import GpuFacts, GpuUse
 from slurm_robust.health.gpus.gather import gather_gpus, gather_use
-from slurm_robust.model.findings import Outcome, Suggestion
 
-# The gathering gives up by itself before that, unless it is stuck in the kernel.
-_DEAD_DRIVER = Hang(Outcome.FAIL, "driver hangs", Suggestion.REBOOT)
-
-GPUS = Source("gpu", GpuFacts, gather_gpus, timeout_s=5.0, history_s=3600.0, hang=_DEAD_DRIVER)
+# A driver that does not answer is a fact, which comes well before the time is over. No answer at all is a
+# node that has no time for us.
+GPUS = Source("gpu", GpuFacts, gather_gpus, timeout_s=5.0, history_s=3600.0)
 
 # Never from the cache: what an earlier run saw was the job that is gone now.
 GPU_USE = Source("gpu-use", GpuUse, gather_use, timeout_s=5.0, fresh_s=0.0)

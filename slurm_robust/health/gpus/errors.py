@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
 from slurm_robust.health.gpus.facts import NVIDIA, Gpu, Recovery
-from slurm_robust.health.gpus.judging import GpuView, answering, finding, increase, recent, twin
+from slurm_robust.health.gpus.judging import GpuView, answering, finding, risen, twin
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 ECC = "gpu.ecc"
@@ -39,7 +39,7 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
     """One finding per question, gravest first."""
     uncorrected, lifetime = gpu.uncorrected or 0, gpu.aggregate_uncorrected or 0
     old = twin(view.baseline, gpu)
-    per_hour = _corrected(view, gpu)
+    per_hour = risen(view, gpu, lambda known: known.corrected)
     yield finding(
         ECC,
         gpu,
@@ -85,13 +85,6 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
         limit=limits.max_corrected_per_hour,
         source="corrected ECC errors, last hour",
     )
-
-
-def _corrected(view: GpuView, gpu: Gpu) -> int:
-    if gpu.corrected is None:
-        return 0
-    earlier = [known.corrected for known in recent(view, gpu) if known.corrected is not None]
-    return increase(earlier, gpu.corrected)
 
 
 def _worst(findings: list[Finding]) -> Finding:

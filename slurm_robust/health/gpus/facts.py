@@ -119,8 +119,8 @@ class GpuFacts(Record):
     """All GPUs of a node.
 
     ``on_bus``: PCI addresses of GPUs that the driver should have, whether it lists them or not. ``fault``:
-    why nothing is known though there are GPUs, ``unreadable`` the same where it may be meant so. ``silent``:
-    the driver did not answer within ``took_s``.
+    why nothing is known though there are GPUs, ``unreadable`` the same where it may be meant so.
+    ``stuck_in``: the call that did not come back within ``took_s``.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -129,7 +129,7 @@ class GpuFacts(Record):
     on_bus: tuple[str, ...] = ()
     fault: str = ""
     unreadable: str = ""
-    silent: bool = False
+    stuck_in: str = ""
     took_s: float = 0.0
 
 

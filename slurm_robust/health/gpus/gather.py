@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from types import FrameType
 
 import msgspec
 
@@ -12,6 +14,9 @@ from slurm_robust.health.host import Host
 
 PATIENCE_S = 3.0
 """A driver that is awake answers within milliseconds; waking a GPU takes one or two seconds."""
+
+STUCK_S = 1.0
+"""A single call that takes so long is stuck; many short ones are a node that is busy."""
 
 SETTLE_S = 2.0
 """So long a driver may take to free what a process held that has just ended."""
@@ -33,17 +38,26 @@ def gather_gpus(host: Host, _config: NodeConfig) -> GpuFacts:
             answers.append(error)
 
     begun = time.monotonic()
-    # A thread, so that silence is a fact with a duration, judged by what is known of this node. One that
-    # is stuck in the kernel is abandoned together with this process.
+    # A thread, so that silence is a fact with a name and a duration, judged by what is known of this node.
+    # One that is stuck in the kernel is abandoned together with this process.
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(PATIENCE_S)
+    thread.join(PATIENCE_S - STUCK_S)
+    call = _frame(thread.ident)
+    thread.join(STUCK_S)
     took_s = round(time.monotonic() - begun, 4)
     if not answers:
-        return GpuFacts(silent=True, took_s=took_s)
+        if call is None or call is not _frame(thread.ident):
+            raise RuntimeError(f"the node is too busy to read its GPUs in {took_s:.1f} s")
+        return GpuFacts(stuck_in=call.f_code.co_name, took_s=took_s)
     if isinstance(answers[0], BaseException):
         raise answers[0]
     return msgspec.structs.replace(answers[0], took_s=took_s)
+
+
+def _frame(thread: int | None) -> FrameType | None:
+    """The function call that the thread is in."""
+    return sys._current_frames().get(thread or 0)
 
 
 def _read(host: Host) -> GpuFacts:

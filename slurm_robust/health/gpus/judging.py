@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable
 
 from slurm_robust.health.check import View
+from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.gpus.facts import Gpu, GpuFacts
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-
-HOUR_S = 3600.0
 
 GpuView = View[GpuFacts]
 
@@ -61,16 +59,21 @@ def twin(facts: GpuFacts | None, gpu: Gpu) -> Gpu | None:
     return None
 
 
-def recent(view: GpuView, gpu: Gpu) -> Iterator[Gpu]:
+def earlier(view: GpuView, gpu: Gpu) -> tuple[Gpu, ...]:
     """The GPU in the samples of this boot's last hour, oldest first."""
-    for sample in view.before:
-        if sample.boot_id == view.boot_id and 0 <= view.at - sample.at <= HOUR_S:
-            found = twin(sample.facts, gpu)
-            if found is not None:
-                yield found
+    samples = [
+        sample.facts
+        for sample in view.before
+        if sample.boot_id == view.boot_id and 0 <= view.at - sample.at <= HOUR_S
+    ]
+    return tuple(found for facts in samples if (found := twin(facts, gpu)) is not None)
 
 
-def increase(earlier: list[int], now: int) -> int:
-    """How much a counter grew. One that went back began anew, with a new driver."""
-    series = [*earlier, now]
-    return sum(b - a if b >= a else b for a, b in pairwise(series))
+def risen(view: GpuView, gpu: Gpu, counter: Callable[[Gpu], int | None]) -> int:
+    """By how much one of the GPU's counters rose within the last hour."""
+
+    def value(facts: GpuFacts) -> int | None:
+        found = twin(facts, gpu)
+        return None if found is None else counter(found)
+
+    return grown(readings(view, value), HOUR_S, view.at)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
 from slurm_robust.health.gpus.facts import Gpu
-from slurm_robust.health.gpus.judging import GpuView, answering, finding, increase, recent, twin
+from slurm_robust.health.gpus.judging import GpuView, answering, earlier, finding, risen, twin
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 NVLINK = "gpu.nvlink"
@@ -52,7 +52,7 @@ def _wanted_links(view: GpuView, limits: GpuLimits, gpu: Gpu) -> tuple[int, str,
     known = twin(view.baseline, gpu)
     if known is not None and known.links is not None:
         return sum(known.links), "NVLink state, baseline", Suggestion.RESET
-    before = max((sum(old.links or ()) for old in recent(view, gpu)), default=0)
+    before = max((sum(old.links or ()) for old in earlier(view, gpu)), default=0)
     if before > sum(gpu.links or ()):
         return before, "NVLink state, earlier in this boot", Suggestion.RESET
     # Cards with bridges may differ from each other, so what neighbours have is only a hint.
@@ -75,8 +75,7 @@ def _fabric(gpu: Gpu) -> Finding:
 
 
 def _link_errors(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
-    earlier = [old.link_errors for old in recent(view, gpu) if old.link_errors is not None]
-    new = increase(earlier, gpu.link_errors) if gpu.link_errors is not None else 0
+    new = risen(view, gpu, lambda known: known.link_errors)
     too_many = new > limits.max_link_errors_per_hour
     return finding(
         NVLINK,
@@ -154,8 +153,7 @@ def _generation(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding | None:
 
 
 def _replays(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
-    earlier = [old.pcie_replays for old in recent(view, gpu) if old.pcie_replays is not None]
-    new = increase(earlier, gpu.pcie_replays) if gpu.pcie_replays is not None else 0
+    new = risen(view, gpu, lambda known: known.pcie_replays)
     return finding(
         PCIE,
         gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from slurm_robust.health.gpus.bus import NVIDIA_ID, gpus_on_bus
+from slurm_robust.health import pci
 from slurm_robust.health.gpus.facts import (
     Gpu,
     GpuFacts,
@@ -20,6 +20,8 @@ from slurm_robust.health.host import Host
 T = TypeVar("T")
 
 LIBRARY = "libnvidia-ml.so.1"
+# VGA and 3D controllers; a GPU's sound or USB function and NVSwitches are of other kinds.
+_GPU_KINDS = ("0300", "0302")
 _LOADED = "/proc/driver/nvidia/version"
 
 # NVML_GPU_RECOVERY_ACTION_*; the numbers are the driver's, older pynvml do not name them.
@@ -107,9 +109,7 @@ class Nvml:
 
 def read_gpus(host: Host) -> GpuFacts:
     """All NVIDIA GPUs of this machine. Nothing where there are none."""
-    on_bus = gpus_on_bus(host, NVIDIA_ID)
-    # One that another driver holds was given away on purpose: to a virtual machine, say.
-    ours = tuple(gpu.bus for gpu in on_bus if gpu.driver in ("", "nvidia"))
+    ours = _on_bus(host)
     if not host.is_real:
         return GpuFacts(on_bus=ours)
     try:
@@ -134,6 +134,18 @@ def read_gpus(host: Host) -> GpuFacts:
         return GpuFacts(on_bus=ours, fault=f"NVML: {error}")
     finally:
         nvml.close()
+
+
+def _on_bus(host: Host) -> tuple[str, ...]:
+    """PCI addresses of GPUs that the driver should have."""
+    return tuple(
+        device.address
+        for device in pci.devices(host)
+        if device.vendor == pci.NVIDIA
+        and device.kind in _GPU_KINDS
+        # One that another driver holds was given away on purpose: to a virtual machine, say.
+        and device.driver in ("", "nvidia")
+    )
 
 
 def _is_loaded(host: Host) -> bool:

@@ -19,7 +19,7 @@ _QUICK_S = 1.0
 def judge_count(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     """As many as the site or the baseline says; without either, all that are on the bus."""
     facts = view.facts
-    if facts.silent:
+    if facts.stuck_in:
         return
     expected = config.gpu.count
     if expected is None and view.baseline is not None:
@@ -81,7 +81,7 @@ def _compare_with_bus(facts: GpuFacts) -> Iterator[Finding]:
 
 def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     """The GPUs of the baseline, and no others."""
-    if view.baseline is None or not view.baseline.gpus or view.facts.silent:
+    if view.baseline is None or not view.baseline.gpus or view.facts.stuck_in:
         return
     before = {gpu.uuid for gpu in view.baseline.gpus} - {""}
     now = {gpu.uuid for gpu in view.facts.gpus} - {""}
@@ -111,7 +111,7 @@ def _some(uuids: list[str]) -> str:
 
 def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     """Every GPU that the driver lists answers, and so does the driver."""
-    if view.facts.silent:
+    if view.facts.stuck_in:
         yield _silence(view)
     for gpu in view.facts.gpus:
         if gpu.trouble is Trouble.OTHER:
@@ -139,14 +139,14 @@ def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 def _silence(view: GpuView) -> Finding:
     """A driver that was quick in this boot hangs; one that was never seen may be waking its GPUs."""
     same_boot = [sample.facts for sample in view.before if sample.boot_id == view.boot_id]
-    was_quick = any(not facts.silent and facts.gpus and facts.took_s <= _QUICK_S for facts in same_boot)
+    was_quick = any(not facts.stuck_in and facts.gpus and facts.took_s <= _QUICK_S for facts in same_boot)
     stays_awake = view.baseline is not None and any(gpu.persistence for gpu in view.baseline.gpus)
     hangs = was_quick or stays_awake
     return Finding(
         check=LOST,
         outcome=Outcome.FAIL if hangs else Outcome.UNKNOWN,
         text="driver hangs" if hangs else "driver is slow: hangs, or persistence mode is off",
-        value=f"no answer in {view.facts.took_s:.1f} s",
+        value=f"no answer to {view.facts.stuck_in} in {view.facts.took_s:.1f} s",
         limit=f"{_QUICK_S:g} s",
         source="driver",
         suggestion=Suggestion.REBOOT if hangs else Suggestion.NONE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.gpus.facts import Gpu, Throttle
-from slurm_robust.health.gpus.judging import GpuView, answering, finding, recent, twin
+from slurm_robust.health.gpus.judging import GpuView, answering, earlier, finding, twin
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 THROTTLE = "gpu.throttle"
@@ -27,7 +27,7 @@ def judge_throttle(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
             continue
         hardware = [why for why in _HARDWARE if why in gpu.throttle]
         # The hardware brakes for a moment in healthy nodes too, when many GPUs draw power at once.
-        lasts = gpu.idle or any(_braked(old) for old in list(recent(view, gpu))[-1:])
+        lasts = gpu.idle or any(_braked(old) for old in earlier(view, gpu)[-1:])
         reasons = ", ".join(why.value for why in gpu.throttle)
         yield finding(
             THROTTLE,
