@@ -1,0 +1,10 @@
+#!/bin/sh
+# HealthCheckProgram: now and then on every node, as root. In slurm.conf:
+#   HealthCheckProgram=/etc/slurm-robust/slurm.d/healthcheck
+#   HealthCheckInterval=300                        HealthCheckNodeState=ANY,CYCLE
+# Checks the node, drains it with the evidence or gives it back. Slurm kills it after 60 s and has no use for
+# what it ends with. Programs in /etc/slurm-robust/periodic.d run around it.
+SROBUST_NODE=/usr/bin/srobust-node
+here=$(/usr/bin/readlink -f "$0")
+. "${here%/*}/hook.sh"
+run_hook periodic 50
