@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
 from types import TracebackType
 
 from slurm_robust.health.host import Host
@@ -100,44 +99,38 @@ class KernelLog:
         return self._file
 
     def read(
-        self, wanted: re.Pattern[bytes] | None = None, *, max_bytes: int = 2**24, max_s: float = 2.0
+        self, begins: tuple[bytes, ...] = (b"",), *, max_bytes: int = 2**24, max_s: float = 2.0
     ) -> list[KernelRecord]:
-        """All records that are there and were not read yet; with ``wanted`` only where it is found."""
-        found = []
-        last = b""
-        for line in self._lines(max_bytes, time.monotonic() + max_s):
-            last = line
-            if wanted is not None and not wanted.search(line):
-                continue
-            record = parse(line)
-            if record is not None and record.sequence > self.sequence:
-                found.append(record)
-        # Only the last line tells how far it went: parsing all those that nobody wants would take too long.
-        ends = [record.sequence for record in (*found[-1:], parse(last)) if record is not None]
-        self.sequence = max(self.sequence, *ends, -1)
+        """All records that are there and were not read yet, if their text begins with one of ``begins``."""
+        lines = b"".join((self._rest, *self._chunks(max_bytes, time.monotonic() + max_s))).split(b"\n")
+        self._rest = lines.pop()[:_LONGEST]
+        # Nearly all records are of no interest, so they are not parsed: that would take most of the time.
+        wanted = [line for line in lines if line.startswith(begins, line.find(b";") + 1)]
+        found = [record for record in map(parse, wanted) if record and record.sequence > self.sequence]
+        newest = next(filter(None, map(parse, reversed(lines))), None)
+        if newest:
+            self.sequence = max(self.sequence, newest.sequence)
         return found
 
-    def _lines(self, max_bytes: int, until: float) -> Iterator[bytes]:
-        """First lines of records."""
+    def _chunks(self, max_bytes: int, until: float) -> list[bytes]:
+        """All that can be read now: of the device one record at a time."""
+        chunks: list[bytes] = []
         self.cut = False
-        while chunk := self._chunk():
-            max_bytes -= len(chunk)
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            yield from (line for line in lines if line[:1].isdigit())
-            self._rest = self._rest[:_LONGEST]
-            if max_bytes <= 0 or time.monotonic() > until:
-                self.cut = True
-                return
-
-    def _chunk(self) -> bytes:
-        """What one call reads, a record of the device; empty at the end."""
         while True:
             try:
-                return os.read(self._file, _CHUNK)
+                chunk = os.read(self._file, _CHUNK)
             except BlockingIOError:
-                return b""
+                return chunks
             except BrokenPipeError:
-                self.lost = True  # the next call goes on with the oldest record that is left
+                self.lost = True  # goes on with the oldest record that is left
+            else:
+                if not chunk:
+                    return chunks
+                chunks.append(chunk)
+                max_bytes -= len(chunk)
+            if max_bytes <= 0 or time.monotonic() > until:
+                self.cut = True
+                return chunks
 
 
 def follow(since_sequence: int, host: Host | None = None) -> KernelLog:

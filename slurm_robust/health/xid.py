@@ -59,20 +59,14 @@ RECOVERY_ACTION = 154
 LINK_ERRORS = range(144, 151)
 """NVLink 5: the line says how severe it is."""
 
+# Strings and not compiled: most nodes never log such a line, and hooks must start fast.
 _ADDRESS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
-_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_ADDRESS}(?: (GPU-I:\d+))?\): (\d{{1,5}})\b,? ?(.*)", re.DOTALL)
-_SXID = re.compile(
-    rf"nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b,? ?(.*)",
-    re.DOTALL | re.IGNORECASE,
-)
-_FELL_OFF = re.compile(
-    rf"NVRM: (?:The NVIDIA GPU |GPU (?:at )?(?:PCI:)?){_ADDRESS}.{{0,200}}?fallen off the bus", re.DOTALL
-)
-_PROCESS = re.compile(r"pid='?(\d+|<unknown>)'?,(?: name=.{0,20}?,)? ?", re.DOTALL)
-_CAUSE = re.compile(r".*caused by previous Xid (\d{1,5})\s*$", re.DOTALL)
-_RECOVERY = re.compile(
-    r".*GPU recovery action changed from 0x[0-9a-f]+ \(.*?\) to 0x([0-9a-f]+)\b", re.DOTALL
-)
+_XID = rf"(?s)NVRM: Xid \((?:PCI:)?{_ADDRESS}(?: (GPU-I:\d+))?\): (\d{{1,5}})\b,? ?(.*)"
+_SXID = rf"(?si)nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b,? ?(.*)"
+_FELL_OFF = rf"(?s)NVRM: (?:The NVIDIA GPU |GPU (?:at )?(?:PCI:)?){_ADDRESS}.{{0,200}}?fallen off the bus"
+_PROCESS = r"(?s)pid='?(\d+|<unknown>)'?,(?: name=.{0,20}?,)? ?"
+_CAUSE = r"(?s).*caused by previous Xid (\d{1,5})\s*$"
+_RECOVERY = r"(?s).*GPU recovery action changed from 0x[0-9a-f]+ \(.*?\) to 0x([0-9a-f]+)\b"
 _RECOVERIES = {
     0: Severity.NONE,
     1: Severity.RESET,
@@ -81,13 +75,13 @@ _RECOVERIES = {
     4: Severity.RESET,  # drain and reset
 }
 # Unit and severity, then the lane, the instance and the link: "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x…".
-_LINK_SEVERITY = re.compile(r".*\s(Fatal|Non-?fatal)\b.{0,3} XC\d+ i\d+ Link", re.DOTALL | re.IGNORECASE)
-_REGISTERS = re.compile(r".*\((0x[0-9a-f]+(?:, ?0x[0-9a-f]+)+)\)", re.DOTALL | re.IGNORECASE)
+_LINK_SEVERITY = r"(?si).*\s(Fatal|Non-?fatal)\b.{0,3} XC\d+ i\d+ Link"
+_REGISTERS = r"(?si).*\((0x[0-9a-f]+(?:, ?0x[0-9a-f]+)+)\)"
 # NVIDIA's workflow for XID 74 ignores bits 0, 23 and 30 of the first word; 1 and 20 follow other errors.
 _HARMLESS_LINK_BITS = 1 << 0 | 1 << 1 | 1 << 20 | 1 << 23 | 1 << 30
 
 # What may stand before the driver's text in logs that are not the kernel's own records.
-_BEFORE = re.compile(r".{0,120}?(?=NVRM: |nvidia-nvswitch\d*: SXid)", re.DOTALL)
+_BEFORE = r"(?s).{0,120}?(?=NVRM: |nvidia-nvswitch\d*: SXid)"
 
 
 def without_prefix(line: str) -> str:
@@ -95,19 +89,19 @@ def without_prefix(line: str) -> str:
 
     Not for decisions about a node: users can write such lines.
     """
-    before = _BEFORE.match(line)
+    before = re.match(_BEFORE, line)
     return line[before.end() :] if before else line
 
 
 def parse(text: str) -> Xid | None:
     """The XID of a kernel message; None if it is another message."""
-    found = _XID.match(text)
+    found = re.match(_XID, text)
     if found is None:
-        gone = _FELL_OFF.match(text)
+        gone = re.match(_FELL_OFF, text)
         return Xid(address=gone[1].lower(), code=FELL_OFF, detail="fallen off the bus") if gone else None
     code, rest = int(found[3]), found[4]
-    process = _PROCESS.match(rest)
-    cause = _CAUSE.match(rest)
+    process = re.match(_PROCESS, rest)
+    cause = re.match(_CAUSE, rest)
     return Xid(
         address=found[1].lower(),
         code=code,
@@ -121,26 +115,23 @@ def parse(text: str) -> Xid | None:
 
 def _severity(code: int, text: str) -> Severity:
     if code == RECOVERY_ACTION:
-        action = _RECOVERY.match(text)
+        action = re.match(_RECOVERY, text)
         return _RECOVERIES.get(int(action[1], 16), Severity.PLAIN) if action else Severity.PLAIN
     if code == 74:
-        words = _REGISTERS.match(text)
+        words = re.match(_REGISTERS, text)
         first, *others = (int(word, 16) for word in words[1].split(",")) if words else (0,)
         harmless = first and not first & ~_HARMLESS_LINK_BITS and not any(others)
         return Severity.IGNORED if harmless else Severity.PLAIN
     if code in LINK_ERRORS:
-        named = _LINK_SEVERITY.match(text)
-        return (
-            (Severity.NON_FATAL if named[1].lower().startswith("non") else Severity.FATAL)
-            if named
-            else Severity.PLAIN
-        )
+        named = re.match(_LINK_SEVERITY, text)
+        if named:
+            return Severity.NON_FATAL if named[1].lower().startswith("non") else Severity.FATAL
     return Severity.PLAIN
 
 
 def parse_switch(text: str) -> SXid | None:
     """The SXid of a kernel message that says how severe it is; None for anything else."""
-    found = _SXID.match(text)
+    found = re.match(_SXID, text)
     if found is None:
         return None
     return SXid(

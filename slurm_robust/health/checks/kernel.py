@@ -1,7 +1,201 @@
-"""Checks of the kernel."""
+"""Checks of what the kernel reported: XIDs, machine checks, lockups, crashes, disks and PCIe."""
 
 from __future__ import annotations
 
-from slurm_robust.health.check import AnyCheck
+import time
+from collections.abc import Iterable, Iterator
 
-CHECKS: tuple[AnyCheck, ...] = ()
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health import shapes
+from slurm_robust.health.check import AnyCheck, Check, View
+from slurm_robust.health.checks.xids import MANY_PROGRAMS, judge_sxid, judge_xid
+from slurm_robust.health.kernelevents import KernelEvent
+from slurm_robust.health.kernelfacts import (
+    KDUMP,
+    PSTORE,
+    PSTORE_KEPT,
+    SOURCE,
+    TAINTED,
+    KernelFacts,
+    events_of,
+    unread,
+    when,
+    window_s,
+)
+from slurm_robust.health.kmsg import DEVICE
+from slurm_robust.health.shapes import Shape
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
+
+# Documentation/admin-guide/tainted-kernels.rst
+MACHINE_CHECK, DIED = 1 << 4, 1 << 7
+
+CRASH_S = 3600.0
+"""A record of a crash so long before the boot is of the crash that led to it."""
+
+_WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
+
+
+def _judge_shapes(
+    check: str, view: View[KernelFacts], config: NodeConfig, more: Iterable[Finding] = ()
+) -> Iterator[Finding]:
+    """For each subject the worst of the messages that belong to the check, and ``more`` that is known."""
+    worst: dict[str, Finding] = {}
+    for event in events_of(view):
+        shape = shapes.SHAPES.get(event.shape)
+        if shape is None or shape.check != check:
+            continue
+        finding = _of_shape(shape, event, view, config)
+        known = worst.get(event.subject)
+        if finding and (known is None or _WEIGHT[finding.suggestion] > _WEIGHT[known.suggestion]):
+            worst[event.subject] = finding
+    found = [*worst.values(), *more, *unread(check, view)]
+    yield from found
+    if not found:
+        yield Finding(check=check, outcome=Outcome.PASS, value="nothing in the kernel log", source=DEVICE)
+
+
+def _of_shape(
+    shape: Shape, event: KernelEvent, view: View[KernelFacts], config: NodeConfig
+) -> Finding | None:
+    window = window_s(shape.name, config)
+    if not shape.lasting and event.last_at < view.at - window:
+        return None
+    times = event.count if shape.lasting else event.recent
+    suggestion, limit = shape.suggestion, "none" if shape.often == 1 else f"{shape.often - 1}"
+    if shape.corrected:
+        most = config.kernel.max_corrected_mce_per_hour * window / 3600
+        if times <= most:
+            return None
+        limit = f"{most:g}"
+    elif times < shape.often:
+        suggestion, limit = Suggestion.MONITOR, "none"
+    return Finding(
+        check=shape.check,
+        outcome=Outcome.FAIL,
+        subject=event.subject,
+        text=shape.text,
+        value=f"{times} messages, last at {when(event)}",
+        limit=f"{limit} {'since the boot' if shape.lasting else f'within {window:g} s'}",
+        source=f"{DEVICE}: {event.line}",
+        blame=shape.blame,
+        suggestion=suggestion,
+    )
+
+
+def _tainted(view: View[KernelFacts], check: str, flag: int, text: str) -> Iterator[Finding]:
+    """What the kernel remembers until the next boot, whether the log still has it or not."""
+    if (view.facts.tainted or 0) & flag:
+        yield Finding(
+            check=check,
+            outcome=Outcome.FAIL,
+            text=text,
+            value=f"tainted {view.facts.tainted}",
+            limit=f"without {flag}",
+            source=TAINTED,
+            suggestion=Suggestion.REBOOT,
+        )
+
+
+def judge_mce(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+    """The processors' and the firmware's reports of broken hardware."""
+    more = _tainted(view, "kernel.mce", MACHINE_CHECK, "machine check exception since the boot")
+    yield from _judge_shapes("kernel.mce", view, config, more)
+
+
+def judge_panic(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+    """A kernel that goes on after a crash of a part of it, and one that crashed before this boot."""
+    more = list(_tainted(view, "kernel.panic", DIED, "kernel crashed in part since the boot"))
+    crashed_at = view.facts.crashed_at
+    if crashed_at >= view.facts.boot_at - CRASH_S:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(crashed_at))
+        more.append(
+            Finding(
+                check="kernel.panic",
+                outcome=Outcome.FAIL,
+                subject="last boot",
+                text=f"kernel crashed at {at}: read its record",
+                value=at,
+                limit="no record of a crash",
+                source=f"{PSTORE}, {PSTORE_KEPT}, {KDUMP}",
+                suggestion=Suggestion.MONITOR,
+            )
+        )
+    yield from _judge_shapes("kernel.panic", view, config, more)
+
+
+def _shape_check(check: str, explain: str) -> AnyCheck:
+    def judge(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+        return _judge_shapes(check, view, config)
+
+    return Check(name=check, source=SOURCE, judge=judge, explain=explain)
+
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="kernel.xid",
+        source=SOURCE,
+        judge=judge_xid,
+        hangs=True,
+        explain=(
+            "XIDs, the error codes of NVIDIA's driver, in the kernel log; NVIDIA's Xid catalog explains "
+            "each. Those of hardware (48, 64, 79, 95, 119 …) count from the boot on, until the driver says "
+            "that the GPU has recovered (XID 154), is loaded anew, or root writes 'slurm-robust: reset "
+            "0000:9b:00' (or 'all') into /dev/kmsg after a reset. Those of programs (13, 31, 43, 45 …) are "
+            f"the job's business; when {MANY_PROGRAMS} programs meet them on one GPU within "
+            "gpu.xid_window_s, test the GPU."
+        ),
+    ),
+    Check(
+        name="kernel.sxid",
+        source=SOURCE,
+        judge=judge_sxid,
+        explain=(
+            "SXids, the error codes of NVSwitches, in the kernel log. Fatal ones stop NVLink traffic of "
+            "the GPUs behind the switch until GPUs and switches are reset together, or the node boots. "
+            "Others are worth a look if they come again."
+        ),
+    ),
+    Check(
+        name="kernel.mce",
+        source=SOURCE,
+        judge=judge_mce,
+        explain=(
+            "Machine checks: errors that processors, memory and firmware report. One that was not "
+            "corrected may have destroyed data: reboot, test the memory, replace the module that it names. "
+            "Corrected ones are normal up to kernel.max_corrected_mce_per_hour; more announce a failure."
+        ),
+    ),
+    _shape_check(
+        "kernel.lockup",
+        "CPUs that are stuck in the kernel (soft and hard lockups, RCU stalls), and processes that wait "
+        "for minutes. A CPU that stays stuck takes all jobs with it: reboot. Waiting processes mostly mean "
+        "storage that does not answer.",
+    ),
+    _shape_check(
+        "kernel.oom",
+        "Processes that the kernel killed for want of memory, other than at the limit of a job. Slurm does "
+        "not bound memory where this happens (ConstrainRAMSpace in cgroup.conf), or a daemon was hit: look "
+        "which.",
+    ),
+    Check(
+        name="kernel.panic",
+        source=SOURCE,
+        judge=judge_panic,
+        explain=(
+            "A part of the kernel crashed (oops, BUG, corrupt memory) and the rest goes on: nothing on the "
+            "node can be trusted until it boots. Also records of a crash that led to this boot (pstore, "
+            "kdump): read them, for a node that crashes again is one to repair."
+        ),
+    ),
+    _shape_check(
+        "kernel.filesystem",
+        "Disks and file systems in the kernel log: damage and remounts as read-only (reboot, which checks "
+        "the file system), disks that were given up or cannot read (replace), I/O errors and resets "
+        "(watch). Loop devices, which users can mount, do not count.",
+    ),
+    _shape_check(
+        "kernel.pcie",
+        "Errors that PCIe ports report (AER). After a fatal one the device was cut off and reset: reboot "
+        "the node, and reseat or replace the device if it comes again.",
+    ),
+)
