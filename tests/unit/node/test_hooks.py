@@ -1,0 +1,278 @@
+"""Hooks as programs: their codes, their time, and what they leave, whatever is around them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.waiting import wait_for
+
+HEAD = """
+import signal, sys
+from slurm_robust.health import registry
+from slurm_robust.health.check import Check, Source, Hang
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.record import Record
+
+class Fan(Record):
+    rpm: int
+
+def look(host, config):
+    text = open(sys.argv[-1]).read()
+    if text == "hang":
+        while True:
+            signal.pause()
+    return Fan(rpm=int(text))
+
+def judge(view, config):
+    if view.facts.rpm == 13:
+        raise KeyError("rpm")
+    while view.facts.rpm == 14:
+        pass
+    bad = view.facts.rpm < 100
+    yield Finding(check="fan.speed", outcome=Outcome.FAIL if bad else Outcome.PASS, subject="fan0",
+                  text="stands still", suggestion=Suggestion.REPLACE)
+
+fans = Source(name="fans", facts=Fan, gather=look, timeout_s=0.5, fresh_s=0.0,
+              hang=Hang(Outcome.FAIL, "the driver hangs", Suggestion.REBOOT))
+registry.CHECKS = (Check("fan.speed", fans, judge, "", hangs=True),)
+from slurm_robust.node.command import main
+sys.exit(main(sys.argv[1:-1]))
+"""
+SLURM = """#!/bin/sh
+echo "$(basename $0) $*" >> $(dirname $0)/calls
+[ -e $(dirname $0)/hang ] && exec sleep 60
+exit 1
+"""
+
+
+class Machine:
+    """A node with one check, whose fan is a file, and a Slurm that does not answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.fan, self.log = folder, folder / "fan", folder / "events.jsonl"
+        self.program = folder / "hook.py"
+        self.program.write_text(textwrap.dedent(HEAD))
+        self.config = folder / "config.yaml"
+        self.slurm = folder / "slurm"
+        self.slurm.mkdir()
+        for name in ("scontrol", "sinfo", "squeue"):
+            (self.slurm / name).write_text(SLURM)
+            (self.slurm / name).chmod(0o755)
+        self.fan.write_text("500")
+        self.configure()
+
+    def configure(self, more: str = "", **hooks: object) -> None:
+        settings = {
+            "slurm_bin": self.slurm,
+            "slurm_s": 0.5,
+            "prolog_s": 3,
+            "epilog_s": 3,
+            "periodic_s": 3,
+        } | hooks
+        lines = [f"hooks: {{{', '.join(f'{key}: {value}' for key, value in settings.items())}}}"]
+        lines.append(f"paths: {{state: {self.folder}/state, log: {self.log}, syslog: false}}")
+        self.config.write_text("\n".join([*lines, more, ""]))
+
+    def command(self, hook: str) -> list[str]:
+        return [sys.executable, str(self.program), hook, "--config", str(self.config), str(self.fan)]
+
+    def run(self, hook: str, **options: Any) -> int:
+        begun = time.monotonic()
+        options = {
+            "env": {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7"},
+            "stdin": subprocess.DEVNULL,
+        } | options
+        words = self.command(hook)
+        done: subprocess.CompletedProcess[bytes] = subprocess.run(
+            words, capture_output=True, timeout=60, check=False, **options
+        )
+        self.took_s = time.monotonic() - begun
+        self.errors = done.stderr.decode()
+        return done.returncode
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(line) for line in self.log.read_bytes().splitlines()]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return [event for event in self.events if event["event"] == "run"][-1]
+
+
+ACT = "drain: {mode: act}"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog", "periodic"])
+def test_a_good_node_gives_one_event_and_asks_slurm_nothing(machine: Machine, hook: str) -> None:
+    machine.configure(ACT)
+    assert machine.run(hook) == 0
+    assert machine.errors == ""
+    [event] = machine.events
+    assert (event["event"], event["hook"], event["node"], event["job"]) == ("run", hook, "n1", 7)
+    assert (event["fit"], event["checks"], event["exit_code"]) == (True, 1, 0)
+    assert not (machine.slurm / "calls").exists()
+
+
+def test_a_prolog_refuses_a_bad_node_only_where_it_may_act(machine: Machine) -> None:
+    machine.fan.write_text("0")
+    assert machine.run("prolog") == 0
+    assert machine.last["reason"] == "srobust: fan0 stands still"
+    machine.configure(ACT)
+    assert machine.run("prolog") == 1
+    assert "srobust: fan0 stands still" in machine.errors
+    assert (machine.last["exit_code"], machine.last["mode"]) == (1, "act")
+    for hook in ("epilog", "periodic"):
+        assert machine.run(hook) == 0
+        assert machine.last["reason"] == "srobust: fan0 stands still"
+
+
+def test_a_driver_that_hangs_is_the_finding_and_the_budget_holds(machine: Machine) -> None:
+    machine.configure(ACT)
+    machine.fan.write_text("hang")
+    assert machine.run("prolog") == 1
+    assert machine.took_s < 3.5
+    assert machine.last["reason"] == "srobust: the driver hangs"
+
+
+def test_slurm_that_hangs_costs_no_more_than_the_budget(machine: Machine) -> None:
+    machine.configure(ACT)
+    machine.fan.write_text("0")
+    (machine.slurm / "hang").touch()
+    for hook in ("prolog", "epilog", "periodic"):
+        machine.run(hook)
+        assert machine.took_s < 3.5
+    assert (machine.slurm / "calls").exists()
+
+
+@pytest.mark.parametrize(("closed", "code"), [("open", 0), ("closed", 1)])
+def test_python_that_hangs_is_left_behind_with_the_code_of_the_configuration(
+    machine: Machine, closed: str, code: int
+) -> None:
+    machine.configure(ACT, on_error=closed, prolog_s=1.0, epilog_s=1.0)
+    machine.fan.write_text("14")
+    assert machine.run("prolog") == code
+    assert machine.took_s < 3.0
+    assert [event["event"] for event in machine.events] == ["hook_failed"]
+    assert "no answer in time" in machine.errors
+    assert machine.run("epilog") == 0
+
+
+def test_a_check_with_a_bug_is_unknown_and_told(machine: Machine) -> None:
+    machine.configure(ACT)
+    machine.fan.write_text("13")
+    assert machine.run("prolog") == 0
+    assert machine.last["errors"] == {"fan.speed": "KeyError: 'rpm'"}
+    assert machine.last["unknown"] == ["fan.speed"]
+
+
+def test_a_broken_configuration_is_told_and_lets_jobs_start(machine: Machine) -> None:
+    machine.config.write_text(f"paths: {{log: {machine.log}}}\nnonsense: 1\n")
+    machine.fan.write_text("0")
+    assert machine.run("periodic") == 0
+
+
+@pytest.mark.parametrize("trouble", ["no state", "full", "no environment", "closed files", "gone folder"])
+def test_it_works_with_less(machine: Machine, trouble: str, tmp_path: Path) -> None:
+    machine.configure(ACT)
+    options: dict[str, Any] = {}
+    if trouble == "no state":
+        (machine.folder / "state").touch()
+    elif trouble == "full":
+        machine.log.symlink_to("/dev/full")
+    elif trouble == "no environment":
+        options["env"] = {}
+    elif trouble == "gone folder":
+        options["preexec_fn"] = lambda: go_where_nothing_is(tmp_path / "gone")
+    if trouble == "closed files":
+        words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *machine.command("prolog")]
+        assert subprocess.run(words, env={}, timeout=60, check=False).returncode == 0
+    else:
+        assert machine.run("prolog", **options) == 0
+    if trouble != "full":
+        assert machine.last["fit"]
+
+
+def go_where_nothing_is(folder: Path) -> None:
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+
+
+def test_a_failure_is_told_when_it_begins_and_when_it_ends(machine: Machine) -> None:
+    for rpm in ("500", "0", "0", "500", "500"):
+        machine.fan.write_text(rpm)
+        assert machine.run("periodic") == 0
+    changes = [event for event in machine.events if event["event"] == "changed"]
+    assert [(event["failing"], event["passing"]) for event in changes] == [
+        (["fan.speed fan0"], []),
+        ([], ["fan.speed fan0"]),
+    ]
+
+
+def test_two_prologs_side_by_side(machine: Machine) -> None:
+    running = [subprocess.Popen(machine.command("prolog"), env={}) for _ in range(4)]
+    assert [process.wait(60) for process in running] == [0] * 4
+    assert [event["fit"] for event in machine.events] == [True] * 4
+
+
+def test_sigterm_ends_it(machine: Machine) -> None:
+    machine.configure(prolog_s=60)
+    machine.program.write_text(machine.program.read_text().replace("timeout_s=0.5", "timeout_s=50"))
+    machine.fan.write_text("hang")
+    with subprocess.Popen(machine.command("prolog"), env={}) as process:
+        wait_for(lambda: len(family(process.pid)) >= 2, 20)
+        before = family(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+    wait_for(lambda: not Path(f"/proc/{before[0]}").exists(), 10)
+    for pid in before[1:]:  # They end by themselves after the limit of their check.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def family(pid: int) -> list[int]:
+    found = []
+    for child in re.findall(r"\d+", Path(f"/proc/{pid}/task/{pid}/children").read_text()):
+        found += [int(child), *family(int(child))]
+    return found
+
+
+@pytest.mark.parametrize("words", [[], ["prologue"], ["prolog", "--config"], ["prolog", "--verbose", "x"]])
+def test_wrong_usage_is_said(words: list[str]) -> None:
+    command = [sys.executable, "-m", "slurm_robust.node.command", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr[:6]) == (64, "usage:")
+
+
+def test_a_hook_imports_nothing_heavy(machine: Machine) -> None:
+    machine.program.write_text(
+        machine.program.read_text().replace(
+            "sys.exit(main(sys.argv[1:-1]))",
+            "main(sys.argv[1:-1])\n"
+            "import slurm_robust.node.hooks\n"
+            "heavy = {'torch', 'rich', 'yaml', 'zmq', 'psutil', 'pynvml', 'argparse', 'subprocess',\n"
+            "         'slurm_robust.slurm', 'ClusterShell'}\n"
+            "open(sys.argv[-1], 'w').write(' '.join(sorted(heavy & set(sys.modules))))",
+        )
+    )
+    machine.config.unlink()
+    assert machine.run("prolog", env={"HOME": str(machine.folder)}) == 0
+    assert machine.fan.read_text() == ""
