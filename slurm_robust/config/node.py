@@ -212,37 +212,88 @@ class MemoryLimits(_Section):
     min_free_share: float = 0.5
     """Share of memory that must be available where no job runs."""
 
+    min_free_shm_share: float = 0.1
+    """Share of /dev/shm that must be free where no job runs."""
+
+    stale_snapshots_s: float = 3600.0
+    """Snapshots of a job that is not on the node are left over when nothing wrote them for so long."""
+
+    max_corrected_per_hour: int = 100
+    """More corrected errors of one memory controller are worth a look."""
+
     max_d_state: int = 16
     """Processes in uninterruptible sleep for more than a minute."""
 
     max_zombies: int = 500
     max_load_per_cpu: float = 4.0
-    """Where no job runs: 15 minutes' load per CPU."""
+    """Where no job runs: load per CPU over the last minute as well as over 15."""
+
+    min_user_uid: int = 1000
+    """Ordinary users have this uid or a higher one (UID_MIN of /etc/login.defs)."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that every node would miss."""
+        _not_below(self, 0, "max_missing_share", "min_free_share", "min_free_shm_share", "stale_snapshots_s")
+        _not_below(self, 0, "max_corrected_per_hour", "max_d_state", "max_zombies", "max_load_per_cpu")
+        _not_below(self, 1, "min_user_uid")
 
 
 class ClockLimits(_Section):
     """The clock, whose offset disturbs tickets, logs and stack analysis."""
 
     max_offset_s: float = 0.5
+    """Between this clock and its reference, as far as the kernel knows."""
+
     require_sync: bool = False
+    """Whether a clock that nothing keeps right is a failure; else it is unknown how right it is."""
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that no clock keeps."""
+        _not_below(self, 0.001, "max_offset_s")
 
 
 class KernelLimits(_Section):
     """What the kernel reported."""
 
     window_s: float = 3600.0
-    """Soft lockups, OOM kills outside of jobs and corrected machine checks count for so long."""
+    """Soft lockups, OOM kills, PCIe errors and corrected machine checks count for so long."""
 
     max_corrected_mce_per_hour: int = 10
     injected: bool = False
     """Whether messages count that root wrote into /dev/kmsg, to try the alarm out; users cannot."""
 
+    def __post_init__(self) -> None:
+        """Refuse limits that mean nothing."""
+        _not_below(self, 1, "window_s")
+        _not_below(self, 0, "max_corrected_mce_per_hour")
+
 
 class ServiceLimits(_Section):
-    """Daemons that must run; only those that are installed are asked for unless they are named here."""
+    """Daemons that must run, by the names of their programs or units."""
 
-    required: tuple[str, ...] = ("munged", "slurmd")
-    optional: tuple[str, ...] = ("nvidia-fabricmanager", "nv-hostengine", "nvidia-persistenced")
+    required: tuple[str, ...] = ()
+    """On every node, whatever is installed there."""
+
+    optional: tuple[str, ...] = (
+        "munged",
+        "slurmd",
+        "nvidia-fabricmanager",
+        "nv-hostengine",
+        "nvidia-persistenced",
+    )
+    """Where systemd starts them at boot."""
+
+    munge_socket: str = "/run/munge/munge.socket.2"
+    """Where munged is asked for a credential, if it is there."""
+
+    munge_s: float = 2.0
+    """How long that may take."""
+
+    def __post_init__(self) -> None:
+        """Refuse a socket that is no path and a time in which nobody can answer."""
+        _not_below(self, 0.05, "munge_s")
+        if not self.munge_socket.startswith("/"):
+            raise ValueError(f"munge_socket {self.munge_socket!r} is no absolute path: begin it with /")
 
 
 class BaselineLimits(_Section):
@@ -277,7 +328,12 @@ class SiteCheck(_Section):
     command: tuple[str, ...] = ()
     python: str = ""
     timeout_s: float = 5.0
-    contexts: tuple[str, ...] = ("prolog", "periodic", "deep", "person")
+    contexts: tuple[Literal["prolog", "epilog", "periodic", "deep", "person"], ...] = (
+        "prolog",
+        "periodic",
+        "deep",
+        "person",
+    )
     suggestion: Literal["none", "monitor", "reset", "reboot", "replace"] = "reboot"
 
     def __post_init__(self) -> None:
