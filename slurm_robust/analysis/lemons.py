@@ -1,0 +1,225 @@
+"""Lemons: nodes that fail more often than chance explains, although every test of them passes. Pure.
+
+A job of many nodes fails more often than a job of one, without any of its nodes being worse. So a failure
+that cannot be pinned on one node counts 1/size on each node of the job: then a healthy node collects blame in
+proportion to the hours it worked, whatever the sizes of its jobs. What a node has collected is compared with
+what the rate of all *other* nodes lets expect of it. docs/lemons.md has the method and what it cannot see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from slurm_robust.model.record import Record
+
+SIGNIFICANT = 0.01
+"""A healthy fleet shows a lemon in at most so many looks: 1 in 100."""
+
+LEAST_FAILURES = 2
+"""One failure is an accident, however short the node has worked."""
+
+CONFIDENCE = 0.95
+HOUR_S = 3600.0
+# For the distribution, shares are rounded to 1/2, 1/4, ... of a failure, and not below 1/64: the failure of a
+# larger job tells next to nothing about one of its nodes.
+_LARGEST = 64
+
+
+class Failure(Record):
+    """Something that went wrong at ``t`` (seconds since 1970); ``kind`` in words.
+
+    On one of ``nodes``, those of a job that died of it, or (``in_job`` is False) on a node that was seen to
+    fail by itself, whatever ran there.
+    """
+
+    t: float
+    nodes: tuple[str, ...]
+    kind: str
+    in_job: bool = True
+
+
+class Work(Record):
+    """One run of a job: its nodes were busy from ``start`` to ``end``, seconds since 1970."""
+
+    nodes: tuple[str, ...]
+    start: float
+    end: float
+
+
+class Score(Record):
+    """One node. ``hours`` it worked, ``blame`` it collected, and ``expected`` at the rate of the others.
+
+    ``ratio`` is blame by expectation (None where there is nobody to compare with); all that is expected must
+    be multiplied by ``least``, with 95 % confidence, for the blame not to be surprising. ``p``: how likely a
+    node like the others collects at least as much, times the number of nodes looked at. ``kinds``: how many
+    failures of each kind.
+    """
+
+    node: str
+    hours: float
+    blame: float
+    expected: float
+    ratio: float | None = None
+    least: float | None = None
+    p: float = 1.0
+    is_lemon: bool = False
+    kinds: dict[str, int] = {}
+
+
+def score(work: Iterable[Work], failures: Iterable[Failure], since: float, until: float) -> list[Score]:
+    """All nodes that worked or failed between ``since`` and ``until``, the most suspicious first."""
+    fleet = _Fleet()
+    for run in work:
+        hours = (min(run.end, until) - max(run.start, since)) / HOUR_S
+        if hours > 0 and run.nodes:
+            fleet.add_work(run.nodes, hours)
+    for failure in failures:
+        if since <= failure.t <= until and failure.nodes:
+            fleet.add_failure(failure)
+    scores = [fleet.score(name) for name in fleet.names]
+    return sorted(scores, key=lambda s: (not s.is_lemon, s.p, -(s.ratio or 0.0), s.node))
+
+
+def pinned(failures: Iterable[Failure], window_s: float) -> list[Failure]:
+    """``failures`` without those of several nodes that a failure of one of these explains.
+
+    When a node dies, its job dies of it: the other nodes have no part in it.
+    """
+    every = list(failures)
+    alone: dict[str, list[float]] = defaultdict(list)
+    for failure in every:
+        if len(failure.nodes) == 1:
+            alone[failure.nodes[0]].append(failure.t)
+
+    def explained(failure: Failure) -> bool:
+        return len(failure.nodes) > 1 and any(
+            abs(t - failure.t) <= window_s for node in failure.nodes for t in alone.get(node, ())
+        )
+
+    return [failure for failure in every if not explained(failure)]
+
+
+class _Node:
+    """What is known of one node; ``seen`` and ``hazard`` are by the share of its jobs, as 1/share."""
+
+    def __init__(self) -> None:
+        self.hours = 0.0
+        self.hazard: defaultdict[int, float] = defaultdict(float)
+        """Node-hours of the jobs in which it took part: how often such jobs die goes with these."""
+        self.seen: defaultdict[int, int] = defaultdict(int)
+        self.job_blame = 0.0
+        self.own = 0
+        self.kinds: dict[str, int] = {}
+
+
+class _Fleet:
+    """All nodes, and what they sum up to."""
+
+    def __init__(self) -> None:
+        self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
+        self._hours = self._job_blame = 0.0
+        self._own = 0
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._nodes)
+
+    def add_work(self, nodes: Sequence[str], hours: float) -> None:
+        self._hours += hours * len(nodes)
+        for name in nodes:
+            node = self._nodes[name]
+            node.hours += hours
+            node.hazard[_share(nodes)] += hours * len(nodes)
+
+    def add_failure(self, failure: Failure) -> None:
+        for name in failure.nodes:
+            node = self._nodes[name]
+            node.kinds[failure.kind] = node.kinds.get(failure.kind, 0) + 1
+            if failure.in_job:
+                node.seen[_share(failure.nodes)] += 1
+                node.job_blame += 1 / len(failure.nodes)
+            else:
+                node.own += 1
+        if failure.in_job:
+            self._job_blame += 1
+        else:
+            self._own += len(failure.nodes)
+
+    def score(self, name: str) -> Score:
+        node = self._nodes[name]
+        blame = node.job_blame + node.own
+        others = self._hours - node.hours
+        if others <= 0 or node.hours <= 0:
+            return Score(node=name, hours=node.hours, blame=blame, expected=0.0, kinds=node.kinds)
+        # Half a failure more than was seen: others without failures have a small rate, not none.
+        job_rate = (max(0.0, self._job_blame - node.job_blame) + 0.5) / others
+        own_rate = (self._own - node.own + 0.5) / others
+        expected = (job_rate + own_rate) * node.hours
+        means = {share: job_rate * hazard for share, hazard in node.hazard.items()}
+        means[1] = means.get(1, 0.0) + own_rate * node.hours
+        counted = node.own + math.fsum(count / share for share, count in node.seen.items())
+        p = min(1.0, len(self._nodes) * at_least(counted, means)) if blame > expected else 1.0
+        return Score(
+            node=name,
+            hours=node.hours,
+            blame=blame,
+            expected=expected,
+            ratio=blame / expected,
+            least=least_ratio(counted, means) if p < 1 else None,
+            p=p,
+            is_lemon=p < SIGNIFICANT and node.own + sum(node.seen.values()) >= LEAST_FAILURES,
+            kinds=node.kinds,
+        )
+
+
+def _share(nodes: Sequence[str]) -> int:
+    return int(min(_LARGEST, 1 << (len(nodes) - 1).bit_length()))
+
+
+# -- sums of Poisson variables ------------------------------------------------------------------------------
+
+
+def at_least(blame: float, means: Mapping[int, float]) -> float:
+    """Probability of so much ``blame`` or more, where failures that name ``size`` nodes count 1/size each and
+    come independently, ``means[size]`` of them on average. Exact, by Panjer's recursion (1981).
+    """
+    steps = round(blame * _LARGEST)
+    jumps = [(_LARGEST // size, mean) for size, mean in means.items() if mean > 0]
+    if steps <= 0:
+        return 1.0
+    # The probabilities are computed relative to that of no failure at all, which may be too small to write.
+    relative, scale = [1.0], -math.fsum(mean for _, mean in jumps)
+    for j in range(1, steps):
+        terms = (mean * jump * relative[j - jump] for jump, mean in jumps if jump <= j)
+        relative.append(math.fsum(terms) / j)
+        if relative[-1] > 1e200:
+            relative = [value * 1e-200 for value in relative]
+            scale += 200 * math.log(10)
+    below = math.fsum(relative)
+    return max(0.0, 1 - math.exp(scale + math.log(below))) if below > 0 else 1.0
+
+
+def least_ratio(blame: float, means: Mapping[int, float], confidence: float = CONFIDENCE) -> float:
+    """By how much all ``means`` must at least be too small for ``blame`` not to be surprising.
+
+    With one kind of failure this is the lower end of the exact interval of Garwood (1936).
+    """
+    tail = (1 - confidence) / 2
+
+    def grown(factor: float) -> float:
+        return at_least(blame, {size: mean * factor for size, mean in means.items()})
+
+    return _solve(grown, tail)
+
+
+def _solve(rising: Callable[[float], float], value: float) -> float:
+    """Where a function that rises from 0 to 1 takes ``value``, to a part in a thousand."""
+    low, high = 0.0, 1.0
+    while rising(high) < value:
+        low, high = high, high * 2
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < value else (low, middle)
+    return low
