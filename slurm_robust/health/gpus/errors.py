@@ -52,7 +52,7 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
     yield finding(
         ECC,
         gpu,
-        f"{uncorrected} uncorrected memory errors" if uncorrected > limits.max_volatile_uncorrected else "",
+        f"uncorrected memory errors: {uncorrected}" if uncorrected > limits.max_volatile_uncorrected else "",
         value=uncorrected,
         limit=limits.max_volatile_uncorrected,
         source="uncorrected ECC errors since the driver was loaded",
@@ -72,7 +72,7 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
     yield finding(
         ECC,
         gpu,
-        f"{lifetime} uncorrected errors in its life" if lifetime > limits.max_aggregate_uncorrected else "",
+        f"uncorrected errors in its life: {lifetime}" if lifetime > limits.max_aggregate_uncorrected else "",
         value=lifetime,
         limit=limits.max_aggregate_uncorrected,
         source="uncorrected ECC errors, lifetime",
@@ -80,7 +80,7 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
     yield finding(
         ECC,
         gpu,
-        f"{per_hour} corrected errors in an hour" if per_hour > limits.max_corrected_per_hour else "",
+        f"corrected errors in an hour: {per_hour}" if per_hour > limits.max_corrected_per_hour else "",
         value=per_hour,
         limit=limits.max_corrected_per_hour,
         source="corrected ECC errors, last hour",

@@ -119,7 +119,7 @@ class GpuFacts(Record):
     """All GPUs of a node.
 
     ``on_bus``: PCI addresses of GPUs that the driver should have, whether it lists them or not. ``fault``:
-    why nothing is known though there are GPUs, ``unreadable`` the same where it may be meant so.
+    why the driver does not work, ``unreadable``: why it cannot be asked.
     ``stuck_in``: the call that did not come back within ``took_s``.
     """
 

@@ -80,7 +80,7 @@ def _link_errors(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
     return finding(
         NVLINK,
         gpu,
-        f"{new} NVLink replays and recoveries in an hour" if too_many else "",
+        f"NVLink replays and recoveries in an hour: {new}" if too_many else "",
         value=new,
         limit=limits.max_link_errors_per_hour,
         source="NVLink error counters",
@@ -157,7 +157,7 @@ def _replays(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
     return finding(
         PCIE,
         gpu,
-        f"{new} PCIe replays in an hour" if new > limits.max_pcie_replays_per_hour else "",
+        f"PCIe replays in an hour: {new}" if new > limits.max_pcie_replays_per_hour else "",
         value=new,
         limit=limits.max_pcie_replays_per_hour,
         source="PCIe replay counter",

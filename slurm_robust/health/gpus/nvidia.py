@@ -114,8 +114,9 @@ def read_gpus(host: Host) -> GpuFacts:
         return GpuFacts(on_bus=ours)
     try:
         nvml = Nvml()
-    except OSError:
-        return GpuFacts(on_bus=ours, unreadable=_without_library(host) if ours else "")
+    except OSError as error:
+        # The driver is loaded, so the library is where this process does not look.
+        return GpuFacts(on_bus=ours, unreadable=str(error) if _is_loaded(host) else "")
     except ImportError as error:
         return GpuFacts(on_bus=ours, unreadable=str(error))
     except DriverError as error:
@@ -150,11 +151,6 @@ def _on_bus(host: Host) -> tuple[str, ...]:
 
 def _is_loaded(host: Host) -> bool:
     return bool(host.read_or(_LOADED))
-
-
-def _without_library(host: Host) -> str:
-    state = "loaded" if _is_loaded(host) else "not loaded"
-    return f"{LIBRARY} is not installed, driver {state}"
 
 
 def _gpu(nvml: Nvml, index: int) -> Gpu:

@@ -26,7 +26,7 @@ def judge_count(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
         expected = len(view.baseline.gpus)
     if facts.fault:
         yield _node(COUNT, facts.fault, facts, expected, Suggestion.REBOOT, Party.SITE)
-    elif facts.unreadable and not expected:
+    elif facts.unreadable:
         yield Finding(check=COUNT, outcome=Outcome.UNKNOWN, text=facts.unreadable, source="driver")
     elif expected is None:
         yield from _compare_with_bus(facts)
@@ -77,6 +77,10 @@ def _compare_with_bus(facts: GpuFacts) -> Iterator[Finding]:
         yield _node(COUNT, text, facts, len(facts.on_bus), Suggestion.MONITOR)
     elif facts.gpus:
         yield _node(COUNT, "", facts, None)
+    elif unlisted:
+        # A node may have GPUs that nobody wants to use.
+        text = f"{' '.join(unlisted)} on the PCI bus without a driver"
+        yield Finding(check=COUNT, outcome=Outcome.UNKNOWN, text=text, source="PCI bus")
 
 
 def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
@@ -91,7 +95,7 @@ def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     new, gone = sorted(now - before), sorted(before - now)
     text = ""
     if new:
-        text = f"{len(new)} GPUs are not those of the baseline: new {_some(new)}"
+        text = f"GPUs are not those of the baseline: new {_some(new)}"
         text += f", gone {_some(gone)}" if gone else ""
     yield Finding(
         check=IDENTITY,
