@@ -17,6 +17,14 @@ def register(commands: Commands) -> None:
     parser.add_argument("nodes", metavar="NODES", nargs="?", default="", help="only these, as a hostlist")
     parser.add_argument("--lemons", action="store_true", help="score every node by its failures")
     parser.add_argument("--days", type=float, default=28.0, help="how far back (default: %(default)g)")
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="event log of a node instead of this one's; may be repeated",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
     parser.set_defaults(handler=handle)
@@ -27,5 +35,10 @@ def handle(args: argparse.Namespace) -> int:
     from slurm_robust.admin import history
 
     return history.main(
-        args.nodes, lemons=args.lemons, days=args.days, json=args.json, config_file=args.config
+        args.nodes,
+        lemons=args.lemons,
+        days=args.days,
+        json=args.json,
+        config_file=args.config,
+        logs=args.log,
     )

@@ -1,0 +1,248 @@
+"""``srobust nodes``: what happened to each node, from slurmdbd and our event logs, and which are lemons."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
+from slurm_robust.health.verdict import TAG
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.records import AccountingRow, NodeEvent
+
+DAY_S = 86400.0
+SLURMDBD_S = 300.0
+"""How long slurmdbd may take for a month of a large site."""
+
+PINNED_S = 300.0
+"""A job that dies so close to one of its nodes died of it (SlurmdTimeout is 300 s by default)."""
+
+_JOINED_S = 2.0
+# What slurmctld itself writes when a node fails; any other reason is a person's, who may have any cause.
+_FAULTS = {
+    TAG.lower(): "drained by srobust",
+    "not responding": "node stopped responding",
+    "node unexpectedly rebooted": "node rebooted by itself",
+    "kill task failed": "processes could not be killed",
+    "prolog error": "prolog failed",
+    "epilog error": "epilog failed",
+}
+_NODE_DIED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+# Our own events that say something about a node; the rest is about runs of hooks.
+_TOLD = {
+    "drained": "drained by srobust",
+    "reason_updated": "another fault",
+    "undrained": "returned by srobust",
+    "not_drained": "not drained",
+    "would_drain": "would be drained",
+    "would_undrain": "would be returned",
+    "acquitted": "suspected by a job, tested and good",
+    "fault_gone": "a fault that Slurm could not be told is gone",
+    "returned_by_others": "returned by somebody",
+    "quarantine_kept": "tested in quarantine and kept",
+    "quarantine_returned": "tested in quarantine and returned",
+}
+
+
+class Entry(Record):
+    """One thing that happened to a node at ``at``, until ``until`` if it lasted; seconds since 1970."""
+
+    node: str
+    at: float
+    what: str
+    text: str = ""
+    until: float | None = None
+
+
+class History(Record):
+    """All that was gathered. ``logged``: our own events as they are in the logs, with a node and a time."""
+
+    events: tuple[NodeEvent, ...]
+    runs: tuple[AccountingRow, ...]
+    logged: tuple[dict[str, Any], ...]
+    until: float
+
+
+def gather(slurm: SlurmClient, logs: Iterable[Path], days: float, now: float) -> History:
+    """Ask slurmdbd and read the logs. Raises SlurmCommandError types and ``OSError``."""
+    within_s = days * DAY_S
+    return History(
+        events=joined(slurm.node_events(within_s)),
+        runs=slurm.runs(within_s),
+        logged=tuple(event for log in logs for event in read_log(log) if event["at"] >= now - within_s),
+        until=now,
+    )
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The events of a log that are about a node; a line that cannot be read (torn by a crash) is left out."""
+    found = []
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                event = msgspec.json.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            known = isinstance(event, dict) and event.get("event") in _TOLD
+            if known and isinstance(event.get("at"), int | float) and isinstance(event.get("node"), str):
+                found.append(event)
+    return found
+
+
+# -- pure -------------------------------------------------------------------------------------------------
+
+
+def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
+    """Events in order, those that Slurm cut in two (it does at every change of the state) made one again."""
+    found: list[NodeEvent] = []
+    last: dict[str, int] = {}
+    for event in sorted(events, key=lambda e: (e.start_time or 0.0, e.end_time or float("inf"))):
+        before = found[last[event.node]] if event.node in last else None
+        if (
+            before is not None
+            and before.reason == event.reason
+            and before.end_time is not None
+            and (event.start_time or 0.0) - before.end_time <= _JOINED_S
+        ):
+            found[last[event.node]] = msgspec.structs.replace(before, end_time=event.end_time)
+        else:
+            last[event.node] = len(found)
+            found.append(event)
+    return tuple(found)
+
+
+def fault_kind(event: NodeEvent) -> str:
+    """What the event says about the node, empty where a person took it out of service."""
+    reason = event.reason.lower()
+    return next((kind for words, kind in _FAULTS.items() if reason.startswith(words)), "")
+
+
+def failures_of(history: History) -> list[Failure]:
+    """All that counts against nodes."""
+    found = [
+        Failure(t=event.start_time, nodes=(event.node,), kind=kind, in_job=False)
+        for event in history.events
+        if event.start_time is not None and (kind := fault_kind(event))
+    ]
+    found += [
+        Failure(t=row.end_time, nodes=row.nodes, kind="job lost a node")
+        for row in history.runs
+        if row.state in _NODE_DIED and row.end_time is not None and row.nodes
+    ]
+    found += [
+        Failure(t=event["at"], nodes=(event["node"],), kind="suspected by a job", in_job=False)
+        for event in history.logged
+        if event["event"] == "acquitted"
+    ]
+    return pinned(found, PINNED_S)
+
+
+def work_of(history: History) -> list[Work]:
+    """When which nodes ran jobs."""
+    return [
+        Work(nodes=row.nodes, start=row.start_time, end=row.end_time or history.until)
+        for row in history.runs
+        if row.nodes and row.start_time is not None
+    ]
+
+
+def timeline(history: History) -> dict[str, list[Entry]]:
+    """Per node what happened, oldest first."""
+    entries = [
+        Entry(
+            node=event.node,
+            at=event.start_time or 0.0,
+            until=event.end_time,
+            what=fault_kind(event) or f"{event.state} by {event.user or 'somebody'}",
+            text=event.reason,
+        )
+        for event in history.events
+    ]
+    entries += [
+        Entry(node=event["node"], at=event["at"], what=_TOLD[event["event"]], text=_words(event))
+        for event in history.logged
+    ]
+    found: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.at):
+        found.setdefault(entry.node, []).append(entry)
+    return dict(sorted(found.items()))
+
+
+def _words(event: dict[str, Any]) -> str:
+    texts = (event.get(name) for name in ("reason", "suspected", "why"))
+    return "; ".join(text for text in texts if isinstance(text, str) and text)
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def main(
+    nodes: str, *, lemons: bool, days: float, json: bool, config_file: Path | None, logs: Sequence[Path] = ()
+) -> int:
+    """Print the history or the scores; 0, also when there are lemons."""
+    from slurm_robust.config.nodefile import FILE, load
+    from slurm_robust.slurm.cli_client import CliSlurmClient
+    from slurm_robust.slurm.hostlist import expand
+
+    config = load(config_file or FILE)
+    own = Path(config.paths.log)
+    files = [*logs] or ([own] if own.exists() else [])
+    history = gather(CliSlurmClient(SLURMDBD_S), files, days, time.time())
+    chosen = set(expand(nodes))
+
+    def is_chosen(name: str) -> bool:
+        return not chosen or name in chosen
+
+    if lemons:
+        # The whole fleet is compared, whatever is shown of it.
+        since = history.until - days * DAY_S
+        scores = score(work_of(history), failures_of(history), since, history.until)
+        _print_scores([s for s in scores if is_chosen(s.node)], json, days)
+    else:
+        _print_timeline({n: e for n, e in timeline(history).items() if is_chosen(n)}, json)
+    return 0
+
+
+def _print_scores(scores: list[Score], json: bool, days: float) -> None:
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(scores), indent=1).decode())
+        return
+    numbers = f"{'P':>9} {'RATIO':>7} {'LEAST':>6} {'FAILED':>7} {'EXPECT':>7} {'HOURS':>7}"
+    print(f"{'NODE':16} {'LEMON':5} {numbers}  WHAT")
+    for s in scores:
+        ratio = "-" if s.ratio is None else f"{s.ratio:.1f}"
+        least = "-" if s.least is None else f"{s.least:.1f}"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(s.kinds.items()))
+        print(
+            f"{s.node:16} {'yes' if s.is_lemon else '':5} {s.p:9.2g} {ratio:>7} {least:>6} {s.blame:7.2f} "
+            f"{s.expected:7.2f} {s.hours:7.0f}  {kinds}"
+        )
+    found = sum(s.is_lemon for s in scores)
+    print(f"{len(scores)} nodes in {days:g} days, {found} fail more often than chance explains")
+
+
+def _print_timeline(entries: dict[str, list[Entry]], json: bool) -> None:
+    if json:
+        print(jsonlib.dumps(msgspec.to_builtins(entries), indent=1))
+        return
+    for node, own in entries.items():
+        print(node)
+        for entry in own:
+            until = f" until {_clock(entry.until)}" if entry.until else ""
+            print(f"  {_clock(entry.at)}{until}  {entry.what}: {_printable(entry.text)}")
+    if not entries:
+        print("nothing happened to these nodes, as far as slurmdbd and the event logs tell")
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

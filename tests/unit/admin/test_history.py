@@ -1,0 +1,140 @@
+"""Events of slurmdbd and of our logs as one history, and what of it counts against a node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.admin.history import (
+    Entry,
+    History,
+    failures_of,
+    fault_kind,
+    gather,
+    joined,
+    timeline,
+    work_of,
+)
+from slurm_robust.slurm.records import AccountingRow, NodeEvent
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+
+REASON = "srobust: gpu3 XID 79"
+
+
+def event(
+    node: str = "n1", start: float = 100.0, end: float | None = None, reason: str = REASON
+) -> NodeEvent:
+    return NodeEvent(node=node, state="DRAIN", reason=reason, user="root", start_time=start, end_time=end)
+
+
+def run(state: str, *nodes: str, start: float = 0.0, end: float | None = 50.0) -> AccountingRow:
+    return AccountingRow(
+        job_id=7,
+        step="",
+        run=0,
+        state=state,
+        exit_code=0,
+        signal=0,
+        nodes=nodes,
+        start_time=start,
+        end_time=end,
+    )
+
+
+def history(
+    *events: NodeEvent, runs: tuple[AccountingRow, ...] = (), logged: tuple[dict[str, object], ...] = ()
+) -> History:
+    return History(events=events, runs=runs, logged=logged, until=1000.0)
+
+
+def test_what_slurm_cut_in_two_is_one_event() -> None:
+    cut = (event(start=100, end=103), event(start=103, end=110), event("n2", start=103))
+    assert joined(cut) == (event(start=100, end=110), event("n2", start=103))
+    apart = (event(start=100, end=103), event(start=200))
+    assert joined(apart) == apart
+    other = (event(start=100, end=103), event(start=103, reason="disk, alice"))
+    assert joined(other) == other
+
+
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [
+        (REASON, True),
+        ("Not responding", True),
+        ("Node unexpectedly rebooted", True),
+        ("Kill task failed", True),
+        ("Prolog error", True),
+        ("rack 7 gets new cables", False),
+        ("disk, alice", False),
+        ("", False),
+    ],
+)
+def test_only_what_the_node_did_counts(reason: str, counts: bool) -> None:
+    assert bool(fault_kind(event(reason=reason))) is counts
+
+
+def test_a_job_that_died_with_its_node_does_not_count_against_the_others() -> None:
+    lost = run("NODE_FAIL", "n1", "n2", "n3", end=150)
+    found = failures_of(history(event(start=100, reason="Not responding"), runs=(lost,)))
+    assert [(f.nodes, f.in_job) for f in found] == [(("n1",), False)]
+    (alone,) = failures_of(history(runs=(lost,)))
+    assert (alone.nodes, alone.in_job) == (("n1", "n2", "n3"), True)
+
+
+def test_failures_of_programs_do_not_count() -> None:
+    states = ("FAILED", "TIMEOUT", "CANCELLED", "OUT_OF_MEMORY", "COMPLETED", "PREEMPTED")
+    assert failures_of(history(runs=tuple(run(state, "n1") for state in states))) == []
+
+
+def test_jobs_that_suspected_a_good_node_count() -> None:
+    (found,) = failures_of(history(logged=({"event": "acquitted", "at": 5.0, "node": "n4"},)))
+    assert (found.nodes, found.in_job) == (("n4",), False)
+
+
+def test_work_goes_on_until_now_and_needs_a_beginning() -> None:
+    rows = (run("RUNNING", "n1", end=None), run("PENDING"), run("COMPLETED", "n2", start=10.0, end=20.0))
+    assert [(w.nodes, w.start, w.end) for w in work_of(history(runs=rows))] == [
+        (("n1",), 0.0, 1000.0),
+        (("n2",), 10.0, 20.0),
+    ]
+
+
+def test_one_time_line_per_node() -> None:
+    logged = ({"event": "acquitted", "at": 90.0, "node": "n1", "suspected": "silent"},)
+    found = timeline(history(event(end=110), event("n0", reason="disk, alice"), logged=logged))
+    assert list(found) == ["n0", "n1"]
+    assert found["n0"] == [Entry(node="n0", at=100.0, what="DRAIN by root", text="disk, alice")]
+    assert [(e.at, e.text, e.until) for e in found["n1"]] == [(90.0, "silent", None), (100.0, REASON, 110.0)]
+
+
+def test_gathered_from_slurm_and_a_log_with_damage(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    slurm = FakeSlurm(cluster, user="root")
+    job = slurm.submit(SubmitRequest(command=("x",), nodes=2))
+    assert slurm.job(job).is_running
+    cluster.clock.advance(3600)
+    cluster.node_down("n1")
+    slurm.drain(["n3"], REASON)
+    now = cluster.clock.time()
+    lines = [
+        json.dumps({"at": now, "node": "n2", "event": "acquitted", "suspected": "x"}),
+        json.dumps({"at": now - 40 * 86400, "node": "n2", "event": "acquitted"}),
+        json.dumps({"at": now, "node": "n2", "event": "run"}),
+        json.dumps({"at": "late", "node": "n2", "event": "drained"}),
+        "[1, 2]",
+        '{"at": 1',
+        "\xff",
+    ]
+    log = tmp_path / "events.jsonl"
+    log.write_bytes("\n".join(lines).encode("latin-1"))
+    found = gather(slurm, [log], 28, now)
+    kinds = sorted((f.nodes, f.kind) for f in failures_of(found))
+    assert kinds == [
+        (("n1",), "node stopped responding"),
+        (("n2",), "suspected by a job"),
+        (("n3",), "drained by srobust"),
+    ]
