@@ -22,6 +22,7 @@ EPILOG = f"{HOOKS}/epilog/*"
 HEALTH_CHECK = f"{HOOKS}/healthcheck"
 UNITS = "/etc/systemd/system"
 TIMER = "slurm-robust.timer"
+DROP_INS = tuple(f"{ETC}/{name}.d" for name in ("conf", "checks", "prolog", "epilog", "periodic"))
 PACKAGE_TREE = Path("/usr/lib/slurm-robust")
 
 _COMMAND = re.compile(r"^SROBUST_NODE=.*$", re.MULTILINE)
@@ -49,7 +50,7 @@ def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
     wanted = [
         Item(path="/var/lib/slurm-robust", kind="folder", mode=0o700),
         Item(path="/var/log/slurm-robust", kind="folder", mode=0o750),
-        *(Item(path=path, kind="folder", mode=0o755) for path in (ETC, f"{ETC}/conf.d", HOOKS)),
+        Item(path=HOOKS, kind="folder", mode=0o755),
         *(Item(path=f"{HOOKS}/{name}", kind="folder", mode=0o755) for name in ("prolog", "epilog")),
     ]
     # A site's script is linked by its full path, one of ours by its name.
@@ -67,6 +68,7 @@ def package_items(layout: Layout) -> list[Item]:
     """What a package brings, and an installation by pip writes."""
     units = ("slurm-robust.service", TIMER) if layout.timer else ()
     return [
+        *(Item(path=path, kind="folder", mode=0o755) for path in (ETC, *DROP_INS)),
         Item(path=CONFIG, text=keys.as_yaml((DATA / "config-header.txt").read_text())),
         Item(path="/etc/logrotate.d/slurm-robust", text=(DATA / "logrotate").read_text()),
         Item(path=layout.libexec, kind="folder", mode=0o755),

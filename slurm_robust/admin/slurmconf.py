@@ -185,15 +185,15 @@ class _Changes:
             return
         if own and own != wish.health_check:
             self.notes.append(
-                f"HealthCheckProgram={own} is the site's and stays; let the periodic checks run by the timer "
-                f"(--systemd-timer), or let {own} call {wish.health_check}"
+                f"HealthCheckProgram={own} is the site's and stays: run the periodic checks by --systemd-timer, "
+                f"or link {own} into /etc/slurm-robust/periodic.d and set {wish.health_check}"
             )
             return
         self.set("HealthCheckProgram", wish.health_check)
         if self.value("HealthCheckInterval") in ("", "0"):
             self.set("HealthCheckInterval", str(wish.interval_s))
         if not self.value("HealthCheckNodeState"):
-            self.set("HealthCheckNodeState", "ANY")
+            self.set("HealthCheckNodeState", "ANY,CYCLE")
 
     def words(self, key: str, word: str, same: Sequence[str]) -> None:
         """Add a word to a list unless it, or one that implies it, is there."""
@@ -207,7 +207,7 @@ class _Changes:
         text = self.value("PrologEpilogTimeout")
         least = int(budget_s) + 10
         if not text.isdigit() or int(text) >= _NEVER:
-            self.set("PrologEpilogTimeout", str(max(60 if alone else 600, least)))
+            self.set("PrologEpilogTimeout", str(max(120 if alone else 600, least)))
         elif int(text) < least:
             self.set("PrologEpilogTimeout", str(least))
 

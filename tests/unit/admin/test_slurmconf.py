@@ -40,10 +40,10 @@ def test_an_empty_configuration_gets_everything() -> None:
         "epilog": EPILOG,
         "healthcheckprogram": HEALTH,
         "healthcheckinterval": "60",
-        "healthchecknodestate": "ANY",
+        "healthchecknodestate": "ANY,CYCLE",
         "schedulerparameters": "nohold_on_prolog_fail",
         "prologflags": "Alloc",
-        "prologepilogtimeout": "60",
+        "prologepilogtimeout": "120",
     }
     assert (links, notes) == (OURS, "")
 
@@ -95,7 +95,7 @@ def test_a_folder_of_the_site_gets_a_link_and_its_line_stays(pattern: str, link:
         ("PrologFlags=Serial", "prologflags", "Serial,Alloc"),
         ("PrologEpilogTimeout=29", "prologepilogtimeout", "30"),
         ("PrologEpilogTimeout=30", "prologepilogtimeout", "30"),
-        ("PrologEpilogTimeout=65534", "prologepilogtimeout", "60"),
+        ("PrologEpilogTimeout=65534", "prologepilogtimeout", "120"),
         ("HealthCheckInterval=0", "healthcheckinterval", "60"),
         ("HealthCheckInterval=300", "healthcheckinterval", "300"),
         ("HealthCheckNodeState=IDLE,CYCLE", "healthchecknodestate", "IDLE,CYCLE"),

@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Builds the .deb and the .rpm of the node's side into dist/:  packaging/build.sh [deb] [rpm]
+#
+# The package brings its Python modules with it, in /usr/lib/slurm-robust, and runs them with the
+# distribution's own python3: no virtual environment (which breaks when python3 is upgraded), nothing from the
+# network on a node, and no module that a site's own Python could replace. Since some of the modules are
+# compiled, a package is for one Python version; PYTHON names it (default: /usr/bin/python3).
+# Two builds of one commit are the same to the last byte.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly PYTHON=${PYTHON:-/usr/bin/python3}
+readonly VENV=${VENV_PYTHON:-.venv/bin/python}
+readonly WORK=build/packages
+readonly STAGE=$WORK/root
+readonly LIB=$STAGE/usr/lib/slurm-robust
+readonly MAINTAINER='slurm_robust maintainers <maintainers@users.noreply.github.com>'
+readonly SUMMARY='checks the health of Slurm nodes in prolog, epilog and between jobs'
+
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
+PYTHON_VERSION=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VERSION=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+export SOURCE_DATE_EPOCH
+export TZ=UTC LC_ALL=C.UTF-8
+umask 022
+
+fail() { echo "packaging: $*" >&2; exit 1; }
+
+# Our modules and those of pyproject.toml in the versions that the tests ran with.
+modules() {
+    local constraints=$WORK/constraints.txt
+    $VENV -m pip freeze --exclude-editable >"$constraints"
+    # A copy, so that the build leaves nothing in the tree; only what git knows or does not ignore.
+    mkdir -p $WORK/source
+    git ls-files -z --cached --others --exclude-standard pyproject.toml README.md LICENSE slurm_robust \
+        prolog_epilog man | while IFS= read -rd '' name; do [ ! -e "$name" ] || printf '%s\0' "$name"; done |
+        tar --null --files-from=- -cf - | tar -xf - -C $WORK/source
+    $VENV -m pip --disable-pip-version-check --quiet install --target "$LIB" --no-compile --upgrade \
+        --constraint "$constraints" --only-binary=:all: --no-binary=slurm_robust,clustershell \
+        --python-version "$PYTHON_VERSION" "$WORK/source" 2>"$WORK/pip.log" ||
+        # Only with its own Python can pip build modules that are published as source alone.
+        $VENV -m pip --disable-pip-version-check --quiet install --target "$LIB" --no-compile --upgrade \
+            --constraint "$constraints" "$WORK/source" 2>"$WORK/pip.log" || { cat "$WORK/pip.log" >&2; exit 1; }
+    rm -rf "$LIB"/{share,etc,include,example.py}
+    # What names this machine, or the order in which pip worked.
+    find "$LIB" \( -name direct_url.json -o -name RECORD -o -name INSTALLER -o -name REQUESTED \) -delete
+    find "$LIB" -name __pycache__ -type d -prune -exec rm -rf {} +
+    # Programs of the modules; py-spy is for agents, which run in the environment of the training.
+    rm -rf "$LIB"/bin "$LIB"/py_spy-*
+}
+
+# Isolated (-I): no module of the user's, of PYTHONPATH or of the current folder in a program that root runs.
+launcher() { # name, module
+    install -d "$STAGE/usr/bin"
+    cat >"$STAGE/usr/bin/$1" <<EOF
+#!/usr/bin/python$PYTHON_VERSION -I
+import sys
+
+sys.path.insert(0, "/usr/lib/slurm-robust")
+try:
+    from $2 import main
+except ImportError as error:
+    # While the package is being replaced. Not 1, which would say that the node must not run jobs.
+    print(f"$1: {error}", file=sys.stderr)
+    sys.exit(70)
+sys.exit(main())
+EOF
+    chmod 755 "$STAGE/usr/bin/$1"
+}
+
+stage() {
+    rm -rf $WORK
+    mkdir -p "$LIB"
+    modules
+    launcher srobust slurm_robust.cli.main
+    launcher srobust-node slurm_robust.node.command
+    (cd "$LIB" && PYTHONPATH=. "$PYTHON" -s -c '
+import sys
+from slurm_robust.admin.items import Layout, package_items, unit, UNITS, TIMER
+from slurm_robust.admin.files import Tree
+from pathlib import Path
+layout = Layout(node_command="/usr/bin/srobust-node", prefix="/usr", packaged=True)
+tree = Tree(Path(sys.argv[1]))
+for item in package_items(layout):
+    path = tree.path(item.path)
+    if item.kind == "folder":
+        path.mkdir(parents=True, exist_ok=True)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(item.text)
+    path.chmod(item.mode)
+units = tree.path("/usr/lib/systemd/system")
+units.mkdir(parents=True)
+for name in ("slurm-robust.service", TIMER):
+    (units / name).write_text(unit(name, layout))
+' "$OLDPWD/$STAGE")
+    find "$LIB" -name __pycache__ -type d -prune -exec rm -rf {} +
+    gzip -9n "$STAGE"/usr/share/man/man*/*
+    install -D -m 644 LICENSE "$STAGE/usr/share/doc/slurm-robust/copyright"
+    # Checked by hash never: root alone writes here, and hooks start faster.
+    "$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -s "$STAGE" -p / "$LIB"
+    find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+}
+
+build_deb() {
+    local arch out tree=$WORK/deb
+    arch=$(dpkg --print-architecture)
+    out=dist/slurm-robust_${VERSION}-1_$arch.deb
+    cp -a "$STAGE" "$tree"
+    install -d "$tree/DEBIAN"
+    cat >"$tree/DEBIAN/control" <<EOF
+Package: slurm-robust
+Version: ${VERSION}-1
+Architecture: $arch
+Maintainer: $MAINTAINER
+Installed-Size: $(du -sk --apparent-size "$STAGE" | cut -f1)
+Depends: python$PYTHON_VERSION, util-linux, coreutils
+Recommends: slurm-client | slurm-wlm, logrotate
+Section: admin
+Priority: optional
+Description: $SUMMARY
+ A node that is not fit gets no job, and is drained with the evidence. Nothing is
+ drained until the configuration says so, and nothing runs until srobust admin
+ install was told to: see srobust-admin(8).
+EOF
+    (cd "$STAGE" && find etc -type f | sort | sed 's,^,/,') >"$tree/DEBIAN/conffiles"
+    install -m 755 packaging/prerm "$tree/DEBIAN/prerm"
+    (cd "$tree" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
+    find "$tree" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+    dpkg-deb --root-owner-group -Zxz --build "$tree" "$out" >/dev/null
+    echo "$out"
+}
+
+build_rpm() {
+    command -v rpmbuild >/dev/null || fail "the .rpm needs rpmbuild (on Debian: apt-get install rpm)"
+    local top=$PWD/$WORK/rpm
+    mkdir -p "$top"
+    (cd "$STAGE" && find etc/slurm-robust etc/logrotate.d usr \( -type f -o -type l \) | sort |
+        sed -e 's,^etc,%config(noreplace) /etc,' -e 's,^usr,"/usr,' -e '/^"/s,$,",') >"$top/files"
+    (cd "$STAGE" && find etc/slurm-robust usr/lib/slurm-robust usr/libexec/slurm-robust -type d | sort |
+        sed 's,.*,%dir "/&",') >>"$top/files"
+    rpmbuild -bb --quiet --define "_topdir $top" --define "_rpmdir $PWD/dist" --define "_build_name_fmt \
+%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm" --define "our_stage $PWD/$STAGE" --define "our_files $top/files" \
+        --define "our_version $VERSION" --define "our_python /usr/bin/python$PYTHON_VERSION" \
+        --define "our_summary $SUMMARY" --define "our_prerm $PWD/packaging/prerm" packaging/slurm-robust.spec
+    ls dist/slurm-robust-"$VERSION"-1.*.rpm
+}
+
+main() {
+    local format
+    [ -x "$PYTHON" ] || fail "$PYTHON is not there; PYTHON names another one"
+    mkdir -p dist
+    stage
+    for format in "${@:-deb}"; do
+        case $format in
+            deb | rpm) "build_$format" ;;
+            *) fail "unknown format $format" ;;
+        esac
+    done
+}
+
+main "$@"
