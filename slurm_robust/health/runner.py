@@ -26,12 +26,13 @@ def node_name(environ: Mapping[str, str]) -> str:
     return environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
-def all_checks(config: NodeConfig) -> tuple[AnyCheck, ...]:
+def all_checks(config: NodeConfig, host: Host) -> tuple[AnyCheck, ...]:
     """Ours and the site's."""
     # Reading all modules of checks takes longer than the rest: only who runs them should.
     from slurm_robust.health.registry import CHECKS
+    from slurm_robust.health.site import checks
 
-    return CHECKS
+    return *CHECKS, *checks(config, host)
 
 
 def choose(
@@ -72,7 +73,7 @@ def inspect(
     periodic, counted.
     """
     begun = time.monotonic()
-    chosen, left_out = choose(all_checks(config) if checks is None else checks, config, context, only)
+    chosen, left_out = choose(all_checks(config, host) if checks is None else checks, config, context, only)
     is_gone = job_gone if callable(job_gone) else lambda: job_gone
     run = _Run(config, host, memory, now, is_gone())
     reused = run.reuse(chosen) if context is Context.PROLOG else ()
@@ -106,6 +107,21 @@ def failing_runs(report: Report, memory: Memory | None) -> dict[str, int]:
     return {name: max(1, memory.failing(name)) if memory else 1 for name in names}
 
 
+def baseline_facts(
+    config: NodeConfig, host: Host, budget_s: float, checks: Sequence[AnyCheck] | None = None
+) -> tuple[dict[str, Record], dict[str, str]]:
+    """What the node is like now, by source, and the sources that could not be read, with the reason.
+
+    Sources whose facts may never be used again (``fresh_s`` is 0) describe a moment and not the node.
+    """
+    every = all_checks(config, host) if checks is None else checks
+    sources = {check.source.name: check.source for check in every if check.source.fresh_s > 0}
+    run = _Run(config, host, None, 0.0, None)
+    run.gather(list(sources.values()), budget_s)
+    silent = {name: answer.error for name, answer in run.answers.items() if answer.value is None}
+    return {name: sample.facts for name, sample in run.facts.items()}, silent
+
+
 class _Run:
     """The facts of one run, and how they were come by."""
 
@@ -117,7 +133,7 @@ class _Run:
         self._memory = memory
         self._now = now
         self.job_gone = job_gone
-        self._facts: dict[str, Sample[Any]] = {}
+        self.facts: dict[str, Sample[Any]] = {}
         self.boot_id = host.boot_id()
         self.answers: dict[str, Answer] = {}
         self.errors: dict[str, str] = {}
@@ -129,12 +145,12 @@ class _Run:
         for source in {check.source.name: check.source for check in checks}.values():
             if (sample := self._memory.fresh(source, self._now, self.boot_id)) is None:
                 continue
-            self._facts[source.name] = sample
+            self.facts[source.name] = sample
             found = [f for check in checks if check.source.name == source.name for f in self.findings(check)]
             if any(finding.outcome is not Outcome.PASS for finding in found):
-                del self._facts[source.name]
+                del self.facts[source.name]
         self.errors.clear()  # They come again when the facts are judged for good.
-        return tuple(self._facts)
+        return tuple(self.facts)
 
     def gather(self, sources: Sequence[AnySource], budget_s: float) -> None:
         """Read these parts of the machine, side by side."""
@@ -153,13 +169,13 @@ class _Run:
                 self.errors[source.name] = wrong.error
                 continue
             sample = Sample(at=self._now, boot_id=self.boot_id, facts=facts)
-            self._facts[source.name] = sample
+            self.facts[source.name] = sample
             if self._memory is not None:
                 self._memory.remember(source, sample)
 
     def findings(self, check: AnyCheck) -> tuple[Finding, ...]:
         """What a check says, or why it can say nothing."""
-        sample = self._facts.get(check.source.name)
+        sample = self.facts.get(check.source.name)
         if sample is None:
             return (_silence(check, self.answers[check.source.name]),)
         view: View[Record] = View(

@@ -1,0 +1,236 @@
+"""``srobust check``: what is wrong with this node, what could not be seen, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.nodefile import FILE, load
+from slurm_robust.health.check import AnyCheck, Context
+from slurm_robust.health.host import Host
+from slurm_robust.health.memory import Memory, record_baseline
+from slurm_robust.health.report import Conclusion, Report
+from slurm_robust.health.runner import all_checks, baseline_facts, failing_runs, inspect
+from slurm_robust.health.verdict import conclude, rule_of
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.model.record import Record
+from slurm_robust.node.jobs import no_other_job
+
+BUDGET_S = 60.0
+_STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
+_RANK = {Outcome.FAIL: 0, Outcome.UNKNOWN: 1, Outcome.PASS: 2}
+
+
+class Nagios(IntEnum):
+    """Exit codes of a check program."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+class NoSuchCheck(SrobustError):
+    """No check has such a name."""
+
+    exit_code = Nagios.UNKNOWN
+    fix = "srobust check --explain lists all checks"
+
+
+class CannotRecord(SrobustError):
+    """The baseline could not be written."""
+
+    exit_code = Nagios.UNKNOWN
+    fix = "run it as root on the node"
+
+
+class Whole(Record):
+    """All that ``--json`` prints."""
+
+    report: Report
+    conclusion: Conclusion
+
+
+def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | None) -> int:
+    """Run the checks and print them; the Nagios code. Raises ``NodeConfigError``, :class:`NoSuchCheck`."""
+    config = load(config_file or FILE)
+    host = Host()
+    _named(all_checks(config, host), only)
+    memory = Memory(Path(config.paths.state))
+    report = inspect(
+        config,
+        Context.DEEP if deep else Context.PERSON,
+        host=host,
+        memory=memory,
+        now=time.time(),
+        budget_s=BUDGET_S,
+        job_gone=partial(no_other_job, host),
+        only=only,
+    )
+    conclusion = conclude(report, config, failing_runs(report, memory))
+    if json:
+        _print_json(Whole(report=report, conclusion=conclusion))
+    else:
+        _console().print(render(report, conclusion, is_root=os.geteuid() == 0))
+    return nagios(conclusion)
+
+
+def explain(pattern: str, *, json: bool, config_file: Path | None) -> int:
+    """Say what checks look at and why. Raises :class:`NoSuchCheck`."""
+    config = load(config_file or FILE)
+    found = _named(all_checks(config, Host()), (pattern,))
+    if json:
+        _print_json([_described(check, config) for check in found])
+    else:
+        _console().print(Group(*(_explained(check, config) for check in found)))
+    return Nagios.OK
+
+
+def record(*, json: bool, config_file: Path | None) -> int:
+    """Make the node as it is now the baseline. Raises :class:`CannotRecord`."""
+    config = load(config_file or FILE)
+    facts, silent = baseline_facts(config, Host(), BUDGET_S)
+    try:
+        record_baseline(Path(config.paths.state), facts)
+    except OSError as error:
+        raise CannotRecord(f"the baseline could not be written: {error}") from error
+    if json:
+        _print_json({"recorded": sorted(facts), "not_recorded": silent})
+    else:
+        print(f"recorded in {config.paths.state}: {', '.join(sorted(facts)) or 'nothing'}")
+        for name, why in silent.items():
+            print(f"not recorded: {name}: {why}")
+    return Nagios.WARNING if silent else Nagios.OK
+
+
+def nagios(conclusion: Conclusion) -> Nagios:
+    """What keeps jobs away is critical, any other failure a warning; unknown if there is nothing worse."""
+    if conclusion.causes:
+        return Nagios.CRITICAL
+    if conclusion.warnings:
+        return Nagios.WARNING
+    return Nagios.UNKNOWN if conclusion.unknown else Nagios.OK
+
+
+def headline(report: Report, conclusion: Conclusion) -> str:
+    """The line that a monitoring system shows."""
+    code = nagios(conclusion)
+    worst = next(iter((*conclusion.causes, *conclusion.warnings, *conclusion.unknown)), None)
+    words = f": {f'{worst.subject} {worst.text}'.strip() or worst.check}" if worst else ""
+    parts = [
+        f"{len(found)} {name}"
+        for name, found in (
+            ("failed", (*conclusion.causes, *conclusion.warnings)),
+            ("unknown", conclusion.unknown),
+        )
+        if found
+    ]
+    checks = len({finding.check for finding in report.findings})
+    return f"{code.name}{words} ({', '.join([f'{checks} checks', *parts])} on {report.node})"
+
+
+def render(report: Report, conclusion: Conclusion, *, is_root: bool) -> RenderableType:
+    """The whole screen: subjects, the worst first, and in each its findings, the worst first."""
+    parts: list[RenderableType] = [Text(headline(report, conclusion), style="bold")]
+    if report.findings:
+        parts.append(_table(report.findings))
+    parts += [Text(f"left out: {name} ({why})", style="dim") for name, why in report.left_out.items()]
+    parts += [Text(f"broken: {name}: {why}", style="red") for name, why in report.errors.items()]
+    if not is_root and conclusion.unknown:
+        parts.append(Text("Some of this can be seen by root only.", style="dim"))
+    return Group(*parts)
+
+
+def _table(findings: Iterable[Finding]) -> Table:
+    table = Table(expand=False)
+    for name in ("subject", "result", "check", "what", "measured", "limit", "do"):
+        table.add_column(name, overflow="fold", no_wrap=name == "result")
+    groups = defaultdict(list)
+    for finding in findings:
+        groups[finding.subject].append(finding)
+    for subject, group in sorted(groups.items(), key=lambda item: (_RANK[_worst(item[1])], item[0])):
+        _add_group(table, subject or "node", sorted(group, key=lambda finding: _RANK[finding.outcome]))
+    return table
+
+
+def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        if finding.outcome is Outcome.PASS:
+            continue
+        result = Text(finding.outcome.value, style=_STYLES[finding.outcome])
+        blame = f" ({finding.blame.value})" if finding.outcome is Outcome.FAIL else ""
+        # Text, because what a driver says may hold what rich would take for markup.
+        words = (finding.check, finding.text, finding.value, finding.limit)
+        table.add_row(Text(subject), result, *map(Text, words), Text(finding.suggestion.value + blame))
+        subject = ""
+    if passed := [finding.check for finding in findings if finding.outcome is Outcome.PASS]:
+        names = list(dict.fromkeys(passed))
+        count = f"{len(names)} checks" if len(names) > 1 else ""
+        result = Text(Outcome.PASS.value, style=_STYLES[Outcome.PASS])
+        table.add_row(Text(subject), result, Text(count or names[0]), Text(", ".join(names) if count else ""))
+    table.add_section()
+
+
+def _worst(findings: Iterable[Finding]) -> Outcome:
+    return min((finding.outcome for finding in findings), key=_RANK.__getitem__)
+
+
+def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:
+    rule = rule_of(config, check.name)
+    contexts = check.contexts if rule.contexts is None else rule.contexts
+    return {
+        "check": check.name,
+        "explain": " ".join(check.explain.split()),
+        "contexts": sorted(Context(context).value for context in contexts),
+        "source": check.source.name,
+        "timeout_s": check.source.timeout_s,
+        "enabled": rule.enabled is not False,
+        "on_unknown": rule.on_unknown or "open",
+        "confirm": rule.confirm or 1,
+        "suggestion": rule.suggestion or "its own",
+    }
+
+
+def _explained(check: AnyCheck, config: NodeConfig) -> RenderableType:
+    facts = _described(check, config)
+    state = "" if facts["enabled"] else "  (switched off)"
+    contexts = facts["contexts"]
+    assert isinstance(contexts, list)
+    where = (
+        f"runs in: {', '.join(contexts)}; reads {facts['source']} in at most {facts['timeout_s']:g} s; "
+        f"unknown is {facts['on_unknown']}; counts after {facts['confirm']} periodic run(s)"
+    )
+    return Group(
+        Text(check.name + state, style="bold"), Text(str(facts["explain"])), Text(where, style="dim"), ""
+    )
+
+
+def _named(checks: Iterable[AnyCheck], patterns: Sequence[str]) -> list[AnyCheck]:
+    every = list(checks)
+    for pattern in patterns:
+        if not any(fnmatchcase(check.name, pattern) for check in every):
+            raise NoSuchCheck(f"no check is named {pattern!r}")
+    return [c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def _console() -> Console:
+    # Without a terminal (a file, a pipe) rich would fold everything into 80 columns.
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)

@@ -1,0 +1,114 @@
+"""What people and monitoring systems are told of a node's checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from slurm_robust.cli.main import main as srobust
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.check import Context
+from slurm_robust.health.report import Conclusion, Report
+from slurm_robust.health.verdict import conclude
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.report.checks import Nagios, Whole, headline, nagios, render
+
+LOST = Finding(
+    check="gpu.present",
+    outcome=Outcome.FAIL,
+    subject="gpu3",
+    text="XID 79 [fell] off the bus",
+    value="7",
+    limit="8",
+    suggestion=Suggestion.REBOOT,
+)
+HOT = Finding(check="gpu.hot", outcome=Outcome.FAIL, subject="gpu1", text="91 C")
+MUTE = Finding(check="kernel.mce", outcome=Outcome.UNKNOWN, text="no permission")
+WELL = Finding(check="gpu.ecc", outcome=Outcome.PASS, subject="gpu3")
+
+
+def run_of(*findings: Finding) -> tuple[Report, Conclusion]:
+    report = Report(node="n1", at=1.0, boot_id="b", context=Context.PERSON, findings=findings)
+    return report, conclude(report, NodeConfig(), {})
+
+
+def shown(*findings: Finding, is_root: bool = True) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(render(*run_of(*findings), is_root=is_root))
+    return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("findings", "code", "line"),
+    [
+        ((WELL,), Nagios.OK, "OK (1 checks on n1)"),
+        ((WELL, MUTE), Nagios.UNKNOWN, "UNKNOWN: no permission (2 checks, 1 unknown on n1)"),
+        ((WELL, MUTE, HOT), Nagios.WARNING, "WARNING: gpu1 91 C (3 checks, 1 failed, 1 unknown on n1)"),
+        (
+            (MUTE, HOT, LOST),
+            Nagios.CRITICAL,
+            "CRITICAL: gpu3 XID 79 [fell] off the bus (3 checks, 2 failed, 1 unknown on n1)",
+        ),
+        ((), Nagios.OK, "OK (0 checks on n1)"),
+    ],
+)
+def test_a_code_and_a_line_for_monitoring(findings: tuple[Finding, ...], code: Nagios, line: str) -> None:
+    report, conclusion = run_of(*findings)
+    assert (nagios(conclusion), headline(report, conclusion)) == (code, line)
+
+
+def test_the_worst_is_shown_first_and_text_is_no_markup() -> None:
+    text = shown(WELL, MUTE, HOT, LOST)
+    places = [text.index(word) for word in ("91 C", "XID 79 [fell] off the bus", "no permission")]
+    assert places[:2] < places[2:]
+    assert "reboot (node)" in text
+    assert text.index("gpu.present") < text.index("gpu.ecc")
+
+
+def test_an_ordinary_user_is_told_that_root_sees_more() -> None:
+    assert "root only" in shown(MUTE, is_root=False)
+    assert "root only" not in shown(MUTE)
+    assert "root only" not in shown(WELL, is_root=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"paths: {{state: {tmp_path}/state, log: {tmp_path}/log}}\n")
+    return str(path)
+
+
+@pytest.mark.slow
+def test_this_machine_can_be_checked(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = srobust(["check", "--json", "--config", config])
+    whole = msgspec.json.decode(capsys.readouterr().out, type=Whole)
+    assert code == nagios(whole.conclusion)
+    assert len({finding.check for finding in whole.report.findings}) > 5
+    assert srobust(["check", "--only", "disks.*", "--json", "--config", config]) in list(Nagios)
+    whole = msgspec.json.decode(capsys.readouterr().out, type=Whole)
+    assert {finding.check.split(".")[0] for finding in whole.report.findings} <= {"disks"}
+
+
+@pytest.mark.slow
+def test_a_baseline_is_recorded(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert srobust(["check", "--record-baseline", "--config", config]) in (Nagios.OK, Nagios.WARNING)
+    assert "recorded in" in capsys.readouterr().out
+    assert "disks" in msgspec.json.decode((tmp_path / "state" / "baseline.json").read_bytes())
+
+
+def test_every_check_explains_itself(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert srobust(["check", "--explain", "--json", "--config", config]) == Nagios.OK
+    found = msgspec.json.decode(capsys.readouterr().out)
+    assert [check["check"] for check in found if len(check["explain"].split()) < 8] == []
+    assert len({check["check"] for check in found}) == len(found)
+    assert srobust(["check", "--explain", "disks.*", "--config", config]) == Nagios.OK
+    assert "runs in:" in capsys.readouterr().out
+
+
+def test_a_check_that_is_not_there_is_said(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert srobust(["check", "--only", "disk", "--config", config]) == Nagios.UNKNOWN
+    assert "no check is named 'disk'" in capsys.readouterr().err
