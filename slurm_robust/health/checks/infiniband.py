@@ -98,11 +98,11 @@ def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Adapters with and without a driver. An Ethernet one of Mellanox needs none for InfiniBand."""
     driven, undriven = [], []
     for device in pci.devices(host):
-        bound = host.names(f"{pci.DEVICES}/{device.address}/infiniband")
-        is_ours = device.kind == pci.INFINIBAND or (device.kind[:2] == "02" and device.vendor == pci.MELLANOX)
-        if bound:
+        if not device.kind.startswith(pci.NETWORK):
+            continue
+        if host.names(f"{pci.DEVICES}/{device.address}/infiniband"):
             driven.append(device.address)
-        elif is_ours and not device.driver:
+        elif not device.driver and (device.kind == pci.INFINIBAND or device.vendor == pci.MELLANOX):
             undriven.append(device.address)
     return tuple(driven), tuple(undriven)
 
