@@ -12,7 +12,7 @@ from slurm_robust.health.gpus.gather import gather_gpus, gather_use
 GPUS = Source("gpu", GpuFacts, gather_gpus, timeout_s=5.0, history_s=3600.0)
 
 # Never from the cache: what an earlier run saw was the job that is gone now.
-GPU_USE = Source("gpu-use", GpuUse, gather_use, timeout_s=5.0, fresh_s=0.0)
+GPU_USE = Source("gpu-use", GpuUse, gather_use, timeout_s=3.5, fresh_s=0.0)
 
 _WITHOUT_JOBS = frozenset({Context.PROLOG, Context.EPILOG, Context.DEEP, Context.PERSON})
 

@@ -78,8 +78,8 @@ class Gpu(Record):
     retired_pending: bool | None = None
     recovery: Recovery | None = None
 
-    links: tuple[bool, ...] | None = None
-    """NVLink or xGMI: whether each link is up."""
+    links: tuple[bool | None, ...] | None = None
+    """NVLink: whether each link is up; None in between for one that this card does not have."""
 
     link_errors: int | None = None
     """Replays and recoveries of all links."""
@@ -113,6 +113,11 @@ class Gpu(Record):
     def label(self) -> str:
         """Its name in findings."""
         return f"gpu{self.index}"
+
+    @property
+    def links_up(self) -> int:
+        """How many links are up."""
+        return sum(state is True for state in self.links or ())
 
 
 class GpuFacts(Record):

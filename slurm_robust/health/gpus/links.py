@@ -33,12 +33,11 @@ def judge_nvlink(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 
 def _links_up(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
-    links = gpu.links or ()
-    up = sum(links)
+    up = gpu.links_up
     wanted, source, suggestion = _wanted_links(view, limits, gpu)
     bad = ""
     if up < wanted:
-        down = " ".join(str(number) for number, is_up in enumerate(links) if not is_up)
+        down = " ".join(str(number) for number, is_up in enumerate(gpu.links or ()) if is_up is False)
         bad = f"{up} of {wanted} NVLinks up" + (f", down: {down}" if down else "")
     return finding(
         NVLINK, gpu, bad, value=up, limit=wanted, source=source, suggestion=suggestion, blame=Party.FABRIC
@@ -51,12 +50,12 @@ def _wanted_links(view: GpuView, limits: GpuLimits, gpu: Gpu) -> tuple[int, str,
         return limits.min_nvlinks, "NVLink state, gpu.min_nvlinks", Suggestion.RESET
     known = twin(view.baseline, gpu)
     if known is not None and known.links is not None:
-        return sum(known.links), "NVLink state, baseline", Suggestion.RESET
-    before = max((sum(old.links or ()) for old in earlier(view, gpu)), default=0)
-    if before > sum(gpu.links or ()):
+        return known.links_up, "NVLink state, baseline", Suggestion.RESET
+    before = max((old.links_up for old in earlier(view, gpu)), default=0)
+    if before > gpu.links_up:
         return before, "NVLink state, earlier in this boot", Suggestion.RESET
     # Cards with bridges may differ from each other, so what neighbours have is only a hint.
-    neighbours = max(sum(other.links or ()) for other in answering(view.facts) if other.name == gpu.name)
+    neighbours = max(other.links_up for other in answering(view.facts) if other.name == gpu.name)
     return neighbours, "NVLink state, other GPUs", Suggestion.MONITOR
 
 

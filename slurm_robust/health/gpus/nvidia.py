@@ -286,13 +286,11 @@ def _links_and_fields(nvml: Nvml, handle: Any) -> dict[str, Any]:
     }
 
 
-def _links(nvml: Nvml, handle: Any) -> tuple[bool, ...] | None:
-    states = []
-    for link in range(nvml.api.NVML_NVLINK_MAX_LINKS):
-        state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
-        if state is None:
-            break
-        states.append(bool(state))
+def _links(nvml: Nvml, handle: Any) -> tuple[bool | None, ...] | None:
+    numbers = range(nvml.api.NVML_NVLINK_MAX_LINKS)
+    states = [_optional(bool, nvml.ask("nvmlDeviceGetNvLinkState", handle, number)) for number in numbers]
+    while states and states[-1] is None:
+        states.pop()
     return tuple(states) or None
 
 

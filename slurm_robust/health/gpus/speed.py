@@ -16,6 +16,8 @@ PERSISTENCE = "gpu.persistence"
 
 _HARDWARE = (Throttle.HW_THERMAL, Throttle.POWER_BRAKE, Throttle.HW_SLOWDOWN)
 _MARGIN_C = 2.0
+# Some drivers say 0 for a threshold that they do not know.
+_PLAUSIBLE_C = 50.0
 _BUSY = 90
 _SLOW_SHARE = 0.5
 
@@ -67,7 +69,7 @@ def _temperature(
     if value is None:
         return None
     limit = site
-    if limit is None and driver is not None:
+    if limit is None and driver is not None and driver >= _PLAUSIBLE_C:
         limit = driver - _MARGIN_C
     hot = limit is not None and value > limit
     return finding(

@@ -66,6 +66,10 @@ def test_a_healthy_node_tells_everything(node: Reader) -> None:
         ({"recovery_action": 99}, {"recovery": Recovery.UNKNOWN}),
         ({"recovery_action": None}, {"recovery": None}),
         ({"nvlink.5": 0}, {"links": (*(True,) * 5, False, *(True,) * 12)}),
+        (
+            {"nvlinks": 4, "error.nvmlDeviceGetNvLinkState": 3},
+            {"links": None},
+        ),
         ({"nvlinks": None}, {"links": None}),
         ({"nvlink_replay": 3, "nvlink_recovery": 4}, {"link_errors": 7}),
         ({"fabric_state": 1}, {"fabric": "not started"}),

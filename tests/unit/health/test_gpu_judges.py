@@ -100,6 +100,13 @@ ONE_GPU = [
         (FAIL, RESET, "17 of 18 NVLinks up, down: 17"),
     ),
     ("nvlink", {"links": (True,) * 17}, {"min_nvlinks": 18}, (FAIL, RESET, "17 of 18 NVLinks up")),
+    # One that this card does not have is not down.
+    (
+        "nvlink",
+        {"links": (None, True, False)},
+        {"min_nvlinks": 2},
+        (FAIL, RESET, "1 of 2 NVLinks up, down: 2"),
+    ),
     # A card without a bridge: all its links are down, and nobody says that it should be otherwise.
     ("nvlink", {"links": (False,) * 12, "fabric": None}, {}, GOOD),
     ("nvlink", {"fabric": None}, {}, GOOD),
@@ -136,6 +143,13 @@ ONE_GPU = [
     ("temperature", {"temperature_c": 88.0}, {}, (FAIL, REPLACE, "88 C; see to its cooling")),
     ("temperature", {"temperature_c": 88.0}, {"max_temperature_c": 88.0}, GOOD),
     ("temperature", {"temperature_c": 88.0, "slowdown_c": None}, {}, GOOD),
+    ("temperature", {"temperature_c": 48.0, "slowdown_c": 0.0}, {}, GOOD),
+    (
+        "temperature",
+        {"temperature_c": 49.0, "slowdown_c": 50.0},
+        {},
+        (FAIL, REPLACE, "49 C; see to its cooling"),
+    ),
     ("temperature", {"memory_temperature_c": 103.0}, {}, GOOD),
     (
         "temperature",

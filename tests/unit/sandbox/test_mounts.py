@@ -34,6 +34,17 @@ def test_the_head_has_no_slurmd() -> None:
     assert "/run/slurmd" not in targets(plan(node="head"))
 
 
+def test_each_compute_node_sees_its_own_gpus_where_there_are_any() -> None:
+    config = SandboxConfig(gpus_per_node=8)
+    for node in ("n1", "n2", "head"):
+        mounts = plan_mounts(config, state="/state", node=node, wanted=(), closed=lambda _: False)
+        sources = {item.target: item.source for item in mounts}
+        own = f"/state/gpus/{node}" if node != "head" else None
+        assert sources.get("/run/srobust-gpus") == own
+        assert ("/etc/ld.so.cache" in sources) == (node != "head")
+    assert "/etc/ld.so.cache" not in targets(plan())
+
+
 def test_what_everybody_reaches_is_left_alone() -> None:
     assert plan(Wanted("/opt/env")) == plan()
 
