@@ -23,8 +23,15 @@ class Piece(NamedTuple):
     read: bool
 
 
+def sums_of(data: memoryview) -> bytes:
+    """The XXH3 of every chunk of ``data``, little-endian."""
+    chunks = range(0, len(data), CHUNK_BYTES)
+    sums = (xxhash.xxh3_64_intdigest(data[at : at + CHUNK_BYTES]) for at in chunks)
+    return b"".join(struct.pack("<Q", one) for one in sums)
+
+
 def filled_sums(file: int, begin: int, pieces: Iterable[Piece], threads: int) -> bytes:
-    """Fill the data, which begin there in ``file``, chunk by chunk; the XXH3 of each, little-endian.
+    """Fill the data, which begin there in ``file``, chunk by chunk; their :func:`sums_of`.
 
     Where the file ends too early the sums are those of what was in the views before. Raises ``OSError``.
     """

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums
+from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums_of
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.model.record import Record
 
@@ -142,7 +142,7 @@ class Buffer:
         """The data are in place: sum them up and make the image whole."""
         assert self._map is not None
         data = memoryview(self._map)[self._layout.data_at : self._layout.total]
-        meta = msgspec.msgpack.encode(msgspec.structs.replace(self._meta, sums=_sums(data)))
+        meta = msgspec.msgpack.encode(msgspec.structs.replace(self._meta, sums=sums_of(data)))
         data.release()
         self._map[PAGE : PAGE + len(meta)] = meta
         page = bytearray(PAGE)
@@ -383,11 +383,6 @@ def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
         return version, _UNKNOWN, _Layout(meta_bytes=0, data_at=0, data_bytes=0), 0
     header = msgspec.msgpack.decode(page[_HEADER_AT : _HEADER_AT + header_bytes], type=ImageHeader)
     return version, header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
-
-
-def _sums(data: memoryview) -> bytes:
-    chunks = range(0, len(data), CHUNK_BYTES)
-    return b"".join(struct.pack("<Q", _sum(data[at : at + CHUNK_BYTES])) for at in chunks)
 
 
 def _sum(data: bytes | bytearray | memoryview) -> int:
