@@ -1,0 +1,158 @@
+"""Processes: what is read of them, and which are stuck, dead or left over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.config.node import MemoryLimits, NodeConfig
+from slurm_robust.health.checks import processes
+from slurm_robust.health.checks.processes import ProcessFacts
+from slurm_robust.health.host import Host
+from slurm_robust.model.findings import Outcome, Suggestion
+from tests.unit.health.trees import only, plant, view
+
+CONFIG = NodeConfig()
+KERNEL_THREAD = 0x00200040
+FACTS = ProcessFacts(count=1, cpus=4, load=(0.0, 0.0, 0.0))
+
+
+def stat(
+    pid: int, name: str, state: str = "S", parent: int = 1, flags: int = 4194560, start: int = 24
+) -> str:
+    rest = f"96258 4135 0 36 1400 6670 8435 3049 20 0 13 0 {start} 55058432 5457 18446744073709551615 1 1"
+    return f"{pid} ({name}) {state} {parent} 1 1 0 -1 {flags} {rest}"
+
+
+def with_facts(**changes: object) -> ProcessFacts:
+    return msgspec.structs.replace(FACTS, **changes)
+
+
+def test_processes_are_read_without_those_of_the_kernel(tmp_path: Path) -> None:
+    lines = {
+        1: stat(1, "systemd"),
+        2: stat(2, "kthreadd", "D", 0, KERNEL_THREAD),
+        7: stat(7, "a) (b", "D", start=4711),
+        8: stat(8, "defunct", "Z", 7),
+        9: stat(9, "\n\x1b[31m"),
+        10: "nonsense",
+        11: stat(11, "short")[:20],
+    }
+    files = {f"/proc/{pid}/stat": line for pid, line in lines.items()}
+    files |= {"/proc/loadavg": "1.50 2.00 3.25 1/100 99", "/proc/self/stat": stat(3, "self")}
+    files |= {"/sys/devices/system/cpu/online": "0-3,8-11,15"}
+    facts = processes.gather(plant(tmp_path, files), CONFIG)
+    assert (facts.count, facts.cpus, facts.load) == (4, 9, (1.5, 2.0, 3.25))
+    assert (facts.waiting, facts.waiting_names) == ({7: 4711}, ("a) (b",))
+    assert (facts.zombies, facts.zombie_parent) == (1, "a) (b")
+    assert all(name.isprintable() for name in facts.daemons)
+
+
+def test_this_machine_is_read() -> None:
+    facts = processes.gather(Host(), CONFIG)
+    assert facts.count > 1
+    assert facts.cpus >= len(os.sched_getaffinity(0))
+    own = Path("/proc/self/comm").read_text().strip()
+    everybody = processes.gather(Host(), NodeConfig(memory=MemoryLimits(min_user_uid=60_000)))
+    assert own in everybody.daemons
+
+
+def test_programs_of_users_are_no_daemons(tmp_path: Path) -> None:
+    host = plant(tmp_path, {"/proc/7/stat": stat(7, "munged"), "/proc/loadavg": "0 0 0 1/1 1"})
+    everybody = NodeConfig(memory=MemoryLimits(min_user_uid=max(1, os.getuid())))
+    if os.getuid() == 0:
+        os.chown(host.path("/proc/7"), 1234, 1234)
+    facts = processes.gather(host, everybody)
+    assert (facts.daemons, facts.users) == ((), {os.stat(host.path("/proc/7")).st_uid: 1})
+    assert facts.user_names == ("munged",)
+
+
+@given(st.binary(max_size=200))
+def test_no_content_breaks_reading(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    host = plant(tmp_path_factory.mktemp("root"), {"/proc/loadavg": "0 0 0 1/1 1", "/proc/5/stat": ""})
+    host.path("/proc/5/stat").write_bytes(data)
+    assert processes.gather(host, CONFIG).count <= 1
+
+
+def waiting(number: int, start: int = 1) -> ProcessFacts:
+    return with_facts(waiting=dict.fromkeys(range(100, 100 + number), start), waiting_names=("ls",))
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "age", "fails"),
+    [
+        (17, 17, 60.0, True),
+        (16, 17, 60.0, False),
+        (17, 16, 60.0, False),
+        (17, 17, 59.0, False),
+        (17, 17, 600.0, True),
+        (17, 17, 601.0, False),
+    ],
+)
+def test_stuck_is_who_waits_at_two_looks(now: int, then: int, age: float, fails: bool) -> None:
+    seen = view(waiting(now), (age, waiting(then)))
+    found = only(processes.judge_d_state(seen, CONFIG))
+    assert (found.outcome is Outcome.FAIL) is fails
+    if fails:
+        assert (found.text, found.suggestion) == ("17 processes stuck in I/O (ls)", Suggestion.MONITOR)
+
+
+def test_stuck_processes_without_a_job_need_a_boot_and_others_are_others() -> None:
+    past = (100.0, waiting(20))
+    gone = only(processes.judge_d_state(view(waiting(20), past, job_gone=True), CONFIG))
+    assert gone.suggestion is Suggestion.REBOOT
+    for seen in (
+        view(waiting(20), (100.0, waiting(20, start=2))),  # pids came round
+        view(waiting(20), past, boot_id="new"),
+        view(waiting(20), past, (70.0, waiting(0))),  # they got on in between
+        view(waiting(20)),
+    ):
+        assert only(processes.judge_d_state(seen, CONFIG)).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(("zombies", "fails"), [(0, False), (500, False), (501, True)])
+def test_zombies(zombies: int, fails: bool) -> None:
+    facts = with_facts(zombies=zombies, zombie_parent="slurmstepd")
+    found = only(processes.judge_zombies(view(facts), CONFIG))
+    assert (found.outcome is Outcome.FAIL) is fails
+    assert not found.suggestion.keeps_jobs_away
+
+
+def test_leftovers_are_told_where_no_job_runs() -> None:
+    facts = with_facts(users={1000: 3, 1001: 1}, user_names=("python3", "ssh"))
+    found = only(processes.judge_leftovers(view(facts, job_gone=True), CONFIG))
+    assert found.text == "4 processes without a job: python3, ssh of uid 1000, uid 1001"
+    assert found.suggestion is Suggestion.MONITOR
+    for gone in (False, None):
+        assert list(processes.judge_leftovers(view(facts, job_gone=gone), CONFIG)) == []
+    assert only(processes.judge_leftovers(view(FACTS, job_gone=True), CONFIG)).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("load", "fails"),
+    [
+        ((16.0, 16.0, 16.0), False),
+        ((16.1, 17.0, 18.0), True),
+        ((0.5, 40.0, 60.0), False),
+        ((60.0, 40.0, 1.0), False),
+    ],
+)
+def test_load_counts_when_it_lasts_and_no_job_runs(load: tuple[float, float, float], fails: bool) -> None:
+    facts = with_facts(load=load)
+    found = only(processes.judge_load(view(facts, job_gone=True), CONFIG))
+    assert (found.outcome is Outcome.FAIL) is fails
+    assert not found.suggestion.keeps_jobs_away
+    assert list(processes.judge_load(view(facts), CONFIG)) == []
+
+
+@pytest.mark.parametrize(
+    ("uid", "user"),
+    [(0, False), (999, False), (1000, True), (61183, True), (61184, False), (65534, False), (70000, True)],
+)
+def test_who_is_a_user(uid: int, user: bool) -> None:
+    assert processes._is_user(uid, CONFIG) is user
