@@ -60,10 +60,11 @@ def is_network(kind: str) -> bool:
 def mounted(host: Host) -> tuple[Mounted, ...]:
     """All mounts of this mount namespace, in the order in which they were made. Raises ``OSError``."""
     lines = host.read("/proc/self/mountinfo", 2**22).splitlines()
-    return tuple(entry for line in lines if (entry := _parse(line)))
+    return tuple(entry for line in lines if (entry := parse(line)))
 
 
-def _parse(line: str) -> Mounted | None:
+def parse(line: str) -> Mounted | None:
+    """One line of the table; None for anything else."""
     # 36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue
     left, _, right = line.partition(" - ")
     front, back = left.split(" "), right.split(" ")
@@ -76,7 +77,7 @@ def _parse(line: str) -> Mounted | None:
         kind=back[0],
         source=_plain(back[1]),
         readonly="ro" in options,
-        owner=int(owner) if owner.isdigit() else 0,
+        owner=int(owner) if owner.isdecimal() else 0,
     )
 
 

@@ -84,7 +84,7 @@ def _read_port(host: Host, folder: str, card: str) -> Port:
     return Port(
         state=host.read_or(f"{folder}/state").rpartition(": ")[2],
         physical=host.read_or(f"{folder}/phys_state").rpartition(": ")[2],
-        rate_gb=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdigit() else None,
+        rate_gb=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdecimal() else None,
         layer=host.read_or(f"{folder}/link_layer"),
         card=card,
         netdev=host.read_or(f"{folder}/gid_attrs/ndevs/0"),

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_robust.config.node import NodeConfig, StorageLimits
 from slurm_robust.health.checks.disks import (
@@ -57,6 +59,13 @@ def test_arrays_are_read_from_mdstat() -> None:
         "md9": Array(level="", active=False, disks=1, working=1, failed=0),
     }
     assert arrays("") == arrays("Personalities :\nunused devices: <none>") == {}
+
+
+@given(st.text("md0 :activeraid1[2/]_UF()\n", max_size=60).map(lambda rest: f"md0 : active {rest}"))
+def test_any_text_of_mdstat_is_read(text: str) -> None:
+    for name, array in arrays(text).items():
+        assert name.startswith("md")
+        assert min(array.disks, array.failed) >= 0
 
 
 def test_disks_are_read_and_what_is_none_is_not(tmp_path: Path) -> None:

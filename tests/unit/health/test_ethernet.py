@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import msgspec
@@ -169,3 +173,53 @@ def test_one_lost_link_is_watched_and_flapping_keeps_jobs_away(
     finding = only(judge_flaps(view(eth(lost=lost), (age, eth())), CONFIG))
     assert (finding.outcome, finding.suggestion) == (outcome, suggestion)
     assert list(judge_flaps(view(eth(lost=None)), CONFIG)) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make interfaces")
+@pytest.mark.slow
+def test_a_real_link_that_flaps_is_found() -> None:
+    """A pair of interfaces in a network namespace of its own; the other end is the switch."""
+    code = """
+        import subprocess
+        from slurm_robust.config.node import NetworkLimits, NodeConfig
+        from slurm_robust.health.checks.ethernet import gather, judge_flaps, judge_state
+        from slurm_robust.health.host import Host
+        from tests.unit.health.trees import view
+
+        def ip(words):
+            subprocess.run(["ip", "link", *words.split()], check=True)
+
+        def told(judge, *before):
+            (found,) = judge(view(gather(Host(), config), *before), config)
+            print(found.outcome.value, found.suggestion.value, found.text, sep=" | ")
+
+        config = NodeConfig(network=NetworkLimits(ethernet=("up0",)))
+        ip("add up0 type veth peer name switch")
+        ip("set up0 up")
+        told(judge_state)
+        ip("set switch up")
+        told(judge_state)
+        begun = (60.0, gather(Host(), config))
+        told(judge_flaps, begun)
+        ip("set switch down"), ip("set switch up")
+        told(judge_flaps, begun)
+        ip("set switch down")
+        told(judge_flaps, begun)
+        told(judge_state)
+        ip("del up0")
+        told(judge_state)
+    """
+    shell = 'mount -t sysfs none /sys && exec "$@"'
+    python = [sys.executable, "-c", textwrap.dedent(code)]
+    words = ["unshare", "--net", "--mount", "sh", "-c", shell, "sh", *python]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert found.stderr == ""
+    assert found.stdout.splitlines() == [
+        "fail | reset | no link: cable, switch port or neighbour",
+        "pass | none | ",
+        "pass | none | ",
+        "fail | monitor | link was lost once within an hour",
+        "fail | reset | link was lost 2 times within an hour",
+        "fail | reset | no link: cable, switch port or neighbour",
+        "fail | reboot | the interface is gone",
+    ]

@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_robust.health.host import Host
-from slurm_robust.health.mountinfo import Declared, automatic, declared, holding, is_below, mounted
+from slurm_robust.health.mountinfo import Declared, automatic, declared, holding, is_below, mounted, parse
 from tests.unit.health.trees import plant
 
 MOUNTINFO = r"""
@@ -91,3 +93,13 @@ def test_of_two_mounts_at_one_place_the_later_one_counts(tmp_path: Path) -> None
 def test_this_machine_has_a_root() -> None:
     assert [entry for entry in mounted(Host()) if entry.path == "/"]
     assert is_below("/a", "/")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["1", "0:1", "/", "/a b", "rw", "-", "nfs", "x", "user_id=²", "user_id=7", "\\777"])
+    )
+)
+def test_lines_of_any_kind_are_read_or_left_out(words: list[str]) -> None:
+    entry = parse(" ".join(words))
+    assert entry is None or (entry.kind and entry.owner in (0, 7))
