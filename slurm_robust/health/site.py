@@ -100,6 +100,7 @@ def _judged(check: SiteCheck, facts: SiteFacts) -> Finding:
     is_said = 0 <= facts.code <= _NOT_KNOWN and facts.text
     return Finding(
         check=f"site.{check.name}",
+        subject=check.name,  # A drain's reason has no other place to say which of them.
         outcome=outcome,
         text="" if outcome is Outcome.PASS else facts.text if is_said else how,
         value=facts.value or (facts.text if outcome is Outcome.PASS else how),
@@ -193,7 +194,7 @@ def _cleaned(check: SiteCheck, finding: Finding) -> Finding:
     return msgspec.structs.replace(
         finding,
         check=f"site.{check.name}",
-        subject=_clean(finding.subject, _TEXT),
+        subject=_clean(finding.subject, _TEXT) or check.name,
         text=_clean(finding.text, _TEXT),
         value=_clean(finding.value, _VALUE),
         limit=_clean(finding.limit, _VALUE),

@@ -73,7 +73,7 @@ def test_exit_codes_mean_what_nagios_says(
 ) -> None:
     found = result(one(command=(script(tmp_path / "x", text),), suggestion="replace"))
     assert (found.outcome, found.suggestion, found.text, found.value) == (outcome, suggestion, words, value)
-    assert found.check == "site.it"
+    assert (found.check, found.subject) == ("site.it", "it")
 
 
 def test_a_command_has_its_arguments_and_an_environment_of_its_own(
@@ -190,7 +190,7 @@ def test_functions_return_findings_under_the_name_of_the_check(tmp_path: Path) -
     first, second = check.judge(view(check.source.gather(Host(), NodeConfig())), NodeConfig())
     assert (first.subject, len(first.text), first.suggestion) == ("a b", 160, Suggestion.RESET)
     assert first.text.startswith("[1my")
-    assert (second.suggestion, second.source) == (Suggestion.MONITOR, "mine")
+    assert (second.suggestion, second.source, second.subject) == (Suggestion.MONITOR, "mine", "it")
     assert first.source == f"{__name__}:two_faults"
 
 
