@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the .deb and the .rpm of the node's side into dist/:  packaging/build.sh [deb] [rpm]
+# Builds the .deb and the .rpm of the node's side:  packaging/build.sh [deb] [rpm]
+# Variables: DIST (folder of the packages, dist), WORK (of the build, build/packages), PYTHON (see below).
 #
 # The package brings its Python modules with it, in /usr/lib/slurm-robust, and runs them with the
 # distribution's own python3: no virtual environment (which breaks when python3 is upgraded), nothing from the
@@ -11,7 +12,8 @@ cd "$(dirname "$0")/.."
 
 readonly PYTHON=${PYTHON:-/usr/bin/python3}
 readonly VENV=${VENV_PYTHON:-.venv/bin/python}
-readonly WORK=build/packages
+readonly WORK=${WORK:-$PWD/build/packages}
+readonly DIST=${DIST:-$PWD/dist}
 readonly STAGE=$WORK/root
 readonly LIB=$STAGE/usr/lib/slurm-robust
 readonly MAINTAINER='slurm_robust maintainers <maintainers@users.noreply.github.com>'
@@ -31,10 +33,10 @@ modules() {
     local constraints=$WORK/constraints.txt
     $VENV -m pip freeze --exclude-editable >"$constraints"
     # A copy, so that the build leaves nothing in the tree; only what git knows or does not ignore.
-    mkdir -p $WORK/source
+    mkdir -p "$WORK/source"
     git ls-files -z --cached --others --exclude-standard pyproject.toml README.md LICENSE slurm_robust \
         prolog_epilog man | while IFS= read -rd '' name; do [ ! -e "$name" ] || printf '%s\0' "$name"; done |
-        tar --null --files-from=- -cf - | tar -xf - -C $WORK/source
+        tar --null --files-from=- -cf - | tar -xf - -C "$WORK/source"
     $VENV -m pip --disable-pip-version-check --quiet install --target "$LIB" --no-compile --upgrade \
         --constraint "$constraints" --only-binary=:all: --no-binary=slurm_robust,clustershell \
         --python-version "$PYTHON_VERSION" "$WORK/source" 2>"$WORK/pip.log" ||
@@ -69,7 +71,7 @@ EOF
 }
 
 stage() {
-    rm -rf $WORK
+    rm -rf "$WORK"
     mkdir -p "$LIB"
     modules
     launcher srobust slurm_robust.cli.main
@@ -93,7 +95,7 @@ units = tree.path("/usr/lib/systemd/system")
 units.mkdir(parents=True)
 for name in ("slurm-robust.service", TIMER):
     (units / name).write_text(unit(name, layout))
-' "$OLDPWD/$STAGE")
+' "$STAGE")
     find "$LIB" -name __pycache__ -type d -prune -exec rm -rf {} +
     gzip -9n "$STAGE"/usr/share/man/man*/*
     install -D -m 644 LICENSE "$STAGE/usr/share/doc/slurm-robust/copyright"
@@ -105,7 +107,7 @@ for name in ("slurm-robust.service", TIMER):
 build_deb() {
     local arch out tree=$WORK/deb
     arch=$(dpkg --print-architecture)
-    out=dist/slurm-robust_${VERSION}-1_$arch.deb
+    out=$DIST/slurm-robust_${VERSION}-1_$arch.deb
     cp -a "$STAGE" "$tree"
     install -d "$tree/DEBIAN"
     cat >"$tree/DEBIAN/control" <<EOF
@@ -124,7 +126,7 @@ Description: $SUMMARY
  install was told to: see srobust-admin(8).
 EOF
     (cd "$STAGE" && find etc -type f | sort | sed 's,^,/,') >"$tree/DEBIAN/conffiles"
-    install -m 755 packaging/prerm "$tree/DEBIAN/prerm"
+    install -m 755 packaging/prerm packaging/postrm "$tree/DEBIAN/"
     (cd "$tree" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
     find "$tree" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
     dpkg-deb --root-owner-group -Zxz --build "$tree" "$out" >/dev/null
@@ -133,23 +135,23 @@ EOF
 
 build_rpm() {
     command -v rpmbuild >/dev/null || fail "the .rpm needs rpmbuild (on Debian: apt-get install rpm)"
-    local top=$PWD/$WORK/rpm
+    local top=$WORK/rpm
     mkdir -p "$top"
     (cd "$STAGE" && find etc/slurm-robust etc/logrotate.d usr \( -type f -o -type l \) | sort |
         sed -e 's,^etc,%config(noreplace) /etc,' -e 's,^usr,"/usr,' -e '/^"/s,$,",') >"$top/files"
     (cd "$STAGE" && find etc/slurm-robust usr/lib/slurm-robust usr/libexec/slurm-robust -type d | sort |
         sed 's,.*,%dir "/&",') >>"$top/files"
-    rpmbuild -bb --quiet --define "_topdir $top" --define "_rpmdir $PWD/dist" --define "_build_name_fmt \
-%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm" --define "our_stage $PWD/$STAGE" --define "our_files $top/files" \
+    rpmbuild -bb --quiet --define "_topdir $top" --define "_rpmdir $DIST" --define "_build_name_fmt \
+%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm" --define "our_stage $STAGE" --define "our_files $top/files" \
         --define "our_version $VERSION" --define "our_python /usr/bin/python$PYTHON_VERSION" \
         --define "our_summary $SUMMARY" --define "our_prerm $PWD/packaging/prerm" packaging/slurm-robust.spec
-    ls dist/slurm-robust-"$VERSION"-1.*.rpm
+    ls "$DIST"/slurm-robust-"$VERSION"-1.*.rpm
 }
 
 main() {
     local format
     [ -x "$PYTHON" ] || fail "$PYTHON is not there; PYTHON names another one"
-    mkdir -p dist
+    mkdir -p "$DIST"
     stage
     for format in "${@:-deb}"; do
         case $format in

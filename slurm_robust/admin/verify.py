@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_robust import __version__
 from slurm_robust.admin import items
 from slurm_robust.admin.files import Action, Tree, open_to_others
-from slurm_robust.admin.site import Site
+from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.configuration import ConfigurationRefused
@@ -64,7 +64,8 @@ def file_points(site: Site) -> Iterator[Point]:
     if not manifest.digests:
         yield Point(good=False, what="not installed on this node", why="no hook finds us", fix=fix)
         return
-    same = manifest.version == __version__
+    # After an upgrade of a package the links still lead to the scripts that it replaced.
+    same = manifest.version == __version__ or is_packaged()
     yield Point(
         good=same,
         what=f"installed by version {manifest.version}, this is {__version__}",
