@@ -13,12 +13,16 @@ from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record
 
+SYSTEMD = "/etc/systemd/system"
+
 STUCK_S = 60.0
 """A process that waits uninterruptibly at two looks so far apart is stuck."""
 
 _HISTORY_S = 600.0
 _MOST = 256
-_COMM = 15
+COMM = 15
+"""The kernel keeps so many bytes of a program's name."""
+
 # Kernel threads have this flag; some of them sleep uninterruptibly all their life.
 _KERNEL_THREAD = 0x00200000
 # systemd's DynamicUser and nobody: no users.
@@ -30,7 +34,8 @@ class ProcessFacts(Record):
 
     ``waiting_names`` are examples. ``zombie_parent``: the program that has most zombies. ``users``: processes
     of ordinary users by uid, ``user_names`` examples. ``daemons``: names of programs that system users run,
-    as far as the kernel keeps them (15 bytes). ``load``: averages over 1, 5 and 15 minutes.
+    as far as the kernel keeps them (:data:`COMM`); ``units`` the services that systemd starts at boot.
+    ``load``: averages over 1, 5 and 15 minutes.
     """
 
     count: int
@@ -43,6 +48,7 @@ class ProcessFacts(Record):
     users: dict[int, int] = {}
     user_names: tuple[str, ...] = ()
     daemons: tuple[str, ...] = ()
+    units: frozenset[str] = frozenset()
 
 
 class _Process(NamedTuple):
@@ -72,6 +78,7 @@ def gather(host: Host, config: NodeConfig) -> ProcessFacts:
         users=dict(Counter(process.uid for process in users).most_common(_MOST)),
         user_names=_names(users),
         daemons=_daemons(found, config),
+        units=_units(host),
     )
 
 
@@ -93,6 +100,13 @@ def _parent_of_most(zombies: list[_Process], found: list[_Process]) -> str:
 def _daemons(found: list[_Process], config: NodeConfig) -> tuple[str, ...]:
     """A user's program may have any name, so only those of root and of system users count."""
     return tuple(sorted({process.name for process in found if not _is_user(process.uid, config)}))
+
+
+def _units(host: Host) -> frozenset[str]:
+    """What is enabled. Only enabled ones are meant to run; packages install more than a site uses."""
+    wants = (name for name in host.names(SYSTEMD) if name.endswith(".wants"))
+    units = (unit for folder in wants for unit in host.names(f"{SYSTEMD}/{folder}"))
+    return frozenset(unit.removesuffix(".service") for unit in units if unit.endswith(".service"))
 
 
 def _processes(host: Host) -> Iterator[_Process]:

@@ -1,7 +1,146 @@
-"""Checks of the services."""
+"""Checks of the daemons that jobs need."""
 
 from __future__ import annotations
 
-from slurm_robust.health.check import AnyCheck
+import struct
+import time
+from collections.abc import Iterator
+from typing import Literal
 
-CHECKS: tuple[AnyCheck, ...] = ()
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
+from slurm_robust.health.checks import processes
+from slurm_robust.health.checks.processes import ProcessFacts
+from slurm_robust.health.host import Host
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.record import Record
+
+# How programs and units call themselves, for those where it is not the same.
+_UNITS = {"munged": ("munge",), "nv-hostengine": ("nvidia-dcgm", "dcgm"), "nvidia-fabricmanager": ()}
+_PROGRAMS = {"nvidia-fabricmanager": "nv-fabricmanager"}
+# Without these no job runs as it should; others only make the node harder to look after.
+_VITAL = frozenset(("munged", "slurmd", "nvidia-fabricmanager"))
+
+# munge's protocol (m_msg.c of munge 0.5): magic, version, type, retry, length of the body.
+_HEAD = struct.Struct("!IBBBI")
+_MAGIC, _VERSION, _ENCODE, _ENCODED = 0x00606D4B, 4, 2, 3
+# Default cipher, MAC and compression, no realm, default life, for any user and group, nothing to carry.
+_REQUEST = struct.pack("!BBBBIIII", 1, 1, 1, 0, 0, 2**32 - 1, 2**32 - 1, 0)
+
+
+class MungeFacts(Record):
+    """What munged did when it was asked for a credential; ``detail`` says more. Times are in seconds."""
+
+    state: Literal["absent", "works", "silent", "unclear"]
+    detail: str = ""
+    took_s: float = 0.0
+
+
+def gather_munge(host: Host, config: NodeConfig) -> MungeFacts:
+    """Ask as every Slurm command does: that the process is there does not mean that it works."""
+    socket_path = host.path(config.services.munge_socket)
+    if not socket_path.exists():
+        return MungeFacts(state="absent")
+    # Takes milliseconds to import, and this runs in a child process.
+    import socket
+
+    begun = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as munged:
+        munged.settimeout(config.services.munge_s)
+        try:
+            munged.connect(str(socket_path))
+            munged.sendall(_HEAD.pack(_MAGIC, _VERSION, _ENCODE, 0, len(_REQUEST)) + _REQUEST)
+            answer = munged.recv(4096)
+        except (TimeoutError, ConnectionError, BlockingIOError) as error:
+            return MungeFacts(state="silent", detail=error.strerror or "no answer")
+    return _understood(answer, time.monotonic() - begun)
+
+
+def _understood(answer: bytes, took_s: float) -> MungeFacts:
+    """Version, type and error number decide; other versions of munge may say more than is known here."""
+    if not answer:
+        return MungeFacts(state="silent", detail="closed the connection")
+    if len(answer) < _HEAD.size + 1:
+        return MungeFacts(state="unclear", detail="short answer")
+    magic, version, kind, _, _ = _HEAD.unpack_from(answer)
+    if (magic, version, kind) != (_MAGIC, _VERSION, _ENCODED):
+        return MungeFacts(state="unclear", detail="answer in another version of the protocol")
+    if error := answer[_HEAD.size]:
+        return MungeFacts(state="unclear", detail=f"error {error}")
+    return MungeFacts(state="works", took_s=took_s)
+
+
+MUNGE_SOURCE = Source(
+    name="munge",
+    facts=MungeFacts,
+    gather=gather_munge,
+    hang=Hang(Outcome.FAIL, "munged does not answer: restart it", Suggestion.RESET, Party.SITE),
+)
+
+
+def judge_running(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
+    """One finding for each daemon that is named as required, or that systemd starts at boot."""
+    limits = config.services
+    for name in dict.fromkeys((*limits.required, *limits.optional)):
+        is_started = not view.facts.units.isdisjoint((name, *_UNITS.get(name, ())))
+        if name not in limits.required and not is_started:
+            continue
+        runs = _PROGRAMS.get(name, name)[: processes.COMM] in view.facts.daemons
+        is_vital = name in _VITAL or name in limits.required
+        yield Finding(
+            check="services.running",
+            outcome=Outcome.PASS if runs else Outcome.FAIL,
+            subject=name,
+            text="" if runs else "does not run: start it and read its log",
+            value="runs" if runs else "no such process",
+            limit="runs (services.required)" if name in limits.required else "runs (enabled in systemd)",
+            source="/proc/*/stat",
+            blame=Party.SITE,
+            suggestion=Suggestion.NONE if runs else Suggestion.RESET if is_vital else Suggestion.MONITOR,
+        )
+
+
+def judge_munge(view: View[MungeFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Whether munged makes credentials; nothing where it has no socket."""
+    facts = view.facts
+    if facts.state == "absent":
+        return
+    outcome = {"works": Outcome.PASS, "silent": Outcome.FAIL, "unclear": Outcome.UNKNOWN}[facts.state]
+    text = {"works": "", "silent": f"munged makes no credential ({facts.detail}): restart it"}
+    yield Finding(
+        check="services.munge",
+        outcome=outcome,
+        subject="munged",
+        text=text.get(facts.state, f"munged: {facts.detail}"),
+        value=f"credential in {facts.took_s * 1000:.0f} ms" if facts.state == "works" else facts.detail,
+        limit=f"within {config.services.munge_s:g} s",
+        source=config.services.munge_socket,
+        blame=Party.SITE,
+        suggestion=Suggestion.RESET if outcome is Outcome.FAIL else Suggestion.NONE,
+    )
+
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="services.running",
+        source=processes.SOURCE,
+        judge=judge_running,
+        explain=(
+            "Daemons that systemd starts at boot (of services.optional), and those that services.required "
+            "names, as processes of root or a system user. Without munged, slurmd and, on nodes with "
+            "NVSwitches, the fabric manager no job runs; others are worth a look. Start it again and read "
+            "its log."
+        ),
+    ),
+    Check(
+        name="services.munge",
+        source=MUNGE_SOURCE,
+        judge=judge_munge,
+        hangs=True,
+        explain=(
+            "munged is asked for a credential, as every Slurm command does. One that runs but does not "
+            "answer makes all of them hang: restart it; when it comes again, look at its entropy, its "
+            "threads and the clock."
+        ),
+    ),
+)

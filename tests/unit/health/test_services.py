@@ -1,0 +1,145 @@
+"""Daemons: which must run, and a munged that is asked."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.config.node import NodeConfig, ServiceLimits
+from slurm_robust.health.checks import processes, services
+from slurm_robust.health.checks.processes import ProcessFacts
+from slurm_robust.health.checks.services import MungeFacts, gather_munge, judge_munge, judge_running
+from slurm_robust.health.host import Host
+from slurm_robust.model.findings import Outcome, Suggestion
+from tests.unit.health.trees import only, plant, view
+from tests.waiting import wait_for
+
+CONFIG = NodeConfig()
+
+
+def facts(*daemons: str, units: tuple[str, ...] = ()) -> ProcessFacts:
+    return ProcessFacts(count=1, cpus=1, load=(0, 0, 0), daemons=daemons, units=frozenset(units))
+
+
+def test_nothing_is_asked_of_a_node_where_nothing_is_enabled() -> None:
+    assert list(judge_running(view(facts()), CONFIG)) == []
+
+
+@pytest.mark.parametrize(
+    ("daemon", "unit", "comm", "suggestion"),
+    [
+        ("munged", "munge", "munged", Suggestion.RESET),
+        ("slurmd", "slurmd", "slurmd", Suggestion.RESET),
+        ("nvidia-fabricmanager", "nvidia-fabricmanager", "nv-fabricmanage", Suggestion.RESET),
+        ("nv-hostengine", "nvidia-dcgm", "nv-hostengine", Suggestion.MONITOR),
+        ("nv-hostengine", "dcgm", "nv-hostengine", Suggestion.MONITOR),
+        ("nvidia-persistenced", "nvidia-persistenced", "nvidia-persiste", Suggestion.MONITOR),
+    ],
+)
+def test_an_enabled_daemon_must_run(daemon: str, unit: str, comm: str, suggestion: Suggestion) -> None:
+    found = only(judge_running(view(facts(comm, units=(unit,))), CONFIG))
+    assert (found.subject, found.outcome) == (daemon, Outcome.PASS)
+    found = only(judge_running(view(facts("other", units=(unit,))), CONFIG))
+    assert (found.subject, found.outcome, found.suggestion) == (daemon, Outcome.FAIL, suggestion)
+
+
+def test_what_the_site_names_must_run_whatever_is_enabled() -> None:
+    config = NodeConfig(services=ServiceLimits(required=("sssd", "nv-hostengine")))
+    sssd, engine = judge_running(view(facts("nv-hostengine")), config)
+    assert (sssd.outcome, sssd.suggestion) == (Outcome.FAIL, Suggestion.RESET)
+    assert (engine.outcome, engine.suggestion) == (Outcome.PASS, Suggestion.NONE)
+
+
+def test_enabled_units_are_read(tmp_path: Path) -> None:
+    host = plant(
+        tmp_path,
+        {
+            "/proc/loadavg": "0 0 0 1/1 1",
+            "/etc/systemd/system/multi-user.target.wants/munge.service": "",
+            "/etc/systemd/system/graphical.target.wants/slurmd.service": "",
+            "/etc/systemd/system/timers.target.wants/apt.timer": "",
+            "/etc/systemd/system/off.service": "",
+        },
+    )
+    assert processes.gather(host, CONFIG).units == {"munge", "slurmd"}
+
+
+def munge_at(path: Path, munge_s: float = 0.2) -> NodeConfig:
+    return NodeConfig(services=ServiceLimits(munge_socket=str(path), munge_s=munge_s))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # The path of a socket must be short, and munged wants folders that others cannot write.
+    with tempfile.TemporaryDirectory(prefix="munge-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.mark.skipif(not shutil.which("munged"), reason="needs munged")
+def test_a_real_munged_works_until_it_stops(folder: Path) -> None:
+    (folder / "key").write_bytes(b"k" * 1024)
+    (folder / "key").chmod(0o600)
+    files = {name: f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")}
+    munged = subprocess.Popen(
+        ["munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files.values()],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    config = munge_at(folder / "socket", munge_s=5.0)
+    try:
+        wait_for(lambda: gather_munge(Host(), config).state == "works", message="munged answers")
+        found = only(judge_munge(view(gather_munge(Host(), config)), config))
+        assert (found.outcome, found.value.startswith("credential in")) == (Outcome.PASS, True)
+        munged.send_signal(signal.SIGSTOP)
+        silent = munge_at(folder / "socket", munge_s=0.1)
+        assert gather_munge(Host(), silent) == MungeFacts(state="silent", detail="no answer")
+        munged.send_signal(signal.SIGCONT)
+    finally:
+        munged.kill()
+        munged.wait()
+    found = only(judge_munge(view(gather_munge(Host(), config)), config))
+    assert found.text == "munged makes no credential (Connection refused): restart it"
+    assert (found.outcome, found.suggestion) == (Outcome.FAIL, Suggestion.RESET)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "outcome"),
+    [
+        (b"", "silent", Outcome.FAIL),
+        (b"x", "unclear", Outcome.UNKNOWN),
+        (b"HTTP/1.1 400 Bad Request", "unclear", Outcome.UNKNOWN),
+        (services._HEAD.pack(services._MAGIC, 5, 3, 0, 1) + b"\0", "unclear", Outcome.UNKNOWN),
+        (services._HEAD.pack(services._MAGIC, 4, 3, 0, 2) + b"\x01\0", "unclear", Outcome.UNKNOWN),
+        (services._HEAD.pack(services._MAGIC, 4, 3, 0, 2) + b"\0\0", "works", Outcome.PASS),
+    ],
+)
+def test_other_answers(folder: Path, answer: bytes, state: str, outcome: Outcome) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        config = munge_at(folder / "socket", munge_s=5.0)
+        found = gather_munge(Host(), config)
+        server.join()
+    assert found.state == state
+    assert only(judge_munge(view(found), config)).outcome is outcome
+
+
+def test_a_node_without_munge_has_no_finding(tmp_path: Path) -> None:
+    assert list(judge_munge(view(gather_munge(Host(tmp_path), CONFIG)), CONFIG)) == []
