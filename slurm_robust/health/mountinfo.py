@@ -11,9 +11,12 @@ from slurm_robust.model.record import Record
 
 NETWORK = frozenset((
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "orangefs", "glusterfs",
-    "afs", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ocfs2", "gfs2", "fuse",
+    "afs", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ocfs2", "gfs2", "cvmfs", "fuse",
 ))  # fmt: skip
 """Kinds of file systems that something beyond this kernel has to answer for; ``fuse.*`` as well."""
+
+NEVER_WRITABLE = frozenset(("iso9660", "squashfs", "erofs", "cramfs", "romfs", "udf", "cvmfs", "fuse.cvmfs2"))
+"""Kinds that are read-only whether their line in ``/etc/fstab`` says so or not."""
 
 # What the kernel makes up itself; nobody's data are there.
 _PSEUDO = frozenset((
@@ -95,7 +98,7 @@ def declared(host: Host) -> dict[str, Declared]:
             continue
         if options & {"noauto", "x-systemd.automount"}:
             continue
-        found[_without_end(path)] = Declared(
+        found[without_end(path)] = Declared(
             kind=kind, readonly="ro" in options, optional="nofail" in options and not is_network(kind)
         )
     return found
@@ -132,5 +135,6 @@ def _plain(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _without_end(path: str) -> str:
+def without_end(path: str) -> str:
+    """Without slashes behind, as the kernel writes it."""
     return path.rstrip("/") or "/"

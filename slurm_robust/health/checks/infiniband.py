@@ -166,7 +166,8 @@ def _state(name: str, port: Port | None, why: str) -> Finding:
     if not why:
         return _finding("state", name, Outcome.PASS, value=f"{value}, not in use")
     is_linked = port.physical == "LinkUp" and port.layer != "Ethernet"
-    text = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"link is {value}"
+    link = f"link of {port.netdev}" if port.netdev else "link"
+    text = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"{link} is {value}"
     return _finding(
         "state", name, Outcome.FAIL, text, value=value, limit=f"{ACTIVE}, {why}",
         blame=Party.FABRIC, suggestion=Suggestion.RESET,

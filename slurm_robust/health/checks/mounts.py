@@ -14,7 +14,16 @@ from slurm_robust.config.node import MOST_ANSWER_S, NodeConfig, StorageLimits
 from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer, call
-from slurm_robust.health.mountinfo import Declared, Mounted, automatic, declared, matches, mounted
+from slurm_robust.health.mountinfo import (
+    NEVER_WRITABLE,
+    Declared,
+    Mounted,
+    automatic,
+    declared,
+    matches,
+    mounted,
+    without_end,
+)
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record
 
@@ -52,20 +61,25 @@ def gather(host: Host, config: NodeConfig) -> MountsFacts:
     limits = config.storage
     entries = mounted(host)
     wanted = {path: line for path, line in declared(host).items() if not matches(path, limits.ignore_mounts)}
+    named = _named(limits)
     by_path = {
         entry.path: entry
         for entry in entries
         if not matches(entry.path, limits.ignore_mounts)
-        and _is_looked_at(entry, entry.path in wanted or entry.path in limits.mounts)
+        and _is_looked_at(entry, entry.path in wanted or entry.path in named)
     }
     tasks = {path: _asking(host, path) for path, entry in by_path.items() if entry.is_network}
     answers = call(tasks, dict.fromkeys(tasks, limits.answer_s), 2 * limits.answer_s)
     on_use = automatic(entries)
     mounts = {path: _mount(entry, answers.get(path), path in on_use) for path, entry in by_path.items()}
-    links = _resolved(host, {*wanted, *limits.mounts} - mounts.keys(), limits)
+    links = _resolved(host, {*wanted, *named} - mounts.keys(), limits)
     # The kernel's table knows no links: what lies behind one is mounted all the same.
     mounts |= {path: mounts[target] for path, target in links.items() if target in mounts}
     return MountsFacts(mounts=mounts, declared=wanted)
+
+
+def _named(limits: StorageLimits) -> tuple[str, ...]:
+    return tuple(without_end(path) for path in limits.mounts)
 
 
 def _is_looked_at(entry: Mounted, is_wanted: bool) -> bool:
@@ -118,6 +132,7 @@ def judge_present(view: View[MountsFacts], config: NodeConfig) -> Iterator[Findi
     """Mounts that must be there."""
     for path, (why, is_optional) in _expected(view, config.storage).items():
         mount = view.facts.mounts.get(path)
+        missing = Suggestion.MONITOR if is_optional else Suggestion.RESET
         yield Finding(
             check="mounts.present",
             subject=path,
@@ -127,14 +142,14 @@ def judge_present(view: View[MountsFacts], config: NodeConfig) -> Iterator[Findi
             limit=f"mounted, {why}",
             source=MOUNTINFO,
             blame=Party.NODE if mount else Party.SITE,
-            suggestion=Suggestion.NONE if mount else Suggestion.MONITOR if is_optional else Suggestion.RESET,
+            suggestion=Suggestion.NONE if mount else missing,
         )
 
 
 def _expected(view: View[MountsFacts], limits: StorageLimits) -> dict[str, tuple[str, bool]]:
     """Paths with the reason for which something should be mounted there, and whether that is optional."""
     if limits.mounts:
-        return {path.rstrip("/") or "/": ("configured", False) for path in limits.mounts}
+        return dict.fromkeys(_named(limits), ("configured", False))
     recorded = view.baseline.mounts if view.baseline else {}
     of_baseline = {
         path: ("as in the baseline", False)
@@ -175,7 +190,8 @@ def judge_readonly(view: View[MountsFacts], config: NodeConfig) -> Iterator[Find
     recorded = view.baseline.mounts if view.baseline else {}
     for path, mount in view.facts.mounts.items():
         old, line = recorded.get(path), view.facts.declared.get(path)
-        if line is None and old is None:
+        kinds = {mount.kind, line.kind if line else ""}
+        if (line is None and old is None) or kinds & NEVER_WRITABLE:
             continue
         was_readonly = line.readonly if line else bool(old and old.readonly)
         is_wrong = mount.readonly and not was_readonly

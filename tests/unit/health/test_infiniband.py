@@ -110,6 +110,7 @@ ACTIVE_BEFORE = (60.0, port(UP))
         (port(DOWN), (), port(UP), {}, FAIL, Suggestion.RESET, "DOWN"),
         (port(DOWN), (), port(DOWN), {}, PASS, Suggestion.NONE, ""),
         (port(DOWN), (), None, {"infiniband": ("mlx5_0/1",)}, FAIL, Suggestion.RESET, "DOWN"),
+        (port(DOWN, netdev="eth2"), (), port(UP), {}, FAIL, Suggestion.RESET, "link of eth2 is DOWN"),
         (port(UP, state="INIT"), (), port(UP), {}, FAIL, Suggestion.RESET, "no subnet manager"),
         (InfinibandFacts(), (), port(UP), {}, FAIL, Suggestion.REBOOT, "gone"),
         (InfinibandFacts(), (), None, {"infiniband": ("mlx5_9/1",)}, FAIL, Suggestion.REBOOT, "gone"),

@@ -59,7 +59,8 @@ def test_all_that_matters_is_asked_and_users_own_mounts_are_not(tmp_path: Path) 
     links = {"/link": "/data/real"}
     for name in ("home/alice", "software", "cvmfs"):
         (tmp_path / name).mkdir(parents=True)
-    found = gather(plant(tmp_path, tree, links), config(ignore_mounts=("/media/*",)))
+    host = plant(tmp_path, tree, links)
+    found = gather(host, config(ignore_mounts=("/media/*",)))
     assert {path: mount.kind for path, mount in found.mounts.items()} == {
         "/": "ext4", "/home/alice": "nfs4", "/software": "nfs", "/data/real": "lustre",
         "/cvmfs": "fuse.cvmfs2", "/tmp": "tmpfs", "/link": "lustre",
@@ -69,6 +70,8 @@ def test_all_that_matters_is_asked_and_users_own_mounts_are_not(tmp_path: Path) 
     assert not any(mount.error or mount.hung or mount.unknown for mount in found.mounts.values())
     missing = [finding for finding in judge_present(view(found), CONFIG) if finding.outcome is FAIL]
     assert [finding.subject for finding in missing] == ["/gone"]
+    named = config(mounts=("/link/", "/cvmfs/"))
+    assert {finding.outcome for finding in judge_present(view(gather(host, named)), named)} == {PASS}
 
 
 def test_a_mount_that_cannot_be_asked_for_other_reasons_has_answered(tmp_path: Path) -> None:
@@ -157,6 +160,13 @@ RW_LINE, RO_LINE = {"/m": Declared(kind="x")}, {"/m": Declared(kind="x", readonl
         (facts(m=RO), facts(m=RO), PASS, Suggestion.NONE),
         (facts(m=RO_NFS), facts(m=NFS), FAIL, Suggestion.RESET),
         (facts(m=RO), None, None, Suggestion.NONE),
+        (
+            facts({"/m": Declared(kind="cvmfs")}, m=Mount(kind="fuse", readonly=True)),
+            None,
+            None,
+            Suggestion.NONE,
+        ),
+        (facts(RW_LINE, m=Mount(kind="squashfs", readonly=True)), None, None, Suggestion.NONE),
     ],
 )
 def test_what_was_writable_must_stay_so(
