@@ -67,8 +67,8 @@ def decide(
 
     The same in observe mode, where it is only told. ``now``: seconds since 1970.
     """
-    if foreign := sorted(node.states - _BASES - _HARMLESS) or (not node.states & _BASES and ["UNKNOWN"]):
-        return _nothing(f"the node is {'+'.join(foreign)}, which is not ours to change")
+    if state := untouchable(node):
+        return _nothing(f"the node is {state}, which is not ours to change")
     if node.is_drained and not is_own(node, record):
         return _nothing(_whose(node))
     if conclusion.fit:
@@ -78,6 +78,12 @@ def decide(
     if node.is_drained:
         return _update(conclusion, record)
     return _drain(conclusion, record, shares, config, now)
+
+
+def untouchable(node: Node) -> str:
+    """The states of the node that are somebody else's business; empty when there are none."""
+    foreign = sorted(node.states - _BASES - _HARMLESS)
+    return "+".join(foreign or ([] if node.states & _BASES else ["UNKNOWN"]))
 
 
 def is_own(node: Node, record: OwnDrain) -> bool:

@@ -189,7 +189,7 @@ class _Stewardship:
         if drain.is_own(node, record):
             if record.since not in record.drains:
                 self._put(drains=self._recent_drains(record.since))
-        elif record.reason and not node.is_drained and not node.is_down:
+        elif record.reason and not node.is_drained and not drain.untouchable(node):
             self._log.write("returned_by_others", reason=record.reason)
             self._put(reason="", causes=(), passes=0, stays=False)
 

@@ -255,6 +255,10 @@ class CliSlurmClient:
             raise UnparsableOutput("sbatch printed no job id", command=command, stdout=done.stdout)
         return int(job_id)
 
+    def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
+        """See the protocol."""
+        return self._complete(commands.srun_job(request), timeout_s=timeout_s)
+
     def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
         """See the protocol."""
         command = [*self._prefix, *commands.srun(request)]
@@ -338,7 +342,9 @@ class CliSlurmClient:
             raise classify(done)
         return done
 
-    def _complete(self, command: list[str], *, environ: Mapping[str, str] | None = None) -> CompletedCommand:
+    def _complete(
+        self, command: list[str], *, environ: Mapping[str, str] | None = None, timeout_s: float | None = None
+    ) -> CompletedCommand:
         argv = command
         env = dict(environ) if environ is not None else self._base_environment()
         env.update(commands.QUERY_ENVIRONMENT)
@@ -347,7 +353,7 @@ class CliSlurmClient:
             settings = [f"{name}={value}" for name, value in commands.QUERY_ENVIRONMENT.items()]
             argv = [*self._prefix, "env", *settings, *command]
         try:
-            return self._run(argv, timeout_s=self._timeout_s, env=env)
+            return self._run(argv, timeout_s=timeout_s or self._timeout_s, env=env)
         except CommandTimeout as error:
             raise SlurmTimeout(
                 f"{command[0]} gave no answer within {error.timeout_s:g} s", command=argv

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
     AccountingRow,
     Allocation,
@@ -181,6 +182,15 @@ class SlurmClient(Protocol):
 
     def submit(self, request: SubmitRequest) -> int:
         """Submit a batch job and return its id."""
+        ...
+
+    def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
+        """Run a command as a job of its own, wait for its end, and return its output and exit code.
+
+        A job that cannot start has exit code 1 and Slurm's words in ``stderr``. Raises SlurmTimeout after
+        ``timeout_s`` seconds, waiting for a start included. Its srun is killed then; give the request a time
+        limit and ``--immediate`` so that the job ends as well.
+        """
         ...
 
     def launch_step(self, request: StepRequest, output: Path) -> StepHandle:

@@ -241,6 +241,24 @@ def srun(request: StepRequest) -> list[str]:
     return [*words, *request.command]
 
 
+def srun_job(request: SubmitRequest) -> list[str]:
+    """``srun`` as a job of its own, one task, which ends with the command."""
+    words = ["srun", "--ntasks=1", "--input=none", "--mpi=none", "--cpu-bind=none", "--quiet"]
+    options: tuple[tuple[str, str], ...] = (
+        ("--job-name", request.name),
+        ("--nodes", "" if request.nodes is None else str(request.nodes)),
+        ("--partition", request.partition),
+        ("--reservation", request.reservation),
+        ("--time", "" if request.time_limit_s is None else str(_minutes(request.time_limit_s))),
+        ("--chdir", request.work_dir),
+        ("--nodelist", fold(request.required_nodes)),
+        ("--gres", request.gres),
+    )
+    words += [f"{name}={value}" for name, value in options if value]
+    words += ["--exclusive"] if request.exclusive else []
+    return [*words, *request.options, *request.command]
+
+
 # Variables of Slurm that a step may inherit. All others that begin like Slurm's are removed, because
 # srun reads dozens of them as options (SLURM_NTASKS*, SLURM_CPUS_PER_TASK, SLURM_TRES_PER_TASK,
 # SLURM_GPUS_PER_TASK, SLURM_CPU_BIND*, SLURM_DISTRIBUTION, SLURM_MEM_PER_*, SLURM_EXACT, …) and each

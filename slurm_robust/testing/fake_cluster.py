@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.commands import one_line
+from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import AccountingRow, Gres, Job, Node, NodeEvent, Reservation, Step, Switch
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.clock import FakeClock
@@ -20,6 +22,15 @@ BEGIN_DELAY_S = 121.0
 RESUME_SILENT_S = 1.0
 # Started again so soon after its last run, a job is ended as FAILED ("Job credential revoked").
 REVOKED_S = 1.0
+
+
+# What a job that somebody waits for prints, given the nodes that it got.
+Program: TypeAlias = Callable[[SubmitRequest, tuple[str, ...]], CompletedCommand]
+
+
+def silent(request: SubmitRequest, _: tuple[str, ...]) -> CompletedCommand:
+    """A program that succeeds without a word."""
+    return CompletedCommand(command=request.command, exit_code=0, stdout="", stderr="")
 
 
 class FakeStep:
@@ -73,6 +84,7 @@ class FakeCluster:
         self.failing_prologs: set[str] = set()
         self.launched: list[FakeStep] = []
         self.signals: list[tuple[int, str | None, str]] = []
+        self.programs: Program = silent
         self.switches: tuple[Switch, ...] = ()
         self.lock = threading.RLock()
         self.nodes = {name: _new_node(name, gpus, cpus) for name in nodes}
@@ -153,8 +165,11 @@ class FakeCluster:
             states = (states - {"IDLE"}) | {"ALLOCATED"}
         if self._silent_until.get(name, 0.0) > self.clock.time():
             states.add("NOT_RESPONDING")
-        if any(name in r.nodes for r in self.reservations.values()):
+        reservations = [r for r in self.reservations.values() if name in r.nodes]
+        if reservations:
             states.add("RESERVED")
+        if any("MAINT" in r.flags for r in reservations) and "DRAIN" not in states:
+            states.add("MAINTENANCE")
         return msgspec.structs.replace(node, states=frozenset(states))
 
     # -- changing ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import msgspec
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.commands import one_line
+from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
     AccountingRow,
     Allocation,
@@ -229,6 +230,22 @@ class FakeSlurm:
         with self._world() as world:
             world.check_nodes((*request.excluded_nodes, *request.required_nodes))
             return world.add_job(request, self.user)
+
+    def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
+        """See the protocol. Waits by the cluster's clock; ``cluster.programs`` is what the command does."""
+        clock = self.cluster.clock
+        deadline = clock.time() + timeout_s
+        with self._world() as world:
+            job_id = world.add_job(request, self.user)
+        while not self.job(job_id).is_running:
+            if clock.time() >= deadline:
+                self.cancel(job_id)
+                raise errors.SlurmTimeout(f"srun gave no answer within {timeout_s:g} s", command=("srun",))
+            clock.sleep(1.0)
+        done = self.cluster.programs(request, self.job(job_id).nodes)
+        with self._world() as world:
+            world.finish(job_id, "FAILED" if done.exit_code else "COMPLETED")
+        return done
 
     def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
         """See the protocol. Nothing runs; the handle is kept in ``cluster.launched``."""

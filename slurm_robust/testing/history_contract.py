@@ -1,7 +1,11 @@
-"""The contract of SlurmClient about the past, beside :mod:`slurm_robust.testing.slurm_contract`."""
+"""The contract of SlurmClient about the past and about jobs that are waited for.
+
+Beside :mod:`slurm_robust.testing.slurm_contract`.
+"""
 
 from __future__ import annotations
 
+from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.slurm_contract import World, gone, running_job
 
 HOUR_S = 3600.0
@@ -29,6 +33,14 @@ class HistoryContract:
         assert {e.state for e in found} <= {"DRAIN", "DRAIN+IDLE", "IDLE"}
         assert all(e.user and e.start_time is not None for e in found)
         world.wait(lambda: world.client.nodes([name])[0].usable, "the node is usable again")
+
+    def test_a_job_that_is_waited_for(self, world: World) -> None:
+        """It has ended when its exit code is told, and its node is free for the next one."""
+        name = world.client.nodes()[0].name
+        request = SubmitRequest(command=("true",), nodes=1, required_nodes=(name,), time_limit_s=60.0)
+        for _ in range(2):
+            assert world.operator.run(request, 60.0).exit_code == 0
+        world.wait(lambda: "IDLE" in world.client.nodes([name])[0].states, "the node is idle")
 
     def test_a_run_is_in_the_list_of_all_runs(self, world: World) -> None:
         """With its state and nodes, once it has ended."""

@@ -1,0 +1,296 @@
+"""``srobust admin quarantine``: tests the nodes that srobust drained, and returns or keeps each.
+
+A drained node accepts no job, so Slurm cannot run a test there. A maintenance reservation keeps everybody but
+root away instead; only inside it is the drain undone, the test run as a job, and the node drained again or,
+when it passed, left in service, before the reservation goes. Measured on 22.05.8: with MAINT a drain that is
+resumed shows MAINTENANCE, root's job starts within 4 s, and other users' jobs wait.
+
+The reservation has no end: if this program dies in the middle, the node stays out of service, and the next
+run finds the reservation and finishes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from slurm_robust.admin.desk import Examination
+from slurm_robust.health.verdict import REASON_BYTES, TAG, clean
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.findings import Finding
+from slurm_robust.model.record import Record
+from slurm_robust.node.drain import is_tagged, untouchable
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import ReservationNotFound, SlurmCommandError
+from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
+
+PREFIX = "srobust-quarantine-"
+FLAGS = ("MAINT", "IGNORE_JOBS")
+ABANDONED_S = 3600.0
+"""A reservation of ours that is older is nobody's any more, also when another host made it."""
+
+JOB_S = 300.0
+START_S = 120.0
+"""How long Slurm may take to start the test on a node that was just resumed."""
+
+# Hooks run as root; without accounts in common slurmctld knows only the number.
+_OURS = frozenset({"root", "0", "slurm"})
+
+
+class QuarantineRuns(SrobustError):
+    """Another quarantine runs on this host."""
+
+    fix = "wait for it, or end it; its nodes are then found and finished by the next one"
+
+
+class Result(Record):
+    """One node for the repair desk. ``returned``: it is in service; else ``why`` not.
+
+    ``reason``: of the drain when it began; ``evidence``: what failed now; ``serials`` of its parts;
+    ``checks``: what was looked at. ``tests``: how often it was tested.
+    """
+
+    node: str
+    returned: bool
+    why: str
+    reason: str = ""
+    tests: int = 0
+    evidence: tuple[Finding, ...] = ()
+    checks: tuple[str, ...] = ()
+    serials: dict[str, str] = {}
+
+
+class Log(Protocol):
+    """Where events go: :class:`slurm_robust.node.log.EventLog`."""
+
+    def write(self, event: str, **facts: object) -> None:
+        """Never raises, never blocks."""
+        ...
+
+
+Examine = Callable[[str, str], Examination]
+"""Tests a node inside a reservation. Raises SlurmCommandError types and ``ValueError`` for no answer."""
+
+
+class Quarantine:
+    """Tests nodes one after the other. ``notes``: a folder of this host that tells which are under way."""
+
+    def __init__(
+        self,
+        slurm: SlurmClient,
+        examine: Examine,
+        log: Log,
+        notes: Path,
+        *,
+        runs: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._slurm, self._examine, self._log = slurm, examine, log
+        self._notes, self._runs, self._clock = notes, runs, clock
+
+    def run(self, chosen: Sequence[str] = ()) -> list[Result]:
+        """Finish what a dead run left, then test all nodes that can be tested, of the chosen ones if any are.
+
+        Raises :class:`QuarantineRuns` and SlurmCommandError types.
+        """
+        with self._alone():
+            self._finish_abandoned()
+            elsewhere = {n for r in self._slurm.reservations() if r.name.startswith(PREFIX) for n in r.nodes}
+            results = []
+            for node in self._slurm.nodes(list(chosen) or None):
+                if not chosen and not is_tagged(node):
+                    continue
+                busy = "it is being tested from another host" if node.name in elsewhere else ""
+                if obstacle := busy or obstacle_of(node):
+                    results.append(_kept(node, obstacle))
+                else:
+                    results.append(self._one(node))
+            return results
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._notes.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self._notes / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise QuarantineRuns("another quarantine runs on this host") from None
+            yield
+        finally:
+            os.close(fd)
+
+    def _finish_abandoned(self) -> None:
+        for reservation in self._slurm.reservations():
+            mine = (self._notes / reservation.name).exists()
+            age = self._clock() - (reservation.start_time or 0.0)
+            if not reservation.name.startswith(PREFIX) or not (mine or age > ABANDONED_S):
+                continue
+            for node in self._slurm.nodes(reservation.nodes):
+                if not node.is_drained:
+                    self._slurm.drain([node.name], f"{TAG}the test in quarantine was cut off")
+            self._drop(reservation.name)
+            self._log.write("quarantine_finished", nodes=reservation.nodes, reservation=reservation.name)
+
+    def _one(self, node: Node) -> Result:
+        name = PREFIX + node.name
+        (self._notes / name).touch()
+        request = ReservationRequest(name=name, nodes=(node.name,), users=("root",), flags=FLAGS)
+        self._slurm.create_reservation(request)
+        result = _kept(node, "the test was cut off")
+        try:
+            self._slurm.resume([node.name])
+            result = self._tested(node, name)
+        finally:
+            # Also for Ctrl-C: in service only after a test that passed, and never left in the reservation.
+            if not result.returned:
+                self._slurm.drain([node.name], _reason(result))
+            self._drop(name)
+        event = "quarantine_returned" if result.returned else "quarantine_kept"
+        self._log.write(event, node=node.name, why=result.why, reason=node.reason)
+        return result
+
+    def _tested(self, node: Node, reservation: str) -> Result:
+        result = _kept(node, "not tested")
+        for number in range(1, self._runs + 1):
+            try:
+                tested = self._examine(node.name, reservation)
+            except (SlurmCommandError, ValueError) as error:
+                return _kept(node, f"it could not be tested: {error}")
+            result = _result(node, tested, number)
+            if not result.returned:
+                break
+        return result
+
+    def _drop(self, name: str) -> None:
+        try:
+            self._slurm.delete_reservation(name)
+        except ReservationNotFound:
+            pass  # Somebody was faster.
+        (self._notes / name).unlink(missing_ok=True)
+
+
+# -- pure -------------------------------------------------------------------------------------------------
+
+
+def obstacle_of(node: Node) -> str:
+    """Why the node cannot be tested; empty when it can. A person's drain is the person's."""
+    if not is_tagged(node):
+        return f"not drained by srobust: {node.reason or 'in service'}"
+    if node.reason_user not in _OURS:
+        return f"{node.reason_user} has taken it over: {node.reason}"
+    if state := untouchable(node):
+        return f"it is {state}"
+    if node.allocated_cpus or node.states & {"ALLOCATED", "MIXED", "COMPLETING"}:
+        return "a job is still on it"
+    return "" if node.responding else "Slurm has not heard of it lately"
+
+
+def _kept(node: Node, why: str) -> Result:
+    return Result(node=node.name, returned=False, why=why, reason=node.reason)
+
+
+def _result(node: Node, tested: Examination, tests: int) -> Result:
+    conclusion = tested.conclusion
+    why = "passed" if conclusion.fit else conclusion.reason.removeprefix(TAG)
+    if conclusion.fit and tested.open:
+        names = ", ".join(f"{cause.check} {cause.subject}".rstrip() for cause in tested.open)
+        why = f"not proven: {names}"
+    return Result(
+        node=node.name,
+        returned=conclusion.fit and not tested.open,
+        why=why,
+        reason=node.reason,
+        tests=tests,
+        evidence=(*conclusion.causes, *conclusion.warnings),
+        checks=tuple(dict.fromkeys(finding.check for finding in tested.report.findings)),
+        serials=tested.serials,
+    )
+
+
+def _reason(result: Result) -> str:
+    """Of the drain of a node that is kept. Without a new finding the old words stay, which the node knows."""
+    if not result.tests:
+        return result.reason
+    return TAG + clean(f"quarantine: {result.why}", REASON_BYTES - len(TAG))
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
+    """The test as a job in the reservation, with the interpreter of this installation."""
+    command = [sys.executable, "-m", "slurm_robust.admin.desk"]
+    command += [f"--config={config_file}"] if config_file else []
+
+    def examine(node: str, reservation: str) -> Examination:
+        request = SubmitRequest(
+            command=tuple(command),
+            name="srobust-quarantine",
+            nodes=1,
+            required_nodes=(node,),
+            reservation=reservation,
+            time_limit_s=JOB_S,
+            work_dir="/",
+            exclusive=True,
+            # A pending job whose srun was killed could wait for ever.
+            options=(f"--immediate={START_S:g}",),
+        )
+        done = slurm.run(request, JOB_S + START_S + 30.0)
+        try:
+            return msgspec.json.decode(done.stdout.encode(), type=Examination)
+        except msgspec.MsgspecError:
+            words = clean(done.stderr or done.stdout, 300)
+            raise ValueError(f"exit code {done.exit_code}: {words}") from None
+
+    return examine
+
+
+def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int:
+    """Test and print the report; 0 when every node was returned, 1 when some are kept."""
+    from slurm_robust.config.nodefile import FILE, load
+    from slurm_robust.health.runner import node_name
+    from slurm_robust.node.log import EventLog
+    from slurm_robust.slurm.cli_client import CliSlurmClient
+    from slurm_robust.slurm.hostlist import expand
+
+    # Whatever ends it, it must clean up.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    config = load(config_file or FILE)
+    slurm = CliSlurmClient()
+    quarantine = Quarantine(
+        slurm,
+        job_test(slurm, config_file),
+        EventLog(config.paths, node_name(os.environ)),
+        Path(config.paths.state) / "quarantine",
+        runs=1 if once else config.drain.pass_runs,
+    )
+    results = quarantine.run(expand(nodes))
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(results), indent=1).decode())
+    else:
+        print("\n".join(map(_paragraph, results)) or "no node is drained by srobust")
+    return 0 if all(result.returned for result in results) else 1
+
+
+def _paragraph(result: Result) -> str:
+    """One node in words for the repair desk."""
+    lines = [f"{result.node}: {'returned to service' if result.returned else 'kept'}: {result.why}"]
+    lines += [f"  drained for: {result.reason}"] if result.reason else []
+    for found in result.evidence:
+        measured = f" ({found.value}, limit {found.limit})" if found.value else ""
+        lines.append(f"  {found.check} {found.subject}: {found.text}{measured}; {found.suggestion.value}")
+    lines += [f"  {name}: {value}" for name, value in result.serials.items()]
+    lines += [f"  tested {result.tests} times: {', '.join(result.checks)}"] if result.tests else []
+    return "\n".join(lines)

@@ -1,0 +1,193 @@
+"""Nodes in quarantine: in service only after a test that passed, whatever happens in between."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.admin.desk import Examination
+from slurm_robust.admin.quarantine import PREFIX, Quarantine, QuarantineRuns, Result, job_test, obstacle_of
+from slurm_robust.health.check import Context
+from slurm_robust.health.report import Conclusion, Report
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.node.record import Cause
+from slurm_robust.slurm.process import CompletedCommand
+from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.node.test_steward import Events
+
+REASON = "srobust: gpu3 XID 79"
+XID = Finding(
+    check="gpu.xid", outcome=Outcome.FAIL, subject="gpu3", text="XID 79", suggestion=Suggestion.REPLACE
+)
+
+
+def found(*causes: Finding, still_open: tuple[Cause, ...] = ()) -> Examination:
+    findings = causes or (Finding(check="gpu.xid", outcome=Outcome.PASS, subject="gpu3"),)
+    report = Report(node="n1", at=1.0, boot_id="b", context=Context.DEEP, findings=findings)
+    reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
+    conclusion = Conclusion(fit=not causes, reason=reason, causes=causes)
+    return Examination(
+        report=report, conclusion=conclusion, open=still_open, serials={"product_serial": "42"}
+    )
+
+
+class Ward:
+    """A cluster with a quarantine whose tests answer what the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cluster = FakeCluster()
+        self.slurm = FakeSlurm(self.cluster, user="root")
+        self.log, self.notes = Events(), folder / "quarantine"
+        self.answer: Callable[[str], Examination | CompletedCommand] = lambda node: found()
+        self.seen: list[tuple[str, frozenset[str]]] = []
+        self.cluster.programs = self._program
+
+    def _program(self, request: SubmitRequest, nodes: tuple[str, ...]) -> CompletedCommand:
+        (node,) = nodes
+        self.seen.append((node, self.cluster.seen(node).states))
+        answer = self.answer(node)
+        if isinstance(answer, CompletedCommand):
+            return answer
+        return CompletedCommand(
+            command=request.command, exit_code=0, stdout=msgspec.json.encode(answer).decode(), stderr=""
+        )
+
+    def run(self, *nodes: str, runs: int = 1) -> dict[str, Result]:
+        quarantine = Quarantine(
+            self.slurm,
+            job_test(self.slurm, None),
+            self.log,
+            self.notes,
+            runs=runs,
+            clock=self.cluster.clock.time,
+        )
+        return {result.node: result for result in quarantine.run(nodes)}
+
+    def reason(self, name: str) -> str:
+        node = self.cluster.seen(name)
+        return node.reason if node.is_drained else ""
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Ward:
+    return Ward(tmp_path)
+
+
+def test_a_good_node_returns_and_a_bad_one_stays_with_new_evidence(ward: Ward) -> None:
+    ward.slurm.drain(["n1", "n3"], REASON)
+    ward.answer = lambda node: found(XID) if node == "n3" else found()
+    results = ward.run(runs=2)
+    assert {name: result.returned for name, result in results.items()} == {"n1": True, "n3": False}
+    assert (ward.reason("n1"), ward.reason("n3")) == ("", "srobust: quarantine: gpu3 XID 79")
+    assert [node for node, _ in ward.seen] == ["n1", "n1", "n3"]
+    assert all("MAINTENANCE" in states for _, states in ward.seen)
+    assert results["n3"].evidence == (XID,)
+    assert results["n3"].serials == {"product_serial": "42"}
+    assert ward.slurm.reservations() == ()
+    assert ward.log.names == ["quarantine_returned", "quarantine_kept"]
+
+
+def test_what_failed_must_have_been_seen_to_pass(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], REASON)
+    ward.answer = lambda _: found(still_open=(Cause(check="gpu.xid", subject="gpu3"),))
+    assert not ward.run()["n1"].returned
+    assert ward.reason("n1") == "srobust: quarantine: not proven: gpu.xid gpu3"
+
+
+def test_without_an_answer_the_old_words_stay(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], REASON)
+    ward.answer = lambda _: CompletedCommand(command=("x",), exit_code=1, stdout="", stderr="no such file")
+    result = ward.run()["n1"]
+    assert "no such file" in result.why
+    assert ward.reason("n1") == REASON
+    assert ward.slurm.reservations() == ()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_interrupts_it_puts_no_untested_node_into_service(
+    ward: Ward, error: type[BaseException]
+) -> None:
+    ward.slurm.drain(["n1"], REASON)
+
+    def interrupted(_: str) -> Examination:
+        raise error
+
+    ward.answer = interrupted
+    with pytest.raises(error):
+        ward.run()
+    assert ward.reason("n1") == REASON
+    assert ward.slurm.reservations() == ()
+
+
+def test_what_a_killed_run_left_is_finished_and_tested(ward: Ward) -> None:
+    reserve(ward, "n2")
+    ward.notes.mkdir()
+    (ward.notes / f"{PREFIX}n2").touch()
+    ward.answer = lambda _: found(XID)
+    results = ward.run()
+    assert not results["n2"].returned
+    assert results["n2"].reason == "srobust: the test in quarantine was cut off"
+    assert ward.reason("n2") == "srobust: quarantine: gpu3 XID 79"
+    assert ward.slurm.reservations() == ()
+    assert sorted(path.name for path in ward.notes.iterdir()) == ["lock"]
+
+
+@pytest.mark.parametrize(("age_s", "finished"), [(3599.0, False), (3601.0, True)])
+def test_a_run_on_another_host_is_left_alone_for_an_hour(ward: Ward, age_s: float, finished: bool) -> None:
+    reserve(ward, "n2")
+    ward.cluster.clock.advance(age_s)
+    ward.run()
+    assert bool(ward.slurm.reservations()) is not finished
+
+
+def reserve(ward: Ward, name: str) -> None:
+    """As a quarantine that died after the resume."""
+    request = ReservationRequest(name=PREFIX + name, nodes=(name,), users=("root",), flags=("MAINT",))
+    ward.slurm.create_reservation(request)
+
+
+def test_only_one_runs_on_a_host(ward: Ward) -> None:
+    ward.notes.mkdir()
+    fd = os.open(ward.notes / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with pytest.raises(QuarantineRuns):
+        ward.run()
+    os.close(fd)
+    assert ward.run() == {}
+
+
+def test_an_administrators_drain_is_not_tested_even_when_named(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], "disk, alice")
+    assert not ward.run("n1")["n1"].returned
+    assert ward.run() == {}
+    assert ward.reason("n1") == "disk, alice"
+    assert ward.seen == []
+
+
+@pytest.mark.parametrize(
+    ("states", "more", "words"),
+    [
+        (("IDLE", "DRAIN"), {}, ""),
+        (("IDLE", "DRAIN"), {"reason_user": "bob"}, "bob has taken it over"),
+        (("DOWN", "DRAIN"), {}, "it is DOWN"),
+        (("IDLE", "DRAIN", "MAINTENANCE"), {}, "it is MAINTENANCE"),
+        (("IDLE", "DRAIN", "REBOOT_ISSUED"), {}, "REBOOT_ISSUED"),
+        (("MIXED", "DRAIN"), {}, "a job is still on it"),
+        (("IDLE", "DRAIN"), {"allocated_cpus": 1}, "a job is still on it"),
+        (("IDLE", "DRAIN", "NOT_RESPONDING"), {}, "not heard of it"),
+        (("IDLE",), {}, "not drained by srobust"),
+    ],
+)
+def test_obstacles(states: tuple[str, ...], more: dict[str, object], words: str) -> None:
+    fields: dict[str, object] = {"reason": REASON, "reason_user": "root", **more}
+    node = Node(name="n1", hostname="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
+    assert words in obstacle_of(node)
+    assert bool(obstacle_of(node)) is bool(words)
