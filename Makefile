@@ -7,7 +7,7 @@ SOAK_S ?= 3600
 PYTEST := SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-cluster demo bench soak clean
+.PHONY: help setup lint test test-unit test-cluster demo bench soak packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ soak: setup ## Repeat the recovery tests until SOAK_S seconds are over (one hour
 	    round=$$((round + 1)); echo "soak: round $$round"; \
 	    $(PYTEST) -q tests/cluster/test_recovery.py || exit 1; \
 	done; echo "soak: $$round rounds without a failure"
+
+packages: ## Build the .deb and the .rpm of the side of nodes into dist/ (root installs rpmbuild).
+	@tools/setup.sh rpmbuild rpm
+	packaging/build.sh deb rpm
 
 clean: ## Remove what was built, except .venv.
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,6 +2,7 @@
 # Sets up everything that the demo and the tests need, and only what is missing:
 #   1. Debian packages for the sandbox (Slurm, munge, MariaDB, ip, unshare, cc), by apt-get, when root;
 #   2. a virtual environment in .venv with PyTorch and this package in editable mode.
+# Words name more commands, each with its package: tools/setup.sh rpmbuild rpm
 # A second run costs a few milliseconds: a stamp tells that nothing has changed.
 #
 # Variables:
@@ -32,6 +33,7 @@ fail() { say "$*"; exit 1; }
 
 # One line per command that must be there: command, package that brings it.
 needed_commands() {
+    [ $# -lt 2 ] || printf '%s %s\n' "$@"
     cat <<'LIST'
 slurmctld slurmctld
 slurmd slurmd
@@ -50,7 +52,7 @@ missing_packages() {
     local command package
     while read -r command package; do
         PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$command" >/dev/null || echo "$package"
-    done < <(needed_commands) | sort -u
+    done < <(needed_commands "$@") | sort -u
 }
 
 remove_policy() { rm -f "$POLICY"; }
@@ -145,7 +147,7 @@ main() {
     local missing
     exec 9<tools/setup.sh
     flock 9  # two "make" at once must not build one environment together
-    mapfile -t missing < <(missing_packages)
+    mapfile -t missing < <(missing_packages "$@")
     if [ ${#missing[@]} -gt 0 ]; then
         install_packages "${missing[@]}"
     fi
@@ -158,4 +160,4 @@ main() {
     say "done"
 }
 
-main
+main "$@"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from slurm_robust.config import node
 from slurm_robust.config.settings import in_words
 from slurm_robust.model.record import Record
 
+PAGE_MARK = "<!-- written by: python -m slurm_robust.admin.keys docs/node-configuration.md -->\n"
 _WIDTH = 100
 
 
@@ -94,6 +97,11 @@ def as_roff() -> str:
     return "\n".join(lines) + "\n"
 
 
+def written(page: str) -> str:
+    """A page of the documentation with the table of today."""
+    return page[: page.index(PAGE_MARK) + len(PAGE_MARK)] + "\n" + as_markdown()
+
+
 def _is_single(section: Section) -> bool:
     return len(section.keys) == 1 and section.keys[0].name == section.name
 
@@ -149,3 +157,8 @@ def _roff(text: str) -> str:
     text = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     text = re.sub(r"``(.*?)``", r"\\fB\1\\fR", text)
     return f"\\&{text}" if text[:1] in (".", "'") else text
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        Path(name).write_text(written(Path(name).read_text()))

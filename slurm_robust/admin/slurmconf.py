@@ -185,8 +185,9 @@ class _Changes:
             return
         if own and own != wish.health_check:
             self.notes.append(
-                f"HealthCheckProgram={own} is the site's and stays: run the periodic checks by "
-                f"--systemd-timer, or link {own} into /etc/slurm-robust/periodic.d and set {wish.health_check}"
+                f"HealthCheckProgram={own} is the site's and stays: run the periodic checks by systemd "
+                f"(--systemd-timer), or link {own} into /etc/slurm-robust/periodic.d "
+                f"and set {wish.health_check}"
             )
             return
         self.set("HealthCheckProgram", wish.health_check)

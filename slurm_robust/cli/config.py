@@ -19,7 +19,9 @@ def register(commands: Commands) -> None:
     parser = commands.add_parser("config", help=text, description=text.capitalize() + ".")
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    text = "check configuration files: unknown keys, types, values that contradict each other"
+    text = (
+        "check configuration files of jobs or nodes: unknown keys, types, values that contradict each other"
+    )
     check = parts.add_parser("check", help=text, description=text.capitalize() + ".")
     check.add_argument("files", metavar="FILE", nargs="+", type=Path)
     check.set_defaults(handler=handle_check)
@@ -32,10 +34,15 @@ def register(commands: Commands) -> None:
 
 def handle_check(args: argparse.Namespace) -> int:
     """Each file by itself, over the defaults. The first wrong one ends it with an error."""
+    from slurm_robust.config.nodefile import check_file
+    from slurm_robust.config.nodeyaml import is_node_file
     from slurm_robust.config.reader import read_file
     from slurm_robust.config.settings import build
 
     for path in args.files:
+        if path.is_file() and is_node_file(path.read_bytes()):
+            print(f"{path}: good, {check_file(path)} sections of a node's configuration")
+            continue
         settings = read_file(path)
         build(settings)
         print(f"{path}: good, {len(settings)} keys")

@@ -11,13 +11,16 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slurm_robust.config.errors import ConfigError, InvalidSettings
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.record import Record
+
+if TYPE_CHECKING:
+    from slurm_robust.config.nodeyaml import Layers
 
 FILE = Path("/etc/slurm-robust/config.yaml")
 DROP_INS = "conf.d"
@@ -70,6 +73,16 @@ def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
     return _read(sources, identities, compiled, strict=path == FILE)
 
 
+def check_file(path: Path) -> int:
+    """Look at one file by itself; the number of its sections. Raises :class:`NodeConfigError`."""
+    from slurm_robust.config.nodeyaml import Layers
+
+    layers = Layers()
+    layers.add(path.read_bytes(), str(path))
+    _build(layers)
+    return len(layers.values)
+
+
 def files(path: Path = FILE) -> tuple[Path, ...]:
     """The files that there are, the ones that win last."""
     try:
@@ -93,7 +106,7 @@ def _read(
     sources: tuple[Path, ...], identities: tuple[_Identity, ...], compiled: Path | None, *, strict: bool
 ) -> NodeConfig:
     # Here, because hooks do without yaml whenever the compiled copy is good.
-    from slurm_robust.config.nodeyaml import Layers, contradictions, dotted
+    from slurm_robust.config.nodeyaml import Layers
 
     layers = Layers()
     mode = 0o644
@@ -107,6 +120,15 @@ def _read(
         if strict and os.geteuid() == 0:
             layers.problems += open_to_others(source, found)
         layers.add(text, str(source))
+    config = _build(layers)
+    if compiled and os.geteuid() == 0:
+        _write_compiled(compiled, identities, layers.values, mode)
+    return config
+
+
+def _build(layers: Layers) -> NodeConfig:
+    from slurm_robust.config.nodeyaml import contradictions, dotted
+
     if layers.problems:
         raise NodeConfigError(tuple(layers.problems))
     config = msgspec.convert(layers.values, NodeConfig)
@@ -117,8 +139,6 @@ def _read(
         problems.append(f"{place}: {dotted(key)} {wrong}")
     if problems:
         raise NodeConfigError(tuple(problems))
-    if compiled and os.geteuid() == 0:
-        _write_compiled(compiled, identities, layers.values, mode)
     return config
 
 

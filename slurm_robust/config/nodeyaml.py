@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.config.settings import in_kind, in_words
+from slurm_robust.config.settings import in_kind, in_words, known_keys, sections
 
 Path = tuple[str, ...]
 
@@ -80,6 +80,17 @@ class Layers:
             seen[inner[-1]] = where
             yield inner, where
             yield from self._places(value, name, inner)
+
+
+def is_node_file(text: bytes) -> bool:
+    """Whether a file is meant for nodes and not for jobs: more of its keys are known there."""
+    try:
+        root = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return False
+    said = set(root) if isinstance(root, dict) else set()
+    job = {*sections(), *known_keys()}
+    return len(said & set(NodeConfig.__struct_fields__)) > len(said & job)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The .deb on nodes of a real Slurm: installed, tried, named in slurm.conf, and taken back without a trace."""
+"""The .deb on nodes of a real Slurm: installed, tried, named in slurm.conf, taken back without a trace."""
 
 from __future__ import annotations
 

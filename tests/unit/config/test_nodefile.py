@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_robust.cli.main import main
 from slurm_robust.config import nodefile
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import NodeConfigError, load
+from slurm_robust.config.nodeyaml import is_node_file
 
 AGED_S = 10
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root writes the compiled copy")
@@ -202,3 +204,30 @@ def test_a_file_that_cannot_be_read_is_an_error_in_words(site: Site) -> None:
     site.main.mkdir()
     with pytest.raises(NodeConfigError, match="cannot be read"):
         site.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_node"),
+    [
+        ("gpu: {count: 8}\n", True),
+        ("drian: {}\nhooks: {}\n", True),
+        ("nodes: 4\n", False),
+        ("limits: {per_hour: 1}\n", False),
+        ("", False),
+        ("[1", False),
+    ],
+)
+def test_a_file_for_nodes_is_told_from_one_for_jobs(text: str, is_node: bool) -> None:
+    assert is_node_file(text.encode()) == is_node
+
+
+def test_the_command_checks_files_of_both_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node, job = tmp_path / "node.yaml", tmp_path / "job.yaml"
+    node.write_text("gpu: {count: 8}\n")
+    job.write_text("nodes: 4\n")
+    assert main(["config", "check", str(node), str(job)]) == 0
+    node.write_text("gpu: {count: x}\n")
+    assert main(["config", "check", str(node)]) == 78
+    told = capsys.readouterr()
+    assert "1 sections of a node's configuration" in told.out
+    assert "gpu.count must be a whole number" in told.err
