@@ -51,7 +51,9 @@ class ProcessFacts(Record):
     units: frozenset[str] = frozenset()
 
 
-class _Process(NamedTuple):
+class Process(NamedTuple):
+    """One process. ``state`` is its letter; ``start`` is 0 unless it waits uninterruptibly."""
+
     pid: int
     name: str
     state: bytes
@@ -62,7 +64,7 @@ class _Process(NamedTuple):
 
 def gather(host: Host, config: NodeConfig) -> ProcessFacts:
     """From /proc/*/stat only: reading the command line of a process can hang when the process does."""
-    found = list(_processes(host))
+    found = list(listed(host))
     zombies = [process for process in found if process.state == b"Z"]
     waiting = [process for process in found if process.state == b"D"][:_MOST]
     users = [process for process in found if _is_user(process.uid, config) and process.state != b"Z"]
@@ -86,18 +88,18 @@ def _is_user(uid: int, config: NodeConfig) -> bool:
     return uid >= config.memory.min_user_uid and uid not in _SYSTEM_UIDS
 
 
-def _names(processes: list[_Process]) -> tuple[str, ...]:
+def _names(processes: list[Process]) -> tuple[str, ...]:
     """The most frequent ones."""
     return tuple(name for name, _ in Counter(process.name for process in processes).most_common(3))
 
 
-def _parent_of_most(zombies: list[_Process], found: list[_Process]) -> str:
+def _parent_of_most(zombies: list[Process], found: list[Process]) -> str:
     parents = Counter(process.parent for process in zombies).most_common(1)
     names = {process.pid: process.name for process in found}
     return names.get(parents[0][0], "") if parents else ""
 
 
-def _daemons(found: list[_Process], config: NodeConfig) -> tuple[str, ...]:
+def _daemons(found: list[Process], config: NodeConfig) -> tuple[str, ...]:
     """A user's program may have any name, so only those of root and of system users count."""
     return tuple(sorted({process.name for process in found if not _is_user(process.uid, config)}))
 
@@ -109,7 +111,7 @@ def _units(host: Host) -> frozenset[str]:
     return frozenset(unit.removesuffix(".service") for unit in units if unit.endswith(".service"))
 
 
-def _processes(host: Host) -> Iterator[_Process]:
+def listed(host: Host) -> Iterator[Process]:
     """All but threads of the kernel. One that ends meanwhile is left out."""
     # There may be thousands: this reads a file in a third of the time that pathlib takes.
     folder = os.open(host.path("/proc"), os.O_RDONLY | os.O_DIRECTORY)
@@ -126,7 +128,7 @@ def _processes(host: Host) -> Iterator[_Process]:
         os.close(folder)
 
 
-def _process(folder: int, name: str) -> _Process | None:
+def _process(folder: int, name: str) -> Process | None:
     file = os.open(f"{name}/stat", os.O_RDONLY, dir_fd=folder)
     try:
         data = os.read(file, 1024)
@@ -138,7 +140,7 @@ def _process(folder: int, name: str) -> _Process | None:
     if int(words[6]) & _KERNEL_THREAD:
         return None
     state = words[0]
-    return _Process(
+    return Process(
         pid=int(name),
         name=_printable(data[data.index(b"(") + 1 : end]),
         state=state,
