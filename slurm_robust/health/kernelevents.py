@@ -25,7 +25,7 @@ BEGINS = tuple(begin.encode() for begin in (*_DRIVER, MARK, *shapes.BEGINS))
 """How the records begin that :func:`summarise` needs."""
 
 _LINE = 160
-_MOST_EVENTS = 256
+_MOST_EVENTS = 96
 _MOST_TIMES = 1024
 _MOST_PROCESSES = 8
 

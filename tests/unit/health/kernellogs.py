@@ -1,14 +1,12 @@
-"""Kernel logs for tests: a machine whose /dev/kmsg is a file, and views of what was read from it."""
+"""Kernel logs for tests, and what judges see and say of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Sample, View
+from slurm_robust.health.check import Sample, View
 from slurm_robust.health.checks import kernel
-from slurm_robust.health.host import Host
 from slurm_robust.health.kernelevents import Happened, summarise
 from slurm_robust.health.kernelfacts import KernelFacts, window_s
 from slurm_robust.health.kmsg import KernelRecord
@@ -60,18 +58,3 @@ def judged(check: str, seen: View[KernelFacts], config: NodeConfig = CONFIG) -> 
 def failed(check: str, seen: View[KernelFacts], config: NodeConfig = CONFIG) -> list[Finding]:
     """Those that failed."""
     return [finding for finding in judged(check, seen, config) if finding.outcome is Outcome.FAIL]
-
-
-def machine(root: Path, files: dict[str, str]) -> Host:
-    """A folder with these files as the root of a machine."""
-    for name, text in files.items():
-        path = root / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return Host(root)
-
-
-def named(checks: Iterable[AnyCheck], name: str) -> AnyCheck:
-    """The check of that name."""
-    (found,) = (each for each in checks if each.name == name)
-    return found

@@ -15,7 +15,8 @@ from slurm_robust.health.kernelevents import BEGINS
 from slurm_robust.health.kernelfacts import gather
 from slurm_robust.health.shapes import SHAPES, recognise
 from slurm_robust.model.findings import Outcome, Party, Suggestion
-from tests.unit.health.kernellogs import BOOT, failed, judged, machine, view
+from tests.unit.health.kernellogs import BOOT, failed, judged, view
+from tests.unit.health.trees import plant
 
 UNCORRECTED = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 9: bc00000000010092"
 SOFT = "watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python3:4242]"
@@ -253,7 +254,7 @@ LOG = f"""\
 
 
 def test_a_machine_is_read(tmp_path: Path) -> None:
-    host = machine(
+    host = plant(
         tmp_path,
         {
             "/dev/kmsg": LOG,
@@ -274,6 +275,6 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_anything_is_read(tmp_path: Path) -> None:
-    facts = gather(machine(tmp_path, {"/proc/uptime": "1.0 1.0"}), NodeConfig())
+    facts = gather(plant(tmp_path, {"/proc/uptime": "1.0 1.0"}), NodeConfig())
     assert facts.error == "/dev/kmsg: No such file or directory"
     assert (facts.gpus, facts.tainted, facts.crashed_at, facts.log.events) == (None, None, 0.0, ())

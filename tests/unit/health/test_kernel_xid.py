@@ -138,5 +138,5 @@ def test_a_flood_stays_small() -> None:
     lines = [(float(at), XID + f"13, pid={at}, name=x, Ch {at} {'y' * 500}") for at in range(5_000)]
     lines += [(1.0, f"EXT4-fs error (device sd{number}): x") for number in range(5_000)]
     found = happened(*lines, now=5_000.0)
-    assert len(found.events) <= 256
+    assert len(found.events) <= 96
     assert all(len(event.line) <= 160 and len(event.pids) <= 8 for event in found.events)
