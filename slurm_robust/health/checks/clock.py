@@ -53,7 +53,7 @@ def gather(host: Host, config: NodeConfig) -> ClockFacts:
     )
 
 
-SOURCE = Source(name="clock", facts=ClockFacts, gather=gather)
+SOURCE = Source(name="clock", facts=ClockFacts, gather=gather, fresh_s=300.0)
 
 
 def judge_sync(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding]:

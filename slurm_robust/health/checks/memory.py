@@ -13,21 +13,6 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record
 
 MEMINFO, SHM, EDAC = "/proc/meminfo", "/dev/shm", "/sys/devices/system/edac/mc"
-_DAY_S = 86400.0
-
-
-class MemoryFacts(Record):
-    """In MiB. ``shared``: in files of /dev/shm and other tmpfs; ``huge``: set aside as huge pages.
-
-    The size and the free space of /dev/shm itself are None where it is not mounted.
-    """
-
-    total: int
-    available: int
-    shared: int = 0
-    huge: int = 0
-    shm_total: int | None = None
-    shm_free: int | None = None
 
 
 class Controller(Record):
@@ -38,9 +23,19 @@ class Controller(Record):
     worst: str = ""
 
 
-class EdacFacts(Record):
-    """By name (``mc0``); empty where the kernel has no driver for them."""
+class MemoryFacts(Record):
+    """In MiB. ``shared``: in files of /dev/shm and other tmpfs; ``huge``: set aside as huge pages.
 
+    The size and the free space of /dev/shm itself are None where it is not mounted. ``controllers`` are by
+    name (``mc0``), none where the kernel has no driver for them.
+    """
+
+    total: int
+    available: int
+    shared: int = 0
+    huge: int = 0
+    shm_total: int | None = None
+    shm_free: int | None = None
     controllers: dict[str, Controller] = {}
 
 
@@ -58,6 +53,7 @@ def gather(host: Host, config: NodeConfig) -> MemoryFacts:
         huge=pages.get("HugePages_Total", 0) * pages.get("Hugepagesize", 0) // 1024,
         shm_total=shm_total,
         shm_free=shm_free,
+        controllers=_controllers(host),
     )
 
 
@@ -69,13 +65,13 @@ def _space(host: Host) -> tuple[int | None, int | None]:
     return space.f_blocks * space.f_frsize // 2**20, space.f_bavail * space.f_frsize // 2**20
 
 
-def gather_edac(host: Host, config: NodeConfig) -> EdacFacts:
-    """Each controller, and its modules where something went wrong."""
+def _controllers(host: Host) -> dict[str, Controller]:
     names = [name for name in host.names(EDAC) if name.startswith("mc") and name[2:].isdigit()]
-    return EdacFacts(controllers={name: _controller(host, f"{EDAC}/{name}") for name in names})
+    return {name: _controller(host, f"{EDAC}/{name}") for name in names}
 
 
 def _controller(host: Host, folder: str) -> Controller:
+    """Its modules are read only where something went wrong."""
     corrected = host.number(f"{folder}/ce_count") or 0
     uncorrected = host.number(f"{folder}/ue_count") or 0
     worst = _worst_module(host, folder) if corrected or uncorrected else ""
@@ -95,8 +91,7 @@ def _worst_module(host: Host, folder: str) -> str:
 
 
 # Not used again by a prolog: what another job held a minute ago is free now.
-SOURCE = Source(name="memory", facts=MemoryFacts, gather=gather, fresh_s=0.0)
-EDAC_SOURCE = Source(name="edac", facts=EdacFacts, gather=gather_edac, history_s=_DAY_S)
+SOURCE = Source(name="memory", facts=MemoryFacts, gather=gather, fresh_s=0.0, history_s=HOUR_S)
 
 
 def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -159,15 +154,15 @@ def judge_shm(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
     )
 
 
-def _corrected_by(name: str) -> Callable[[EdacFacts], int | None]:
-    def value(facts: EdacFacts) -> int | None:
+def _corrected_by(name: str) -> Callable[[MemoryFacts], int | None]:
+    def value(facts: MemoryFacts) -> int | None:
         controller = facts.controllers.get(name)
         return controller.corrected if controller else None
 
     return value
 
 
-def judge_ecc(view: View[EdacFacts], config: NodeConfig) -> Iterator[Finding]:
+def judge_ecc(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
     """One finding for each controller."""
     for name, controller in view.facts.controllers.items():
         recent = grown(readings(view, _corrected_by(name)), HOUR_S, view.at)
@@ -227,9 +222,8 @@ CHECKS: tuple[AnyCheck, ...] = (
     ),
     Check(
         name="memory.ecc",
-        source=EDAC_SOURCE,
+        source=SOURCE,
         judge=judge_ecc,
-        hangs=True,
         explain=(
             "Errors that memory controllers count (EDAC). An uncorrected one may have destroyed data: "
             "reboot and test, replace the module when it comes again. Many corrected ones announce that: "

@@ -25,6 +25,7 @@ COMM = 15
 
 # Kernel threads have this flag; some of them sleep uninterruptibly all their life.
 _KERNEL_THREAD = 0x00200000
+_PARENT_OF_THREADS = "2"
 # systemd's DynamicUser and nobody: no users.
 _SYSTEM_UIDS = range(61184, 65536)
 
@@ -116,8 +117,9 @@ def listed(host: Host) -> Iterator[Process]:
     # There may be thousands: this reads a file in a third of the time that pathlib takes.
     folder = os.open(host.path("/proc"), os.O_RDONLY | os.O_DIRECTORY)
     try:
+        threads = _kernel_threads(host, folder)
         for name in os.listdir(folder):
-            if name[0] in "123456789":
+            if name[0] in "123456789" and name not in threads:
                 try:
                     process = _process(folder, name)
                 except (OSError, ValueError, IndexError):
@@ -126,6 +128,16 @@ def listed(host: Host) -> Iterator[Process]:
                     yield process
     finally:
         os.close(folder)
+
+
+def _kernel_threads(host: Host, folder: int) -> frozenset[str]:
+    """Those that the kernel lists in one file, where it is built to: a large node has thousands."""
+    try:
+        if _process(folder, _PARENT_OF_THREADS) is not None:
+            return frozenset()  # in a container it is any process
+    except (OSError, ValueError, IndexError):
+        return frozenset()
+    return frozenset(host.read_or(f"/proc/{_PARENT_OF_THREADS}/task/{_PARENT_OF_THREADS}/children").split())
 
 
 def _process(folder: int, name: str) -> Process | None:

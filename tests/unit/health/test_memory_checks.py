@@ -8,7 +8,7 @@ import pytest
 
 from slurm_robust.config.node import MemoryLimits, NodeConfig
 from slurm_robust.health.checks import memory
-from slurm_robust.health.checks.memory import Controller, EdacFacts, MemoryFacts
+from slurm_robust.health.checks.memory import Controller, MemoryFacts
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from tests.unit.health.trees import only, plant, view
@@ -108,20 +108,19 @@ def test_memory_controllers_are_read_with_the_worst_module(tmp_path: Path) -> No
             f"{mc}/mc1/dimm1/dimm_ce_count": "1",
             f"{mc}/mc1/dimm1/dimm_ue_count": "1",
             f"{mc}/power/control": "auto",
+            "/proc/meminfo": "MemTotal: 7 kB\nMemAvailable: 7 kB",
         },
     )
-    assert memory.gather_edac(host, CONFIG).controllers == {
+    assert memory.gather(host, CONFIG).controllers == {
         "mc0": Controller(),
         "mc1": Controller(corrected=12, uncorrected=1, worst="B2"),
     }
-    assert memory.gather_edac(Host(tmp_path / "none"), CONFIG).controllers == {}
-    assert list(memory.judge_ecc(view(EdacFacts()), CONFIG)) == []
+    assert list(memory.judge_ecc(view(MemoryFacts(total=1, available=1)), CONFIG)) == []
 
 
-def errors(corrected: int, uncorrected: int = 0) -> EdacFacts:
-    return EdacFacts(
-        controllers={"mc0": Controller(corrected=corrected, uncorrected=uncorrected, worst="A1")}
-    )
+def errors(corrected: int, uncorrected: int = 0) -> MemoryFacts:
+    controller = Controller(corrected=corrected, uncorrected=uncorrected, worst="A1")
+    return MemoryFacts(total=1, available=1, controllers={"mc0": controller})
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,17 @@ def test_processes_are_read_without_those_of_the_kernel(tmp_path: Path) -> None:
     assert all(name.isprintable() for name in facts.daemons)
 
 
+def test_threads_of_the_kernel_are_not_even_opened(tmp_path: Path) -> None:
+    parent = {"/proc/2/task/2/children": "3 4", "/proc/loadavg": "0 0 0 1/1 1"}
+    files = {f"/proc/{pid}/stat": stat(pid, "x") for pid in (3, 4, 5)}
+    threads = plant(
+        tmp_path / "node", {**files, **parent, "/proc/2/stat": stat(2, "kthreadd", flags=KERNEL_THREAD)}
+    )
+    assert processes.gather(threads, CONFIG).count == 1
+    container = plant(tmp_path / "container", {**files, **parent, "/proc/2/stat": stat(2, "bash")})
+    assert processes.gather(container, CONFIG).count == 4
+
+
 def test_this_machine_is_read() -> None:
     facts = processes.gather(Host(), CONFIG)
     assert facts.count > 1
