@@ -69,8 +69,8 @@ def _run(name: str, config: NodeConfig, environ: Mapping[str, str]) -> bytes:
         return b"0 "
     from slurm_robust.node.hooks import Hook, run
 
-    outcome = run(Hook(name), config, environ)
-    return f"{outcome.exit_code} {outcome.message}".encode()
+    ended = run(Hook(name), config, environ)
+    return f"{ended.exit_code} {ended.message}".encode()
 
 
 def _budget_s(name: str, config: NodeConfig) -> float:

@@ -15,6 +15,7 @@ from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.health.runner import failing_runs, inspect, node_name
 from slurm_robust.health.verdict import conclude
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.node import steward
 from slurm_robust.node.hints import Hint, read_hint
@@ -44,7 +45,7 @@ class Hook(str, Enum):
         return {"prolog": hooks.prolog_s, "epilog": hooks.epilog_s, "periodic": hooks.periodic_s}[self.value]
 
 
-class Outcome(Record):
+class Ended(Record):
     """How a hook ends. ``message`` is for slurmd's log."""
 
     exit_code: int = 0
@@ -70,20 +71,17 @@ class _Run:
         """So much of what is left of the budget."""
         return max(0.0, share * (self._deadline - time.monotonic() - _LAST_WORDS_S))
 
-    def prolog(self, shm: Path) -> Outcome:
+    def prolog(self, shm: Path) -> Ended:
         """Make room, look at the node, and refuse the job if it must not run here."""
         if self._config.hooks.sweep:
             self._tell_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
         report, conclusion = self._check(Context.PROLOG)
         done = self._settle(report, conclusion, None)
-        # Without a drain of ours Slurm would make one of its own for a prolog that fails, beyond our bounds.
-        # Where Slurm did not answer it is the other way round: what was measured counts.
-        refused = not conclusion.fit and bool(done.carried_out or done.reason or done.error)
-        code = int(refused and self._config.drain.mode == "act")
+        code = int(self._config.drain.mode == "act" and _is_refused(conclusion, done))
         self._tell(report, conclusion, done, code)
-        return Outcome(exit_code=code, message=conclusion.reason)
+        return Ended(exit_code=code, message=conclusion.reason)
 
-    def epilog(self, shm: Path) -> Outcome:
+    def epilog(self, shm: Path) -> Ended:
         """Make room, and look at the node; closely if the job suspected it. Never fails."""
         if self._config.hooks.sweep:
             self._tell_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
@@ -94,9 +92,9 @@ class _Run:
         report, conclusion = self._check(Context.DEEP if hint else Context.EPILOG)
         done = self._settle(report, conclusion, hint)
         self._tell(report, conclusion, done, 0)
-        return Outcome(message=conclusion.reason)
+        return Ended(message=conclusion.reason)
 
-    def periodic(self) -> Outcome:
+    def periodic(self) -> Ended:
         """Look at the node, drain it or give it back. Never fails."""
         report, conclusion = self._check(Context.PERIODIC)
         done = self._settle(report, conclusion, None)
@@ -104,7 +102,7 @@ class _Run:
         if began or ended:
             self.log.write("changed", failing=began, passing=ended)
         self._tell(report, conclusion, done, 0)
-        return Outcome(message=conclusion.reason)
+        return Ended(message=conclusion.reason)
 
     def _check(self, context: Context) -> tuple[Report, Conclusion]:
         report = inspect(
@@ -159,13 +157,27 @@ class _Run:
             self.log.write("not_swept", job=self.job, folders=swept.failed)
 
 
+def _is_refused(conclusion: Conclusion, done: Done) -> bool:
+    """Whether the job must not start here.
+
+    Slurm drains a node whose prolog fails, by its own reason if need be. So beyond our bounds for drains a
+    prolog does not fail. Where Slurm did not answer, what was measured counts; and where a site wants to be
+    closed to what is unknown, it has its will, although we do not drain for that.
+    """
+    if conclusion.fit:
+        return False
+    if conclusion.causes[0].outcome is Outcome.UNKNOWN:
+        return True
+    return bool(done.carried_out or done.reason or done.error)
+
+
 def run(
     hook: Hook,
     config: NodeConfig,
     environ: Mapping[str, str],
     host: Host = Host(),  # noqa: B008 - holds nothing but the root's path
     shm: Path = SHARED_MEMORY,
-) -> Outcome:
+) -> Ended:
     """Carry out a hook, usually within its budget. A bug may raise anything."""
     begun = _Run(hook, config, environ, host)
     if hook is Hook.PROLOG:
