@@ -14,6 +14,8 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record
 
 SYSTEMD = "/etc/systemd/system"
+SYSTEMD_RUNS = "/run/systemd/system"
+"""There when systemd is the first process (sd_booted(3))."""
 
 STUCK_S = 60.0
 """A process that waits uninterruptibly at two looks so far apart is stuck."""
@@ -106,7 +108,9 @@ def _daemons(found: list[Process], config: NodeConfig) -> tuple[str, ...]:
 
 
 def _units(host: Host) -> frozenset[str]:
-    """What is enabled. Only enabled ones are meant to run; packages install more than a site uses."""
+    """What is enabled, if systemd runs at all. Packages install more than a site uses."""
+    if not host.path(SYSTEMD_RUNS).is_dir():
+        return frozenset()
     wants = (name for name in host.names(SYSTEMD) if name.endswith(".wants"))
     units = (unit for folder in wants for unit in host.names(f"{SYSTEMD}/{folder}"))
     return frozenset(unit.removesuffix(".service") for unit in units if unit.endswith(".service"))

@@ -58,18 +58,20 @@ def test_what_the_site_names_must_run_whatever_is_enabled() -> None:
     assert (engine.outcome, engine.suggestion) == (Outcome.PASS, Suggestion.NONE)
 
 
-def test_enabled_units_are_read(tmp_path: Path) -> None:
-    host = plant(
-        tmp_path,
-        {
-            "/proc/loadavg": "0 0 0 1/1 1",
-            "/etc/systemd/system/multi-user.target.wants/munge.service": "",
-            "/etc/systemd/system/graphical.target.wants/slurmd.service": "",
-            "/etc/systemd/system/timers.target.wants/apt.timer": "",
-            "/etc/systemd/system/off.service": "",
-        },
-    )
-    assert processes.gather(host, CONFIG).units == {"munge", "slurmd"}
+UNITS = {
+    "/proc/loadavg": "0 0 0 1/1 1",
+    "/etc/systemd/system/multi-user.target.wants/munge.service": "",
+    "/etc/systemd/system/graphical.target.wants/slurmd.service": "",
+    "/etc/systemd/system/timers.target.wants/apt.timer": "",
+    "/etc/systemd/system/off.service": "",
+}
+
+
+def test_units_count_that_systemd_starts(tmp_path: Path) -> None:
+    container = plant(tmp_path / "container", UNITS)
+    assert processes.gather(container, CONFIG).units == frozenset()
+    node = plant(tmp_path / "node", {**UNITS, "/run/systemd/system/transient": ""})
+    assert processes.gather(node, CONFIG).units == {"munge", "slurmd"}
 
 
 def munge_at(path: Path, munge_s: float = 0.2) -> NodeConfig:
