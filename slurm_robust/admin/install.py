@@ -97,7 +97,7 @@ def _layout(site: Site, prefix: str | None, *, act: bool, timer: bool) -> Layout
         prefix="/usr" if packaged else (prefix or "/usr/local").rstrip("/"),
         packaged=packaged,
         # What was asked for once stays asked for, until somebody removes the file.
-        timer=timer or bool(known.get(f"{items.UNITS}/{items.TIMER}")),
+        timer=timer or site.has_timer or f"{items.UNITS}/{items.TIMER}" in known,
         act=act or (items.ACT in known and site.tree.look(items.ACT) is not None),
     )
 

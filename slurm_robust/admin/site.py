@@ -45,6 +45,11 @@ class Site:
         """Whether slurm.conf is a copy that slurmd fetched: the one to change is the controller's."""
         return os.path.realpath(self.tree.path(self.main)).startswith("/run/slurm")
 
+    @property
+    def has_timer(self) -> bool:
+        """Whether systemd runs the periodic checks here, now and after each boot."""
+        return self.tree.look(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
+
     def slurm_files(self) -> dict[str, str]:
         """slurm.conf and what it includes; nothing where there is none. Raises :class:`InstallError`."""
         if not self.main or not self.tree.path(self.main).exists():

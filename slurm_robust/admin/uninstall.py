@@ -12,7 +12,7 @@ from slurm_robust import __version__
 from slurm_robust.admin import items, slurmconf
 from slurm_robust.admin.files import InstallError
 from slurm_robust.admin.install import systemctl, told
-from slurm_robust.admin.site import Site, is_packaged, must_be_root
+from slurm_robust.admin.site import Site, must_be_root
 from slurm_robust.admin.verify import matches
 from slurm_robust.slurm.configuration import ConfigurationRefused
 
@@ -46,7 +46,7 @@ def main(
             f"nothing was removed: {names}",
             "first 'srobust admin uninstall --apply' on the controller, then 'uninstall' on every node",
         )
-    if site.tree.look(f"{items.UNITS}/{items.TIMER}") or is_packaged():
+    if site.has_timer:
         systemctl(site, "disable", "--now", items.TIMER)
     kept = site.tree.carry_out(steps, (), __version__)
     if kept:

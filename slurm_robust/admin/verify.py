@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import glob
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_robust import __version__
@@ -13,6 +15,9 @@ from slurm_robust.admin import items
 from slurm_robust.admin.files import Action, Tree, open_to_others
 from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.host import Host
+from slurm_robust.health.registry import CHECKS
+from slurm_robust.health.site import checks
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.configuration import ConfigurationRefused
 
@@ -33,15 +38,16 @@ class Point(Record):
 def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
     """0: all is good. 1: something is not, and is told. Raises ``NodeConfigError``."""
     site = site or Site(slurm_conf)
-    timer = site.tree.look(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
     points = [Point(good=True, what=f"configuration: good, drain.mode is {site.config.drain.mode}")]
+    known = (*CHECKS, *checks(site.config, Host(site.tree.root)))
+    points += rule_points(site.config, [check.name for check in known])
     points += file_points(site)
     try:
         live = site.live.read()
     except ConfigurationRefused as error:
         points.append(Point(good=False, what=f"Slurm: {error}", why="hooks ask Slurm", fix="scontrol ping"))
     else:
-        points += cluster_points(live, site.config, timer=timer)
+        points += cluster_points(live, site.config, timer=site.has_timer)
         points += pattern_points(live, site.tree)
     return report(points)
 
@@ -55,6 +61,21 @@ def report(points: Iterable[Point]) -> int:
             bad = 1
             print(f"          why: {point.why}\n          fix: {point.fix}")
     return bad
+
+
+def rule_points(config: NodeConfig, names: Sequence[str]) -> Iterator[Point]:
+    """Rules of the configuration that speak of no check at all. Pure."""
+    for pattern in config.checks:
+        if not fnmatch.filter(names, pattern):
+            close = difflib.get_close_matches(pattern, names, n=2)
+            yield Point(
+                good=False,
+                what=f"configuration: checks.{pattern} is no check",
+                why="the rule changes nothing",
+                fix=f"did you mean {' or '.join(close)}?"
+                if close
+                else "srobust check --explain names them all",
+            )
 
 
 def file_points(site: Site) -> Iterator[Point]:

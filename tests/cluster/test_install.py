@@ -121,7 +121,7 @@ def works_by_hand(cluster: Cluster) -> None:
     assert '"node"' in cluster.run("n1", "cat", "/var/log/slurm-robust/events.jsonl")
     launcher = cluster.run("n1", "cat", "/usr/bin/srobust-node")
     assert launcher.startswith("#!/usr/bin/python3")
-    assert '"/usr/lib/slurm-robust"' in launcher
+    cluster.run("n1", "/usr/lib/slurm-robust/python", "-m", "slurm_robust.cli", "version")
     assert "srobust" in cluster.run("n1", "zcat", "/usr/share/man/man8/srobust-node.8.gz")
 
 

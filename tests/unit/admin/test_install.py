@@ -13,6 +13,7 @@ from slurm_robust import __version__
 from slurm_robust.admin import install, items, uninstall, verify
 from slurm_robust.admin.files import MANIFEST, Action, InstallError, Item, Manifest, Tree
 from slurm_robust.admin.site import Site
+from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.config.nodefile import NodeConfigError
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration, parse
 from slurm_robust.slurm.process import CompletedCommand
@@ -341,6 +342,13 @@ def test_verify_tells_what_is_wrong_and_why(
     assert machine.verify() == 1
     bad = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  BAD")]
     assert any(said in line for line in bad), bad
+
+
+def test_a_rule_for_no_check_is_told_with_the_nearest_name() -> None:
+    rules = {"gpu.*": CheckRule(), "gpu.ecc": CheckRule(), "gpu.ec": CheckRule()}
+    (found,) = verify.rule_points(NodeConfig(checks=rules), ["gpu.ecc", "site.own"])
+    assert (found.good, found.what) == (False, "configuration: checks.gpu.ec is no check")
+    assert "gpu.ecc" in found.fix
 
 
 def test_verify_without_an_installation_says_so(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
