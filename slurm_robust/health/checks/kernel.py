@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health import shapes
 from slurm_robust.health.check import AnyCheck, Check, View
 from slurm_robust.health.checks.xids import MANY_PROGRAMS, judge_sxid, judge_xid
 from slurm_robust.health.kernelevents import KernelEvent
@@ -23,7 +22,7 @@ from slurm_robust.health.kernelfacts import (
     window_s,
 )
 from slurm_robust.health.kmsg import DEVICE
-from slurm_robust.health.shapes import Shape
+from slurm_robust.health.shapes import SHAPES, Shape
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 
 # Documentation/admin-guide/tainted-kernels.rst
@@ -39,16 +38,15 @@ def _judge_shapes(
     check: str, view: View[KernelFacts], config: NodeConfig, more: Iterable[Finding] = ()
 ) -> Iterator[Finding]:
     """For each subject the worst of the messages that belong to the check, and ``more`` that is known."""
+    events = [event for event in events_of(view) if event.shape in SHAPES]
+    mine = [(SHAPES[event.shape], event) for event in events if SHAPES[event.shape].check == check]
+    logged = (_of_shape(shape, event, view, config) for shape, event in mine)
     worst: dict[str, Finding] = {}
-    for event in events_of(view):
-        shape = shapes.SHAPES.get(event.shape)
-        if shape is None or shape.check != check:
-            continue
-        finding = _of_shape(shape, event, view, config)
-        known = worst.get(event.subject)
-        if finding and (known is None or _WEIGHT[finding.suggestion] > _WEIGHT[known.suggestion]):
-            worst[event.subject] = finding
-    found = [*worst.values(), *more, *unread(check, view)]
+    for finding in (*filter(None, logged), *more):
+        known = worst.get(finding.subject)
+        if known is None or _WEIGHT[finding.suggestion] > _WEIGHT[known.suggestion]:
+            worst[finding.subject] = finding
+    found = [*worst.values(), *unread(check, view)]
     yield from found
     if not found:
         yield Finding(check=check, outcome=Outcome.PASS, value="nothing in the kernel log", source=DEVICE)

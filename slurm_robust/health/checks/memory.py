@@ -50,11 +50,16 @@ def gather(host: Host, config: NodeConfig) -> MemoryFacts:
         total=pages["MemTotal"] // 1024,
         available=pages["MemAvailable"] // 1024,
         shared=pages.get("Shmem", 0) // 1024,
-        huge=pages.get("HugePages_Total", 0) * pages.get("Hugepagesize", 0) // 1024,
+        huge=_huge_kib(pages) // 1024,
         shm_total=shm_total,
         shm_free=shm_free,
         controllers=_controllers(host),
     )
+
+
+def _huge_kib(pages: dict[str, int]) -> int:
+    """Huge pages of all sizes; before Linux 4.19 only those of the default size are told."""
+    return pages.get("Hugetlb", pages.get("HugePages_Total", 0) * pages.get("Hugepagesize", 0))
 
 
 def _space(host: Host) -> tuple[int | None, int | None]:

@@ -28,6 +28,8 @@ def test_memory_is_read_in_mib(tmp_path: Path) -> None:
     facts = memory.gather(host, CONFIG)
     assert (facts.total, facts.available, facts.shared, facts.huge) == (2064012, 1953125, 1024, 20)
     assert facts.shm_total is not None
+    files = {"/proc/meminfo": MEMINFO.replace("no number", "7") + "\nHugetlb: 1048576 kB"}
+    assert memory.gather(plant(tmp_path / "newer", files), CONFIG).huge == 1024
 
 
 def test_memory_that_is_not_told_is_an_error(tmp_path: Path) -> None:
