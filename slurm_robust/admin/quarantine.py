@@ -30,7 +30,7 @@ from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.node.drain import is_tagged, untouchable
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import ReservationNotFound, SlurmCommandError
+from slurm_robust.slurm.errors import CommandFailed, ReservationNotFound, SlurmCommandError
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 
@@ -42,6 +42,9 @@ ABANDONED_S = 3600.0
 JOB_S = 300.0
 START_S = 120.0
 """How long Slurm may take to start the test on a node that was just resumed."""
+
+DROP_S = 60.0
+"""How long the end of a test that was cut off may take."""
 
 # Hooks run as root; without accounts in common slurmctld knows only the number.
 _OURS = frozenset({"root", "0", "slurm"})
@@ -94,9 +97,11 @@ class Quarantine:
         *,
         runs: int,
         clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._slurm, self._examine, self._log = slurm, examine, log
-        self._notes, self._runs, self._clock = notes, runs, clock
+        self._notes, self._runs = notes, runs
+        self._clock, self._pause = clock, pause
 
     def run(self, chosen: Sequence[str] = ()) -> list[Result]:
         """Finish what a dead run left, then test all nodes that can be tested, of the chosen ones if any are.
@@ -173,10 +178,21 @@ class Quarantine:
         return result
 
     def _drop(self, name: str) -> None:
-        try:
-            self._slurm.delete_reservation(name)
-        except ReservationNotFound:
-            pass  # Somebody was faster.
+        """Delete the reservation, and end the test that may still run in it, for Slurm would refuse."""
+        deadline = self._clock() + DROP_S
+        while True:
+            try:
+                self._slurm.delete_reservation(name)
+                break
+            except ReservationNotFound:
+                break  # Somebody was faster.
+            except CommandFailed:
+                if self._clock() > deadline:
+                    raise
+            for job in self._slurm.jobs():
+                if job.reservation == name:
+                    self._slurm.cancel(job.job_id)
+            self._pause(1.0)
         (self._notes / name).unlink(missing_ok=True)
 
 

@@ -329,5 +329,8 @@ class FakeSlurm:
     def delete_reservation(self, name: str) -> None:
         """See the protocol."""
         with self._administered() as world:
-            if world.reservations.pop(name, None) is None:
+            if name not in world.reservations:
                 raise errors.ReservationNotFound("Requested reservation is invalid")
+            if any(job.reservation == name and job.is_running for job in world.jobs.values()):
+                raise errors.CommandFailed("Requested reservation is in use")
+            del world.reservations[name]

@@ -68,6 +68,7 @@ class Ward:
             self.notes,
             runs=runs,
             clock=self.cluster.clock.time,
+            pause=self.cluster.clock.sleep,
         )
         return {result.node: result for result in quarantine.run(nodes)}
 
@@ -138,6 +139,17 @@ def test_what_a_killed_run_left_is_finished_and_tested(ward: Ward) -> None:
     assert ward.reason("n2") == "srobust: quarantine: gpu3 XID 79"
     assert ward.slurm.reservations() == ()
     assert sorted(path.name for path in ward.notes.iterdir()) == ["lock"]
+
+
+def test_a_test_that_still_runs_is_ended_before_its_reservation_goes(ward: Ward) -> None:
+    reserve(ward, "n2")
+    ward.notes.mkdir()
+    (ward.notes / f"{PREFIX}n2").touch()
+    job = ward.slurm.submit(SubmitRequest(command=("x",), nodes=1, reservation=PREFIX + "n2"))
+    assert ward.slurm.job(job).is_running
+    ward.run()
+    assert "CANCELLED" in ward.slurm.job(job).states
+    assert ward.slurm.reservations() == ()
 
 
 @pytest.mark.parametrize(("age_s", "finished"), [(3599.0, False), (3601.0, True)])
