@@ -54,7 +54,6 @@ class Array(Record):
     active: bool
     disks: int
     working: int
-    failed: int
 
 
 class DisksFacts(Record):
@@ -156,11 +155,8 @@ def arrays(text: str) -> dict[str, Array]:
         level = members.split(" ")[0] if "[" not in members.split(" ")[0] else ""
         counts = re.search(r"\[(\d+)/(\d+)\]", numbers)
         disks = int(counts[1]) if counts else members.count("[")
-        failed = members.count("(F)")
-        working = int(counts[2]) if counts else disks - failed
-        found[name] = Array(
-            level=level, active=state == "active", disks=disks, working=working, failed=failed
-        )
+        working = int(counts[2]) if counts else disks - members.count("(F)")
+        found[name] = Array(level=level, active=state == "active", disks=disks, working=working)
     return found
 
 
@@ -243,13 +239,12 @@ def _missing(view: View[DisksFacts]) -> Iterator[Finding]:
 
 def _array(name: str, array: Array) -> Finding:
     lacks = array.active and array.working < array.disks
-    is_lost = array.active and array.level in ("raid0", "linear") and array.failed > 0
-    text = f"{array.level} runs with {array.working} of {array.disks} disks"
-    suggestion = Suggestion.REPLACE if is_lost else Suggestion.MONITOR if lacks else Suggestion.NONE
+    # These hold nothing twice.
+    failed = Suggestion.REPLACE if array.level in ("raid0", "linear") else Suggestion.MONITOR
+    value = f"{array.working} of {array.disks} disks"
     return _finding(
-        name, Outcome.FAIL if lacks or is_lost else Outcome.PASS, text if lacks or is_lost else "",
-        value=f"{array.working} of {array.disks} disks", source=MDSTAT, limit="all disks",
-        suggestion=suggestion,
+        name, Outcome.FAIL if lacks else Outcome.PASS, f"{array.level} runs with {value}" if lacks else "",
+        value=value, source=MDSTAT, limit="all disks", suggestion=failed if lacks else Suggestion.NONE,
     )  # fmt: skip
 
 

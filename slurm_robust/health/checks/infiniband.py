@@ -210,7 +210,7 @@ def _rate_limit(
         for other in view.facts.ports.values()
         if (other.card, other.layer, other.state) == (port.card, port.layer, ACTIVE) and other.rate_gb
     ]
-    return max(same) if port.card and len(same) > 1 else None, "of the same cards"
+    return max(same) if port.card else None, "of the same cards"
 
 
 def judge_errors(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:

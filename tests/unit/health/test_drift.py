@@ -170,6 +170,12 @@ def test_a_lost_gpu_or_network_adapter_keeps_jobs_away(
     assert (finding.suggestion, finding.text) == (suggestion, text)
 
 
+def test_a_difference_in_hardware_takes_the_place_of_all_is_well() -> None:
+    for changes, count in (({"devices": {}}, 3), ({"hardware": {"CPU model": "Xeon"}}, 1)):
+        now = view(msgspec.structs.replace(WELL, **changes), baseline=WELL)  # type: ignore[arg-type]
+        assert [finding.outcome for finding in judge_hardware(now, CONFIG)] == [FAIL] * count
+
+
 def test_items_that_a_site_ignores_may_differ() -> None:
     ignoring = NodeConfig(baseline=BaselineLimits(ignore=("kernel option *", "0108 *", "BIOS")))
     changes = {"settings": {"vm.swappiness": "10"}, "devices": WELL.devices | {"0108 144d:a824": 1}}

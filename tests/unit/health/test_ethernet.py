@@ -54,6 +54,7 @@ def test_physical_interfaces_are_read_and_no_others(tmp_path: Path) -> None:
     names = ("eth0", "eth1", "vf0", "ib0", "usb0", "bond0", "br0", "eno9")
     tree = {file: text for name in names for file, text in interface(name).items()}
     tree |= interface("ib0", type="32") | interface("eth1", flags="0x1002", speed="-1")
+    tree |= interface("bond0", speed="4294967295")
     del tree["/sys/class/net/eth1/carrier"]
     device = "/sys/devices/pci0000:00/0000:00:02.0/"
     links = {
@@ -65,6 +66,7 @@ def test_physical_interfaces_are_read_and_no_others(tmp_path: Path) -> None:
     found = gather(host, settings).interfaces
     assert list(found) == ["bond0", "eth0", "eth1"]
     assert found["eth0"] == msgspec.structs.replace(UP, errors={"rx_errors": 3})
+    assert found["bond0"].speed_mb is None
     assert found["eth1"] == Interface(is_up=False, gained=2, lost=1, mtu=9000, errors={"rx_errors": 3})
     assert [finding.subject for finding in judge_state(view(gather(host, settings)), settings)] == ["bond0"]
 
@@ -104,6 +106,7 @@ def test_an_interface_must_have_its_link_where_it_was_meant_to(
 ) -> None:
     finding = only(judge_state(view(now, *before, baseline=baseline), config(**settings)))
     assert (finding.outcome, finding.suggestion, finding.blame) == (outcome, suggestion, blame)
+    assert finding.source == "/sys/class/net/eth0/carrier"
     assert bool(finding.text) == (outcome is FAIL)
 
 
@@ -138,6 +141,9 @@ def test_another_mtu_is_reported() -> None:
     assert finding.text == "MTU 1500 instead of 9000"
     assert only(judge_mtu(view(eth(), baseline=eth()), CONFIG)).outcome is PASS
     assert list(judge_mtu(view(eth()), CONFIG)) == []
+    assert list(judge_mtu(view(eth(mtu=None), baseline=eth()), CONFIG)) == []
+    assert list(judge_mtu(view(eth(mtu=1500), baseline=eth()), config(ethernet=("eth1",)))) == []
+    assert only(judge_mtu(view(eth(mtu=1500), baseline=eth()), config(ethernet=("eth0",)))).outcome is FAIL
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,20 @@ def test_a_port_that_is_down_or_of_another_kind_of_card_sets_no_rate() -> None:
     assert all(f.outcome is PASS for f in judge_rate(view(facts), config(min_rate_gb=50.0)))
 
 
+def test_ports_without_a_type_of_card_are_not_compared() -> None:
+    bare = msgspec.structs.replace(UP, card="")
+    slow = msgspec.structs.replace(bare, rate_gb=100.0)
+    found = judge_rate(view(InfinibandFacts(ports={"a/1": bare, "b/1": slow})), CONFIG)
+    assert [(finding.outcome, finding.limit) for finding in found] == [(PASS, "")] * 2
+
+
+def test_counters_of_ports_that_are_not_named_do_not_matter() -> None:
+    before, now = port(counters={}), port(counters={"symbol_error": 999, "link_downed": 9})
+    for judge in (judge_errors, judge_flaps):
+        assert only(judge(view(now, (60, before)), config(infiniband=("mlx5_0/1",)))).outcome is FAIL
+        assert list(judge(view(now, (60, before)), config(infiniband=("mlx5_9/1",)))) == []
+
+
 def errors(now: dict[str, int], *before: tuple[float, dict[str, int]]) -> list[Finding]:
     past = [(age, port(counters=counters)) for age, counters in before]
     return list(judge_errors(view(port(counters=now), *past), CONFIG))

@@ -143,6 +143,9 @@ def test_only_a_hang_and_an_error_are_failures(
     finding = only(judge_answer(view(facts(data=mount, disk=XFS)), CONFIG))
     assert (finding.outcome, finding.suggestion, finding.text) == (outcome, suggestion, text)
     assert (finding.subject, finding.blame) == ("/data", Party.STORAGE)
+    assert finding.value == {"": "0.01 s", "nfs: Stale file handle": "Stale file handle"}.get(
+        text, finding.value
+    )
 
 
 RO, RO_NFS = Mount(kind="xfs", readonly=True), Mount(kind="nfs", network=True, readonly=True)
