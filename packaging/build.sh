@@ -136,7 +136,7 @@ Version: ${VERSION}-1
 Architecture: $arch
 Maintainer: $MAINTAINER
 Installed-Size: $(du -sk --apparent-size "$STAGE" | cut -f1)
-Depends: python$PYTHON_VERSION, util-linux, coreutils
+Depends: python$PYTHON_VERSION
 Recommends: slurm-client | slurm-wlm, logrotate
 Section: admin
 Priority: optional
@@ -159,7 +159,7 @@ build_rpm() {
     mkdir -p "$top"
     (cd "$STAGE" && find etc/slurm-robust etc/logrotate.d usr \( -type f -o -type l \) | sort |
         sed -e 's,^etc,%config(noreplace) /etc,' -e 's,^usr,"/usr,' -e '/^"/s,$,",') >"$top/files"
-    (cd "$STAGE" && find etc/slurm-robust usr/lib/slurm-robust usr/libexec/slurm-robust -type d | sort |
+    (cd "$STAGE" && find etc/slurm-robust usr/{lib,libexec,share/doc}/slurm-robust -type d | sort |
         sed 's,.*,%dir "/&",') >>"$top/files"
     rpmbuild -bb --quiet --define "_topdir $top" --define "_rpmdir $DIST" --define "_build_name_fmt \
 %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm" --define "our_stage $STAGE" --define "our_files $top/files" \

@@ -10,7 +10,6 @@ from slurm_robust.admin import items, slurmconf
 from slurm_robust.admin.files import InstallError, Tree, write_whole
 from slurm_robust.config import nodefile
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.model.errors import SrobustError
 from slurm_robust.node.steward import slurm_environment
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
 
@@ -82,18 +81,24 @@ class Site:
         :class:`InstallError`.
         """
         changed = {name: text for name, text in plan.after.items() if text != plan.before[name]}
-        if self.main in changed:
-            self._try(changed[self.main])
-        backups = [self._backup(name, stamp) for name in changed]
+        try:
+            if self.main in changed:
+                self._try(changed[self.main])
+            backups = [self._backup(name, stamp) for name in changed]
+        except (ConfigurationRefused, OSError) as error:
+            raise InstallError(f"nothing was changed: {error}", "mend that first") from error
         try:
             for name, text in changed.items():
                 self._write(name, text)
             self.live.reconfigure()
             self.live.read()
-        except (SrobustError, OSError) as error:
+        except BaseException as error:
+            # Also for Ctrl-C: a file that slurmctld has not taken would surprise it at its next start.
             for name in changed:
                 self._write(name, plan.before[name])
             undone = self._told_again()
+            if not isinstance(error, ConfigurationRefused | OSError):
+                raise
             raise InstallError(
                 f"slurm.conf is as it was: {error}{undone}", "see the log of slurmctld, then try again"
             ) from error
@@ -111,10 +116,8 @@ class Site:
         real = Path(os.path.realpath(self.tree.path(self.main)))
         trial = real.with_name(f"{real.name}.slurm-robust-trial")
         try:
-            write_whole(trial, text.encode(errors="surrogateescape"), 0o644, 0, 0)
+            write_whole(trial, text.encode(errors="surrogateescape"), real.stat().st_mode & 0o7777, 0, 0)
             self.live.try_file(str(trial))
-        except (ConfigurationRefused, OSError) as error:
-            raise InstallError(f"nothing was changed: {error}", "mend slurm.conf first") from error
         finally:
             trial.unlink(missing_ok=True)
 
