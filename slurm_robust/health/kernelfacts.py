@@ -118,6 +118,10 @@ def unread(check: str, view: View[KernelFacts]) -> Iterator[Finding]:
 
 
 def when(event: KernelEvent) -> str:
-    """The time of the newest message, and how many there are."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.last_at))
-    return at if event.count == 1 else f"{at}, {event.count} lines"
+    """The time of the newest message."""
+    return utc(event.last_at)
+
+
+def utc(at: float) -> str:
+    """``2026-11-21T15:04:05Z``: short, and the same in every time zone."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

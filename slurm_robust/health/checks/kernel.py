@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 
 from slurm_robust.config.node import NodeConfig
@@ -18,6 +17,7 @@ from slurm_robust.health.kernelfacts import (
     KernelFacts,
     events_of,
     unread,
+    utc,
     when,
     window_s,
 )
@@ -105,7 +105,7 @@ def judge_panic(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding
     more = list(_tainted(view, "kernel.panic", DIED, "kernel crashed in part since the boot"))
     crashed_at = view.facts.crashed_at
     if crashed_at >= view.facts.boot_at - CRASH_S:
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(crashed_at))
+        at = utc(crashed_at)
         more.append(
             Finding(
                 check="kernel.panic",

@@ -58,7 +58,7 @@ def _of_gpu(address: str, events: list[KernelEvent], view: View[KernelFacts], si
         outcome=Outcome.FAIL,
         subject=gpu_name(address, view.facts.gpus or ()),
         text=f"XID {rule.code}, {rule.meaning}{_place(address, view)}{also}",
-        value=f"XID {rule.code} at {when(event)}",
+        value=f"XID {rule.code} at {_when(event)}",
         limit=_limit(rule),
         source=f"{DEVICE}: {event.line}",
         blame=rule.blame,
@@ -94,6 +94,10 @@ def _place(address: str, view: View[KernelFacts]) -> str:
     return f" ({address})" if gpu_name(address, view.facts.gpus or ()) != address else ""
 
 
+def _when(event: KernelEvent) -> str:
+    return when(event) if event.count == 1 else f"{when(event)}, {event.count} lines"
+
+
 def _limit(rule: XidRule) -> str:
     return f"none since the last {rule.suggestion.value}" if rule.lasting else "none within the window"
 
@@ -113,7 +117,7 @@ def judge_sxid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]
                 outcome=Outcome.FAIL,
                 subject=f"nvswitch {address}",
                 text=f"SXid {worst.code}, {worst.severity} NVSwitch error",
-                value=f"SXid {worst.code} at {when(worst)}",
+                value=f"SXid {worst.code} at {_when(worst)}",
                 limit="none since the last reset" if fatal else "none within the window",
                 source=f"{DEVICE}: {worst.line}",
                 suggestion=Suggestion.RESET if fatal else Suggestion.MONITOR,

@@ -18,7 +18,6 @@ from slurm_robust.health.checks.memory import Controller, MemoryFacts
 from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.checks.services import MungeFacts
 from slurm_robust.health.checks.snapshots import Folder, SnapshotFacts
-from slurm_robust.health.host import Host
 from slurm_robust.health.kernelevents import summarise
 from slurm_robust.health.kmsg import boot_time, follow
 from slurm_robust.health.runner import inspect
@@ -194,4 +193,3 @@ def test_a_copy_of_a_machine_is_judged_like_the_machine(tmp_path: Path) -> None:
     assert [
         (found.check, found.suggestion.value) for found in report.findings if found.outcome is Outcome.FAIL
     ] == [("kernel.panic", "reboot")]
-    assert isinstance(host, Host)
