@@ -231,14 +231,14 @@ def judge_leftovers(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Fi
     if not view.job_gone:
         return
     users = view.facts.users
+    count = sum(users.values())
     uids = ", ".join(f"uid {uid}" for uid in sorted(users)[:4]) + (" ..." if len(users) > 4 else "")
+    what = f"{count} process{'es' if count > 1 else ''} without a job"
     yield Finding(
         check="processes.leftovers",
         outcome=Outcome.FAIL if users else Outcome.PASS,
-        text=f"{sum(users.values())} processes without a job: {_list(view.facts.user_names)} of {uids}"
-        if users
-        else "",
-        value=str(sum(users.values())),
+        text=f"{what}: {_list(view.facts.user_names)} of {uids}" if users else "",
+        value=str(count),
         limit="0 where no job runs",
         source="/proc/*/stat",
         blame=Party.JOB,

@@ -99,7 +99,9 @@ def _when(event: KernelEvent) -> str:
 
 
 def _limit(rule: XidRule) -> str:
-    return f"none since the last {rule.suggestion.value}" if rule.lasting else "none within the window"
+    if not rule.lasting:
+        return "none within the window"
+    return "none" if rule.suggestion is Suggestion.REPLACE else f"none since the last {rule.suggestion.value}"
 
 
 def judge_sxid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
