@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +17,12 @@ from typing import Any
 import pytest
 
 from slurm_robust.sandbox import Sandbox
+from tests.cluster.installed import ROOT, installed
 from tests.cluster.jobs import USER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).resolve().parents[2]
 FAULT = "/run/srobust-fault"  # each node has its own /run
 LOG = "/run/srobust-events.jsonl"
 HOOKS = {"prolog": "prolog.sh", "epilog": "epilog.sh", "periodic": "healthcheck.sh"}
@@ -135,43 +133,29 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def installed() -> Iterator[Path]:
-    """The scripts as an installation has them, but with a configuration of their own. Not in /tmp, which is
-    emptied on the nodes between tests."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="test-hooks-", dir=ROOT / "build"))
-    command = folder / "srobust-node"
-    command.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -m slurm_robust.node.command $1 --config {folder}/config.yaml\n"
-    )
-    for path in (ROOT / "prolog_epilog").glob("*.sh"):
-        text = re.sub(r"^SROBUST_NODE=.*$", f"SROBUST_NODE={command}", path.read_text(), flags=re.M)
-        (folder / path.name).write_text(text)
-    (folder / "fan").write_text(FAN)
-    for path in folder.iterdir():
-        path.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+def hooks() -> Iterator[Path]:
+    with installed(CONFIG, fan=FAN) as folder:
+        yield folder
 
 
 @pytest.fixture
-def cluster(sandboxes: Callable[..., Sandbox], installed: Path) -> Cluster:
+def cluster(sandboxes: Callable[..., Sandbox], hooks: Path) -> Cluster:
     sandbox = sandboxes(
         nodes=3,
         accounting=False,
         slurmd_timeout_s=60,
         cred_expire_s=5,
         slurm_conf_lines=(
-            f"Prolog={installed}/prolog.sh",
-            f"Epilog={installed}/epilog.sh",
-            f"PrologSlurmctld={installed}/prolog_slurmctld.sh",
-            f"EpilogSlurmctld={installed}/epilog_slurmctld.sh",
+            f"Prolog={hooks}/prolog.sh",
+            f"Epilog={hooks}/epilog.sh",
+            f"PrologSlurmctld={hooks}/prolog_slurmctld.sh",
+            f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh",
             "PrologFlags=Alloc",
             "PrologEpilogTimeout=60",
             "SchedulerParameters=nohold_on_prolog_fail",
         ),
     )
-    return Cluster(sandbox, installed)
+    return Cluster(sandbox, hooks)
 
 
 def test_a_bad_node_refuses_the_job_which_runs_elsewhere_and_is_not_held(cluster: Cluster) -> None:

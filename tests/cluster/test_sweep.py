@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_robust.sandbox import Sandbox
+from tests.cluster.installed import installed
 from tests.cluster.jobs import USER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
-HOOKS = Path(__file__).resolve().parents[2] / "prolog_epilog"
+# Nothing else than the sweep is looked at here: how the machine is must not matter.
+CONFIG = """
+checks: {"*": {enabled: false}}
+paths: {state: /run/srobust-state, log: /run/srobust-events.jsonl, syslog: false}
+"""
 # Leaves on each of its nodes what agents leave, and waits to be ended in some way.
 JOB = """#!/bin/bash
 #SBATCH --requeue --open-mode=append --time=10
@@ -61,16 +66,22 @@ class Jobs:
         wait_for(lambda: self.state(job) == state, 60, f"job {job} {state}")
 
 
+@pytest.fixture(scope="module")
+def hooks() -> Iterator[Path]:
+    with installed(CONFIG) as folder:
+        yield folder
+
+
 @pytest.fixture
-def jobs(sandboxes: Callable[..., Sandbox]) -> Jobs:
+def jobs(sandboxes: Callable[..., Sandbox], hooks: Path) -> Jobs:
     return Jobs(
         sandboxes(
             nodes=2,
             slurmd_timeout_s=20,
             cred_expire_s=5,
             slurm_conf_lines=(
-                f"Prolog={HOOKS / 'prolog.sh'}",
-                f"Epilog={HOOKS / 'epilog.sh'}",
+                f"Prolog={hooks}/prolog.sh",
+                f"Epilog={hooks}/epilog.sh",
                 "PrologFlags=Alloc",
             ),
         )
