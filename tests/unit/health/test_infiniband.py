@@ -243,6 +243,7 @@ def test_a_counter_at_its_end_is_unknown(counter: str, end: int) -> None:
         ([(3000, 5), (2700, 7), (10, 7)], 7, FAIL, Suggestion.RESET),
         ([(3000, 5), (2000, 6), (1000, 7)], 8, FAIL, Suggestion.MONITOR),
         ([(3500, 5), (2600, 6), (1700, 7), (800, 8)], 9, FAIL, Suggestion.RESET),
+        ([(3600, 5)], 6, FAIL, Suggestion.MONITOR),
         ([(3700, 5), (3601, 7)], 7, PASS, Suggestion.NONE),
         ([(60, 200)], 0, PASS, Suggestion.NONE),
         ([], 40, PASS, Suggestion.NONE),
@@ -254,4 +255,6 @@ def test_one_lost_link_is_watched_and_flapping_keeps_jobs_away(
     past = [(age, port(counters={"link_downed": count})) for age, count in before]
     finding = only(judge_flaps(view(port(counters={"link_downed": now}), *past), CONFIG))
     assert (finding.outcome, finding.suggestion) == (outcome, suggestion)
-    assert ("lost" in finding.text) == (outcome is FAIL)
+    lost = finding.value.split()[0]
+    times = "once" if lost == "1" else f"{lost} times"
+    assert finding.text == (f"link was lost {times} within an hour" if outcome is FAIL else "")
