@@ -30,7 +30,8 @@ class Site:
     ) -> None:
         self.tree = tree or Tree()
         self.node_command = node_command or find_node_command()
-        self.config: NodeConfig = nodefile.load(self.tree.path(items.CONFIG))
+        file = self.tree.path(items.CONFIG)
+        self.config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
         environ = slurm_environment(self.config, os.environ.get)
         self.main = slurm_conf or environ.get("SLURM_CONF", "") or self._usual()
         self.live = live or LiveConfiguration({**environ, **({"SLURM_CONF": self.main} if self.main else {})})

@@ -50,20 +50,22 @@ class _Compiled(Record, array_like=True):
 
 
 def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
-    """The configuration of the files; defaults where there are none. Raises :class:`NodeConfigError`.
+    """The configuration of the files; defaults where the usual ones are not. Raises :class:`NodeConfigError`.
 
     ``compiled`` is where the compiled copy lies; None: the usual place for the usual file, none for others.
     Root takes the usual file only if nobody else may write to it, because it names commands that root runs.
     """
     if compiled is None and path == FILE:
         compiled = COMPILED
-    sources = files(path)
-    if not sources:
-        return NodeConfig()
     try:
+        sources = files(path)
         identities = tuple(_identity(source) for source in sources)
     except OSError as error:
         raise _unreadable(error) from error
+    if not sources and path != FILE:
+        raise NodeConfigError((f"{path}: there is no such file",), "name one that is there")
+    if not sources:
+        return NodeConfig()
     values = _read_compiled(compiled, identities) if compiled else None
     if values is not None:
         try:

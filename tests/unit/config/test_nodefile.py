@@ -50,8 +50,12 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_no_file_and_a_file_of_comments_are_the_defaults(site: Site) -> None:
-    assert site.load() == NodeConfig()
+def test_a_file_that_was_named_must_be_there(site: Site) -> None:
+    with pytest.raises(NodeConfigError, match="there is no such file"):
+        site.load()
+
+
+def test_a_file_of_comments_is_the_defaults(site: Site) -> None:
     site.write("# nothing\n\ngpu:\n  # count: 8\n")
     assert site.load() == NodeConfig()
 
