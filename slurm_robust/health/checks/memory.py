@@ -95,8 +95,8 @@ def _worst_module(host: Host, folder: str) -> str:
     return worst if worst and any(errors[worst]) else ""
 
 
-# Not used again by a prolog: what another job held a minute ago is free now.
-SOURCE = Source(name="memory", facts=MemoryFacts, gather=gather, fresh_s=0.0, history_s=HOUR_S)
+# Seconds only: what is free now is not what was free a minute ago.
+SOURCE = Source(name="memory", facts=MemoryFacts, gather=gather, fresh_s=10.0, history_s=HOUR_S)
 
 
 def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:

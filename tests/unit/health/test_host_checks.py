@@ -20,7 +20,8 @@ from slurm_robust.health.checks.services import MungeFacts
 from slurm_robust.health.checks.snapshots import Folder, SnapshotFacts
 from slurm_robust.health.kernelevents import summarise
 from slurm_robust.health.kmsg import boot_time, follow
-from slurm_robust.health.runner import inspect
+from slurm_robust.health.host import Host
+from slurm_robust.health.runner import baseline_facts, inspect
 from slurm_robust.health.shapes import SHAPES
 from slurm_robust.health.xidtable import RULES
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
@@ -137,6 +138,11 @@ def test_all_run_on_this_machine_within_the_budget() -> None:
         "processes.zombies",
         "clock.sync",
     }
+
+
+def test_the_size_of_the_memory_is_part_of_a_baseline() -> None:
+    facts, _ = baseline_facts(NodeConfig(), Host(), 30.0, memory.CHECKS)
+    assert isinstance(facts["memory"], MemoryFacts)
 
 
 def test_a_log_that_is_followed_tells_of_a_lost_gpu_at_once(tmp_path: Path) -> None:
