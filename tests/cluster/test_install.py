@@ -111,6 +111,7 @@ def test_a_package_from_its_installation_to_its_removal(cluster: Cluster) -> Non
     for node in NODES:
         cluster.run(node, "/usr/bin/srobust", "admin", "verify")
     both_prologs_run(cluster)
+    is_installed_over_itself(cluster)
 
     goes_without_a_trace(cluster, before)
 
@@ -134,6 +135,15 @@ def both_prologs_run(cluster: Cluster) -> None:
     wait_for(lambda: set(cluster.sandbox.node_states().values()) == {"idle"}, 30, "nodes are not idle")
 
 
+def is_installed_over_itself(cluster: Cluster) -> None:
+    """As an upgrade is: hooks go on, and what the site wrote stays."""
+    cluster.run("n1", "bash", "-c", "echo 'gpu: {count: 0}' > /etc/slurm-robust/config.yaml")
+    cluster.run("n1", "dpkg", "-i", "/etc/slurm/package.deb")
+    assert cluster.run("n1", "cat", "/etc/slurm-robust/config.yaml") == "gpu: {count: 0}\n"
+    cluster.run("n1", "/usr/bin/srobust", "admin", "install")
+    cluster.run("n1", "/usr/bin/srobust", "admin", "verify")
+
+
 def goes_without_a_trace(cluster: Cluster, before: bytes) -> None:
     said = cluster.refused("n1", "dpkg", "--remove", "slurm-robust")
     assert "still says Prolog=" in said
@@ -151,8 +161,15 @@ def goes_without_a_trace(cluster: Cluster, before: bytes) -> None:
         assert left == ""
     cluster.run("head", "srun", "--nodes=2", "--time=1", "true")
 
+    apply = ("/usr/bin/srobust", "admin", "install", "--apply", "--all-nodes-have-it")
     cluster.conf.write_bytes(before + b"Bogus=1\n")
-    said = cluster.refused("head", "/usr/bin/srobust", "admin", "install", "--apply", "--all-nodes-have-it")
+    said = cluster.refused("head", *apply)
     cluster.conf.write_bytes(before)
     assert "nothing was changed" in said
     assert "Bogus" in said
+
+    cluster.sandbox.fault.kill_slurmctld()
+    said = cluster.refused("head", *apply)
+    cluster.sandbox.fault.start_slurmctld()
+    assert "slurm.conf is as it was" in said
+    assert cluster.conf.read_bytes() == before
