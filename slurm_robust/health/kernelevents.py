@@ -13,11 +13,14 @@ from slurm_robust.model.record import Record
 XID, SXID = "xid", "sxid"
 
 MARK = "slurm-robust: reset "
-"""Written into /dev/kmsg by root, with a GPU's address or ``all``: earlier XIDs there are over."""
+"""Written into /dev/kmsg by root, with a subject (a GPU's address, a disk): what was said of it is over.
+
+With ``all`` all XIDs are over.
+"""
 
 # The first message of the driver when it is loaded; that of its version comes after it met the GPUs.
 _DRIVER_LOADS = "nvidia-nvlink: Nvlink Core is being initialized"
-_ALL = ""
+_ALL_GPUS = ""
 
 _DRIVER = ("NVRM: Xid", "NVRM: The NVIDIA GPU", "NVRM: GPU ", "nvidia-nvswitch", _DRIVER_LOADS)
 
@@ -50,7 +53,7 @@ class KernelEvent(Record):
 
 
 class Happened(Record):
-    """All of it. ``cleared``: until when XIDs are over, by PCI address; the empty one stands for all."""
+    """All of it. ``cleared``: until when events are over, by subject; the empty one stands for all GPUs."""
 
     events: tuple[KernelEvent, ...] = ()
     cleared: dict[str, float] = {}
@@ -94,10 +97,9 @@ def summarise(
     cleared: dict[str, float] = {}
     for record in records:
         at = boot_at + record.uptime_s
-        over = _clears(record)
-        if over is not None:
+        for over in _clears(record):
             cleared[over] = at
-            tallies = {sight: tally for sight, tally in tallies.items() if not _is_over(sight, over)}
+            tallies = {sight: tally for sight, tally in tallies.items() if not _is_of(sight, over)}
         if record.facility != KERNEL and not injected:
             continue
         sight, pid = _recognise(record.text)
@@ -136,25 +138,26 @@ def _recognise(text: str) -> tuple[_Sight | None, int]:
     return (_Sight(known[0].name, known[1]) if known else None), 0
 
 
-def _clears(record: KernelRecord) -> str | None:
-    """The GPU whose XIDs are over with this record; empty for all, None for most records."""
+def _clears(record: KernelRecord) -> tuple[str, ...]:
+    """The subjects whose events are over with this record: none for most records."""
     text = record.text
     if text.startswith(MARK):
-        name = text.removeprefix(MARK).strip().lower()
-        return _ALL if name == "all" else name.partition(".")[0]
+        name = text.removeprefix(MARK).strip()
+        # XIDs name a GPU without the function that its address has everywhere else.
+        return (_ALL_GPUS,) if name == "all" else (name, name.lower().rpartition(".")[0] or name.lower())
     if record.facility != KERNEL:
-        return None
+        return ()
     if text.startswith(_DRIVER_LOADS):
-        return _ALL
+        return (_ALL_GPUS,)
     if "GPU recovery action" in text:
         found = xid.parse(text)
         if found and found.code == xid.RECOVERY_ACTION and found.severity is xid.Severity.NONE:
-            return found.address
-    return None
+            return (found.address,)
+    return ()
 
 
-def _is_over(sight: _Sight, over: str) -> bool:
-    return sight.shape in (XID, SXID) and over in (_ALL, sight.subject)
+def _is_of(sight: _Sight, subject: str) -> bool:
+    return sight.subject == subject if subject else sight.shape in (XID, SXID)
 
 
 def with_earlier(now: Happened, earlier: Sequence[Happened]) -> tuple[KernelEvent, ...]:
@@ -163,8 +166,8 @@ def with_earlier(now: Happened, earlier: Sequence[Happened]) -> tuple[KernelEven
     for past in reversed(earlier):
         for event in past.events:
             sight = _key(event)
-            over_at = max(now.cleared.get(_ALL, 0.0), now.cleared.get(event.subject, 0.0))
-            if sight not in events and not (event.shape in (XID, SXID) and event.last_at <= over_at):
+            over_at = [at for subject, at in now.cleared.items() if _is_of(sight, subject)]
+            if sight not in events and event.last_at > max(over_at, default=0.0):
                 events[sight] = event
     return tuple(events.values())
 

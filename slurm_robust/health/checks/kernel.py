@@ -28,6 +28,9 @@ from slurm_robust.model.findings import Finding, Outcome, Suggestion
 # Documentation/admin-guide/tainted-kernels.rst
 MACHINE_CHECK, DIED = 1 << 4, 1 << 7
 
+BOOT_S = 60.0
+"""Machine checks that are logged so soon after the boot are what the hardware kept from before it."""
+
 CRASH_S = 3600.0
 """A record of a crash so long before the boot is of the crash that led to it."""
 
@@ -65,7 +68,7 @@ def _of_shape(
         if times <= most:
             return None
         limit = f"{most:g}"
-    elif times < shape.often:
+    elif times < shape.often or (shape.check == "kernel.mce" and event.last_at < view.facts.boot_at + BOOT_S):
         suggestion, limit = Suggestion.MONITOR, "none"
     return Finding(
         check=shape.check,

@@ -154,7 +154,7 @@ def test_no_text_breaks_it(text: str, known: tuple[str, str, str]) -> None:
     ],
 )
 def test_damage_lasts_until_the_node_boots(check: str, text: str, suggestion: Suggestion) -> None:
-    (finding,) = failed(check, view((1.0, text), now=30 * 86400.0))
+    (finding,) = failed(check, view((100.0, text), now=30 * 86400.0))
     assert finding.suggestion is suggestion
     assert finding.source == f"/dev/kmsg: {text}"
 
