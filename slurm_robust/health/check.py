@@ -8,7 +8,6 @@ A new check is a function from :class:`View` and the site's configuration to fin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -36,8 +35,7 @@ class Context(str, Enum):
 EVERYWHERE = frozenset(Context)
 
 
-@dataclass(frozen=True)
-class Hang:
+class Hang(Record, kw_only=False):
     """What it means if gathering does not end in time: for a driver or a mount that is the fault itself."""
 
     outcome: Outcome = Outcome.UNKNOWN
@@ -46,8 +44,7 @@ class Hang:
     blame: Party = Party.NODE
 
 
-@dataclass(frozen=True)
-class Source(Generic[F]):
+class Source(Record, Generic[F], kw_only=False):
     """Reads one part of the machine.
 
     ``gather`` runs in a child process that is abandoned after ``timeout_s``, because a system call on a dead
@@ -70,8 +67,7 @@ class Source(Generic[F]):
 HISTORY = 64
 
 
-@dataclass(frozen=True)
-class Sample(Generic[F]):
+class Sample(Record, Generic[F], kw_only=False):
     """Facts of an earlier run. ``at`` is wall-clock time, seconds since 1970; ``boot_id`` of that boot."""
 
     at: float
@@ -79,8 +75,7 @@ class Sample(Generic[F]):
     facts: F
 
 
-@dataclass(frozen=True)
-class View(Generic[F]):
+class View(Record, Generic[F], kw_only=False):
     """What a judge sees: the facts at ``at``, earlier ones (oldest first), and the site's baseline.
 
     ``job_gone`` is True where no job is meant to run on the node (prolog, epilog, an idle node), so that
@@ -95,8 +90,7 @@ class View(Generic[F]):
     job_gone: bool | None = None
 
 
-@dataclass(frozen=True)
-class Check(Generic[F]):
+class Check(Record, Generic[F], kw_only=False):
     """A question about a node. ``explain`` tells an administrator what is looked at, why, and what to do.
 
     ``judge`` is pure and returns one finding for each subject; nothing for hardware that is not there.

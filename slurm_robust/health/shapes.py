@@ -8,14 +8,13 @@ of theirs in a loop device may well be damaged.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
 from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.record import Record
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Record, kw_only=False):
     """One kind of message. ``{DISK}`` and ``{PCI}`` in ``pattern`` name the subject.
 
     ``begins``: the message begins with one of these, which is quick to tell for thousands of messages.

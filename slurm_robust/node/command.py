@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, NoReturn, cast
 
 if TYPE_CHECKING:
     from slurm_robust.config.node import NodeConfig
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, file=sys.stdout if words[:1] in (["-h"], ["--help"]) else sys.stderr)
         return 0 if words[:1] in (["-h"], ["--help"]) else BAD_USAGE
     signal.signal(signal.SIGTERM, _end)
+    _start_lightly()
     try:
         return _guarded(words[0], Path(words[2]) if words[2:] else None, os.environ)
     except Exception as error:  # noqa: BLE001 - a bug must neither drain nodes nor hold jobs
@@ -93,6 +95,17 @@ def _configuration(file: Path | None) -> tuple[NodeConfig, str]:
 def _tell_failure(log: EventLog, name: str, error: str, *, closed: bool) -> None:
     log.write("hook_failed", hook=name, error=error, closed=closed)
     print(f"srobust-node: {name} failed: {error}", file=sys.stderr)
+
+
+def _start_lightly() -> None:
+    """Leave out what costs a hook a fifth of its time before it has begun."""
+    gc.disable()  # It ends before there is anything to collect.
+    if "msgspec" not in sys.modules:
+        # msgspec takes one function from it where it is there, and the standard library's where not.
+        sys.modules.setdefault("typing_extensions", cast(ModuleType, None))
+        import msgspec  # noqa: F401
+
+        del sys.modules["typing_extensions"]
 
 
 def _open_standard_files() -> None:
