@@ -153,6 +153,8 @@ class Tree:
             return msgspec.json.decode(path.read_bytes(), type=Manifest)
         except FileNotFoundError:
             return Manifest()
+        except PermissionError as error:
+            raise InstallError(f"{path} is for root's eyes only", "run it with sudo") from error
         except (OSError, msgspec.MsgspecError) as error:
             raise InstallError(
                 f"{path} cannot be read: {error}", "remove it; files then count as yours"
