@@ -125,7 +125,7 @@ class Memory:
             contents = _read(self._folder)
             facts = dict(contents.facts)
             for name, (source, stored) in self._new.items():
-                facts[name] = _joined(facts.get(name, []), stored, source.history_s)
+                facts[name] = joined(facts.get(name, []), stored, source.history_s)
             merged = _Contents(
                 facts=facts,
                 failing=self._counted(contents.failing, True),
@@ -181,7 +181,13 @@ def _sample(source: AnySource, stored: Stored) -> Sample[Any] | None:
     return Sample(at=stored.at, boot_id=stored.boot_id, facts=facts)
 
 
-def _joined(kept: list[Stored], new: Stored, history_s: float) -> list[Stored]:
-    """In the order of time. What is of the future was written before the clock was put back."""
+def joined(kept: list[Stored], new: Stored, history_s: float) -> list[Stored]:
+    """In the order of time. What is of the future was written before the clock was put back.
+
+    The newest but one gives way where runs follow each other so closely that the places would not last for
+    ``history_s``.
+    """
     earlier = [stored for stored in kept if new.at - history_s <= stored.at < new.at]
+    if len(earlier) > 1 and earlier[-1].at - earlier[-2].at < history_s / (HISTORY - 2):
+        del earlier[-1]
     return [*earlier[-(HISTORY - 1) :], new]

@@ -10,7 +10,7 @@ import pytest
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import HISTORY, AnySource, Sample, Source
 from slurm_robust.health.host import Host
-from slurm_robust.health.memory import Memory, record_baseline
+from slurm_robust.health.memory import Memory, Stored, joined, record_baseline
 from slurm_robust.model.record import Record
 
 
@@ -60,12 +60,26 @@ def test_facts_are_fresh_for_their_time_in_the_same_boot(
 def test_history_is_in_order_and_bounded_in_time_and_number(tmp_path: Path) -> None:
     keep(tmp_path, 1.0, 100.0, 3700.0, boot="a")
     assert [sample.at for sample in Memory(tmp_path).before(FANS, 3701.0)] == [3700.0]
-    keep(tmp_path, *(4000.0 + n for n in range(HISTORY + 3)))
-    found = Memory(tmp_path).before(FANS, 4200.0)
-    assert len(found) == HISTORY
+    keep(tmp_path, *(4000.0 + 60.0 * n for n in range(HISTORY + 3)))
+    found = Memory(tmp_path).before(FANS, 8000.0)
+    assert len(found) <= HISTORY
     assert [sample.at for sample in found] == sorted(sample.at for sample in found)
     keep(tmp_path, 10.0)  # the clock was put back
     assert [sample.at for sample in Memory(tmp_path).before(FANS, 11.0)] == [10.0]
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 5.0, 30.0, 57.0, 61.0, 600.0])
+def test_history_reaches_back_as_far_as_it_should_at_any_interval(tmp_path: Path, interval_s: float) -> None:
+    runs = int(4500.0 / interval_s) + 1
+    kept: list[Stored] = []
+    for number in range(runs):
+        new = Stored(at=number * interval_s, boot_id="b", facts=b"")
+        kept = joined(kept, new, 3600.0)
+    times = [stored.at for stored in kept]
+    newest = (runs - 1) * interval_s
+    assert times[-1] == newest
+    assert newest - times[0] > 3600.0 - max(interval_s, 2 * 3600.0 / (HISTORY - 2))
+    assert len(times) <= HISTORY
 
 
 def test_a_source_without_history_keeps_only_the_newest(tmp_path: Path) -> None:
