@@ -33,7 +33,8 @@ demo: setup ## A training on a real Slurm of six nodes loses a rank, then a node
 bench: setup ## Measure the numbers of the README on this machine (BENCH_ARGS="restart --reps 5").
 	$(PYTHON) benchmarks/run_all.py $(BENCH_ARGS)
 
-soak: setup ## Repeat the recovery tests until SOAK_S seconds are over (one hour) or one fails; needs root.
+soak: setup ## Ten minutes of node health with faults, then the recovery tests until SOAK_S s are over; needs root.
+	$(PYTHON) -m benchmarks.soak_health
 	@end=$$(($$(date +%s) + $(SOAK_S))); round=0; \
 	while [ "$$(date +%s)" -lt "$$end" ]; do \
 	    round=$$((round + 1)); echo "soak: round $$round"; \
