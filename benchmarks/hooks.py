@@ -1,0 +1,158 @@
+"""What a hook costs: wall time of a prolog, CPU of a periodic run, beside a bare interpreter and LBNL NHC.
+
+All run in turns, so that they meet the same machine. They see its real /proc and /sys, but folders of their
+own in a mount namespace, and the default configuration. ``--nhc`` names a checked-out tree of NHC.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from benchmarks import common
+
+REPS = 100
+OWN = Path(sys.executable).with_name("srobust-node")
+STATE, LOG = Path("/var/lib/slurm-robust"), Path("/var/log/slurm-robust/events.jsonl")
+_PR_SET_CHILD_SUBREAPER = 36
+# As many checks as the published figure of 101 ms has, as far as they fit any machine.
+NHC_CONF = """
+* || check_fs_mount_rw -f /
+* || check_fs_free / 1%
+* || check_fs_inodes / 1%
+* || check_fs_free /tmp 1%
+* || check_hw_physmem_free 1kB
+* || check_hw_mem_free 1kB
+* || check_hw_swap 0 1TB
+* || check_ps_loadavg 9999
+* || check_ps_unauth_users log
+* || check_ps_blacklist nobody-runs-this
+* || check_file_test -r -f /etc/passwd
+* || check_file_test -d -r -w /tmp
+* || check_cmd_status -t 2 -r 0 true
+* || check_hw_eth lo
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write build/bench/hooks.json."""
+    parser = common.parser(__doc__, REPS)
+    parser.add_argument("--nhc", type=Path, help="a tree of LBNL NHC to measure beside it")
+    parser.add_argument("--inside", action="store_true", help="in the mount namespace already")
+    options = parser.parse_args(argv)
+    if not options.inside:
+        words = [
+            sys.executable,
+            "-m",
+            "benchmarks.hooks",
+            "--inside",
+            *(sys.argv[1:] if argv is None else argv),
+        ]
+        return subprocess.run(["unshare", "--mount", *words], cwd=common.ROOT, check=False).returncode
+    _own_folders()
+    machine = common.machine()
+    kinds = _kinds(options.nhc)
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    for _ in range(options.reps):
+        for name, (prepare, command) in kinds.items():
+            prepare()
+            samples[name].append(_run(command))
+    checks = _checks()
+    results = {name: _summary(found) for name, found in samples.items()}
+    facts = {"reps": options.reps, "machine": machine, "checks": checks, "results": results}
+    common.write("hooks", facts | {"wall_s": {name: [wall for wall, _ in s] for name, s in samples.items()}})
+    common.console().print(_table(results, checks))
+    return 0
+
+
+def _kinds(nhc: Path | None) -> dict[str, tuple[Callable[[], object], list[str]]]:
+    def forget() -> None:
+        (STATE / "facts.msgpack").unlink(missing_ok=True)
+
+    def nothing() -> None:
+        pass
+
+    own = str(OWN)
+    kinds: dict[str, tuple[Callable[[], object], list[str]]] = {
+        "python3 -c pass": (nothing, [sys.executable, "-c", "pass"]),
+        "periodic": (nothing, [own, "periodic"]),
+        "prolog after a periodic run": (nothing, [own, "prolog"]),
+        "prolog, nothing remembered": (forget, [own, "prolog"]),
+    }
+    if nhc:
+        conf = Path("/run/nhc.conf")
+        conf.write_text(NHC_CONF)
+        settings = (f"CONFFILE={conf}", f"INCDIR={nhc}/scripts", f"HELPERDIR={nhc}/helpers", "MARK_OFFLINE=0")
+        kinds["LBNL NHC, 14 checks"] = (nothing, [str(nhc / "nhc"), *settings, "LOGFILE=/run/nhc.log"])
+    return kinds
+
+
+def _own_folders() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for folder in ("/run", "/var/lib", "/var/log"):
+        subprocess.run(["mount", "-t", "tmpfs", "srobust-bench", folder], check=True)
+
+
+def _run(command: Sequence[str]) -> tuple[float, float]:
+    """Wall-clock time, and CPU with all descendants, seconds. Those that are left behind count as well."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun = time.perf_counter()
+    done = subprocess.run(
+        command,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    wall_s = time.perf_counter() - begun
+    if done.returncode != 0:
+        raise common.BenchmarkFailed(
+            f"{command} ended with {done.returncode}: {done.stdout!r} {done.stderr!r}"
+        )
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _checks() -> int:
+    """How many checks the prologs did."""
+    runs = [event for event in map(json.loads, LOG.read_text().splitlines()) if event["event"] == "run"]
+    return min(int(run["checks"]) for run in runs if run["hook"] == "prolog")
+
+
+def _summary(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
+    walls = sorted(wall for wall, _ in samples)
+    return {
+        "median_s": statistics.median(walls),
+        "min_s": walls[0],
+        "p99_s": walls[min(len(walls) - 1, round(0.99 * (len(walls) - 1)))],
+        "cpu_s": statistics.mean(cpu for _, cpu in samples),
+    }
+
+
+def _table(results: dict[str, dict[str, float]], checks: int) -> Table:
+    table = Table(title=f"Hooks on this machine, {checks} checks", title_justify="left")
+    table.add_column("")
+    for name in ("median ms", "least ms", "p99 ms", "CPU ms"):
+        table.add_column(name, justify="right")
+    for name, found in results.items():
+        table.add_row(name, *(f"{1000 * found[key]:.1f}" for key in ("median_s", "min_s", "p99_s", "cpu_s")))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
