@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 
 readonly PYTHON=${PYTHON:-/usr/bin/python3}
 readonly VENV=${VENV_PYTHON:-.venv/bin/python}
+readonly PIP=("$VENV" -m pip --disable-pip-version-check --quiet --no-input)
 readonly WORK=${WORK:-$PWD/build/packages}
 readonly DIST=${DIST:-$PWD/dist}
 readonly STAGE=$WORK/root
@@ -31,18 +32,15 @@ fail() { echo "packaging: $*" >&2; exit 1; }
 # Our modules and those of pyproject.toml in the versions that the tests ran with.
 modules() {
     local constraints=$WORK/constraints.txt
-    $VENV -m pip freeze --exclude-editable >"$constraints"
+    "$VENV" -m pip freeze --exclude-editable >"$constraints"
     # A copy, so that the build leaves nothing in the tree; only what git knows or does not ignore.
     mkdir -p "$WORK/source"
     git ls-files -z --cached --others --exclude-standard pyproject.toml README.md LICENSE slurm_robust \
         prolog_epilog man | while IFS= read -rd '' name; do [ ! -e "$name" ] || printf '%s\0' "$name"; done |
         tar --null --files-from=- -cf - | tar -xf - -C "$WORK/source"
-    $VENV -m pip --disable-pip-version-check --quiet install --target "$LIB" --no-compile --upgrade \
-        --constraint "$constraints" --only-binary=:all: --no-binary=slurm_robust,clustershell \
-        --python-version "$PYTHON_VERSION" "$WORK/source" 2>"$WORK/pip.log" ||
-        # Only with its own Python can pip build modules that are published as source alone.
-        $VENV -m pip --disable-pip-version-check --quiet install --target "$LIB" --no-compile --upgrade \
-            --constraint "$constraints" "$WORK/source" 2>"$WORK/pip.log" || { cat "$WORK/pip.log" >&2; exit 1; }
+    "${PIP[@]}" wheel --no-deps --wheel-dir "$WORK/wheels" "$WORK/source"
+    "${PIP[@]}" install --target "$LIB" --no-compile --python-version "$PYTHON_VERSION" --only-binary=:all: \
+        --constraint "$constraints" "$WORK/wheels/slurm_robust-$VERSION"-*.whl
     rm -rf "$LIB"/{share,etc,include,example.py}
     # What names this machine, or the order in which pip worked.
     find "$LIB" \( -name direct_url.json -o -name RECORD -o -name INSTALLER -o -name REQUESTED \) -delete
