@@ -52,7 +52,7 @@ def main(
     if dry_run:
         _show(plan, bool(files), applied=False)
         return 0
-    _refuse_open(layout, site)
+    _refuse_open(site)
     site.tree.carry_out(steps, wanted, __version__)
     if layout.timer:
         enable_timer(site)
@@ -92,6 +92,8 @@ def _layout(site: Site, prefix: str | None, *, act: bool, timer: bool) -> Layout
     packaged = is_packaged()
     if packaged and prefix is not None:
         raise InstallError("--prefix: the package has its place already", "leave the option out")
+    if prefix is not None and not prefix.startswith("/"):
+        raise InstallError(f"--prefix {prefix}: not an absolute path", "give a path from / on")
     return Layout(
         node_command=site.node_command,
         prefix="/usr" if packaged else (prefix or "/usr/local").rstrip("/"),
@@ -102,15 +104,14 @@ def _layout(site: Site, prefix: str | None, *, act: bool, timer: bool) -> Layout
     )
 
 
-def _refuse_open(layout: Layout, site: Site) -> None:
+def _refuse_open(site: Site) -> None:
     """Root must not run, in every hook of every job, what somebody else can change."""
-    if not layout.packaged and (why := open_to_others(Path(layout.node_command))):
-        raise InstallError(
-            f"hooks run {layout.node_command} as root, but {why}",
-            "install slurm_robust as root, below a folder of root's (/opt, /usr/local)",
-        )
-    if not site.tree.path(layout.prefix).is_absolute():
-        raise InstallError(f"--prefix {layout.prefix}: not an absolute path", "give a path from / on")
+    for path in site.program:
+        if why := open_to_others(Path(path)):
+            raise InstallError(
+                f"hooks run {path} as root, but {why}",
+                "install slurm_robust as root, below a folder of root's (/opt, /usr/local)",
+            )
 
 
 def _show(plan: slurmconf.Plan, known: bool, *, applied: bool) -> None:

@@ -30,6 +30,10 @@ class Site:
     ) -> None:
         self.tree = tree or Tree()
         self.node_command = node_command or find_node_command()
+        # All that a hook runs: whoever can write there is root in the end.
+        self.program = (self.node_command,)
+        if not node_command:
+            self.program += (sys.executable, str(items.DATA.parent))
         file = self.tree.path(items.CONFIG)
         self.config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
         environ = slurm_environment(self.config, os.environ.get)

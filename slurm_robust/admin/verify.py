@@ -101,6 +101,14 @@ def file_points(site: Site) -> Iterator[Point]:
         )
     if not wrong and not gone:
         yield Point(good=True, what=f"files: {len(manifest.digests)}, all as installed")
+    for path in site.program:
+        why = open_to_others(Path(path))
+        yield Point(
+            good=not why,
+            what=f"{path}: {why or 'root alone can change it'}",
+            why="hooks run it as root",
+            fix="chown root and chmod go-w what is named",
+        )
     for link in _our_links(manifest.digests):
         real = site.tree.real(link)
         why = open_to_others(real) if _runs(real) else f"{real} cannot be executed"

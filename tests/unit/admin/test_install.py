@@ -302,9 +302,22 @@ def test_a_wrong_configuration_stops_it_before_anything_is_written(machine: Mach
 def test_the_program_must_be_roots_alone(machine: Machine) -> None:
     os.chown(machine.program, 1000, 1000)
     site = machine.site()
-    site.node_command = str(machine.program)
+    site.program = (str(machine.program),)
     with pytest.raises(InstallError, match="belongs to uid 1000"):
         install.main(site=site)
+
+
+def test_a_prefix_that_depends_on_the_folder_is_refused(machine: Machine) -> None:
+    with pytest.raises(InstallError, match="not an absolute path"):
+        install.main(prefix="usr", dry_run=True, site=machine.site())
+
+
+def test_another_prefix_is_where_everything_goes(machine: Machine) -> None:
+    install.main(prefix="/opt/x/", site=machine.site())
+    hook = machine.path(f"{items.HOOKS}/prolog/50-slurm-robust")
+    assert os.readlink(hook) == "/opt/x/libexec/slurm-robust/prolog.sh"
+    assert machine.path("/opt/x/share/man/man8/srobust-node.8").exists()
+    assert not machine.path("/usr/local").exists()
 
 
 @pytest.mark.parametrize(
