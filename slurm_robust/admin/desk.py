@@ -34,11 +34,13 @@ _DMI = ("sys_vendor", "product_name", "product_serial", "board_serial", "bios_ve
 class Examination(Record):
     """What one deep test found. ``serials``: names of parts and what is written on them.
 
-    ``open``: causes of the drain, as the node remembers them, that have not passed now.
+    ``remembered``: whether the node still knows what it was drained for; ``open``: those causes that have not
+    passed now.
     """
 
     report: Report
     conclusion: Conclusion
+    remembered: bool = False
     open: tuple[Cause, ...] = ()
     serials: dict[str, str] = {}
 
@@ -58,6 +60,7 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
     return Examination(
         report=report,
         conclusion=conclude(report, config, {}),
+        remembered=bool(causes),
         open=tuple(cause for cause in causes if not has_passed(cause, report.findings)),
         serials=serials(config, host),
     )

@@ -218,13 +218,14 @@ def _kept(node: Node, why: str) -> Result:
 
 def _result(node: Node, tested: Examination, tests: int) -> Result:
     conclusion = tested.conclusion
+    # A node that forgot what drained it could be returned with that very thing unknown.
+    unproven = tested.open if tested.remembered else conclusion.unknown
     why = "passed" if conclusion.fit else conclusion.reason.removeprefix(TAG)
-    if conclusion.fit and tested.open:
-        names = ", ".join(f"{cause.check} {cause.subject}".rstrip() for cause in tested.open)
-        why = f"not proven: {names}"
+    if conclusion.fit and unproven:
+        why = "not proven: " + ", ".join(f"{found.check} {found.subject}".rstrip() for found in unproven)
     return Result(
         node=node.name,
-        returned=conclusion.fit and not tested.open,
+        returned=conclusion.fit and not unproven,
         why=why,
         reason=node.reason,
         tests=tests,

@@ -52,7 +52,7 @@ class Ignored(Record):
 
 
 class Job(Record):
-    """The job as Slurm describes it to its epilog; ``started``: seconds since 1970, None before 23.02."""
+    """The job as Slurm describes it to its epilog; ``started``: seconds since 1970, None on 22.05."""
 
     job_id: int
     uid: int

@@ -35,7 +35,11 @@ def found(*causes: Finding, still_open: tuple[Cause, ...] = ()) -> Examination:
     reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
     conclusion = Conclusion(fit=not causes, reason=reason, causes=causes)
     return Examination(
-        report=report, conclusion=conclusion, open=still_open, serials={"product_serial": "42"}
+        report=report,
+        conclusion=conclusion,
+        remembered=bool(still_open),
+        open=still_open,
+        serials={"product_serial": "42"},
     )
 
 
@@ -101,6 +105,17 @@ def test_what_failed_must_have_been_seen_to_pass(ward: Ward) -> None:
     ward.answer = lambda _: found(still_open=(Cause(check="gpu.xid", subject="gpu3"),))
     assert not ward.run()["n1"].returned
     assert ward.reason("n1") == "srobust: quarantine: not proven: gpu.xid gpu3"
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_node_that_forgot_its_fault_must_not_have_anything_unknown(ward: Ward, remembered: bool) -> None:
+    ward.slurm.drain(["n1"], REASON)
+    unknown = Finding(check="gpu.ecc", outcome=Outcome.UNKNOWN)
+    good = found()
+    conclusion = msgspec.structs.replace(good.conclusion, unknown=(unknown,))
+    answer = msgspec.structs.replace(good, conclusion=conclusion, remembered=remembered)
+    ward.answer = lambda _: answer
+    assert ward.run()["n1"].returned is remembered
 
 
 def test_without_an_answer_the_old_words_stay(ward: Ward) -> None:

@@ -137,3 +137,40 @@ def test_cancel() -> None:
 def test_reasons_and_comments_are_one_line() -> None:
     assert commands.one_line(" a\nb\x1b[31m é ") == "a b [31m é"
     assert commands.drain(["n2", "n1"], "x\ny")[2:] == ["nodename=n[1-2]", "state=drain", "reason=x y"]
+
+
+def test_a_job_that_is_waited_for_says_where_and_how_long() -> None:
+    request = SubmitRequest(
+        command=("python", "-m", "x"),
+        name="q",
+        nodes=1,
+        required_nodes=("n2",),
+        reservation="srobust-quarantine-n2",
+        time_limit_s=61.0,
+        work_dir="/",
+        exclusive=True,
+        options=("--immediate=120",),
+    )
+    words = commands.srun_job(request)
+    assert words[0] == "srun"
+    assert words[-3:] == ["python", "-m", "x"]
+    for option in (
+        "--ntasks=1",
+        "--nodes=1",
+        "--nodelist=n2",
+        "--reservation=srobust-quarantine-n2",
+        "--time=2",
+        "--chdir=/",
+        "--exclusive",
+        "--immediate=120",
+        "--input=none",
+    ):
+        assert option in words[:-3]
+
+
+def test_the_past_is_asked_for_in_whole_seconds() -> None:
+    assert "start=now-91" in commands.node_events(90.5)
+    assert commands.node_events(90.5)[:4] == ["sacctmgr", "--parsable2", "show", "event"]
+    assert {"sacct", "--allusers", "--duplicates", "--allocations", "--starttime=now-60"} <= set(
+        commands.runs(60)
+    )

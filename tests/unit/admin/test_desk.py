@@ -1,0 +1,55 @@
+"""The deep test of a node, on a folder tree: what the repair desk is told, and what is still unproven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.admin.desk import Examination, examine
+from slurm_robust.config.node import CheckRule, NodeConfig, Paths, SiteCheck
+from slurm_robust.health.host import Host
+from slurm_robust.node.record import Cause, DrainFile, OwnDrain
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> NodeConfig:
+    check = tmp_path / "root" / "check"
+    check.parent.mkdir()
+    check.write_text(
+        f"#!/bin/sh\nif [ -e {tmp_path}/broken ]; then echo stands still; exit 2; fi\necho turns\n"
+    )
+    check.chmod(0o755)
+    fan = SiteCheck(name="fan", command=("/check",), contexts=("deep",), suggestion="replace")
+    rules = {"*": CheckRule(suggestion="monitor"), "site.fan": CheckRule(suggestion="replace")}
+    return NodeConfig(
+        site_checks=(fan,), checks=rules, paths=Paths(state=str(tmp_path / "state"), syslog=False)
+    )
+
+
+def test_what_is_wrong_and_on_what(config: NodeConfig, tmp_path: Path) -> None:
+    dmi = tmp_path / "root/sys/class/dmi/id"
+    dmi.mkdir(parents=True)
+    (dmi / "product_serial").write_text("ABC42\n")
+    found = examine(config, Host(tmp_path / "root"), 1000.0)
+    assert found.conclusion.fit
+    assert found.serials["product_serial"] == "ABC42"
+    assert not found.remembered
+    assert "site.fan" in {finding.check for finding in found.report.findings}
+    (tmp_path / "broken").touch()
+    found = examine(config, Host(tmp_path / "root"), 1000.0)
+    assert not found.conclusion.fit
+    assert "stands still" in found.conclusion.reason
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Examination) == found
+
+
+def test_what_drained_it_must_pass_by_name(config: NodeConfig, tmp_path: Path) -> None:
+    fan, lost = Cause(check="site.fan"), Cause(check="gpu.xid", subject="gpu3")
+    file = DrainFile(Path(config.paths.state))
+    file.path.parent.mkdir()
+    file.save(OwnDrain(reason="srobust: x", causes=(fan, lost)))
+    found = examine(config, Host(tmp_path / "root"), 1000.0)
+    assert found.conclusion.fit
+    assert found.open == (lost,)
+    assert found.remembered
