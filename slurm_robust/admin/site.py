@@ -31,7 +31,7 @@ class Site:
         self.tree = tree or Tree()
         self.node_command = node_command or find_node_command()
         # All that a hook runs: whoever can write there is root in the end.
-        self.program = (self.node_command,)
+        self.program: tuple[str, ...] = (self.node_command,)
         if not node_command:
             self.program += (sys.executable, str(items.DATA.parent))
         file = self.tree.path(items.CONFIG)
