@@ -61,7 +61,7 @@ def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
     wanted.append(Item(path=HEALTH_CHECK, kind="link", target=f"{layout.libexec}/healthcheck.sh"))
     if layout.act:
         wanted.append(Item(path=ACT, text="# Remove this file to observe only.\ndrain:\n  mode: act\n"))
-    return wanted if layout.packaged else [*wanted, *package_items(layout)]
+    return wanted if layout.packaged else [*package_items(layout), *wanted]
 
 
 def package_items(layout: Layout) -> list[Item]:

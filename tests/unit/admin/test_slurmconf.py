@@ -88,6 +88,7 @@ def test_a_folder_of_the_site_gets_a_link_and_its_line_stays(pattern: str, link:
         ('schedulerparameters = "defer"', "schedulerparameters", "defer,{}"),
         ("SchedulerParameters=NoHold_on_prolog_fail", "schedulerparameters", "NoHold_on_prolog_fail"),
         ("SchedulerParameters=defer,\\\n  bf_interval=5", "schedulerparameters", None),
+        ("SchedulerParameters=defer,\\\nbf_interval=5", "schedulerparameters", "defer,bf_interval=5,{}"),
         ("SchedulerParameters=a\nSchedulerParameters=defer", "schedulerparameters", "defer,{}"),
         ("SchedulerParameters=(null)", "schedulerparameters", "{}"),
         ("PrologFlags=X11", "prologflags", "X11"),
