@@ -45,6 +45,7 @@ class OwnDrain(Record):
 
     ``passes``: runs in a row since then in which all causes were looked at and passed. ``drains``: times of
     the drains within the last day; ``stays``: they were too many, so a person must undo this one.
+    ``waits_until``: no other nodes are asked about before, since there was no room for a drain.
     ``pending``: what could not be told to Slurm, found during the boot ``pending_boot``. ``said``: the last
     event about it, so that the log tells of changes only. Times are seconds since 1970.
     """
@@ -55,6 +56,7 @@ class OwnDrain(Record):
     passes: int = 0
     drains: tuple[float, ...] = ()
     stays: bool = False
+    waits_until: float = 0.0
     pending: Conclusion | None = None
     pending_boot: str = ""
     said: str = ""

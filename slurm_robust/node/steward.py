@@ -38,6 +38,9 @@ LOCK_S = 2.0
 SETTLE_S = 1.1
 """After a drain, until Slurm's clock has left the second in which it was made."""
 
+BACK_OFF_S = 300.0
+"""When a whole fleet is unfit, not every node may ask Slurm about all others at every run."""
+
 _MOST_PARENTS = 10
 _USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin")
 
@@ -130,6 +133,7 @@ class _Stewardship:
             done = self._act(conclusion, slurm or slurm_client(self._config, deadline))
         except SlurmCommandError as error:
             # Whether a drain took effect is unknown now; the next run sees it in Slurm.
+            self._put(waits_until=0.0)
             if not conclusion.fit and self._acts:
                 self._put(pending=conclusion, pending_boot=self._report.boot_id)
             self._tell("slurm_unreachable", error=str(error)[:500], reason=conclusion.reason)
@@ -163,6 +167,9 @@ class _Stewardship:
         self._recognise(node)
         decision = self._decide(node, conclusion, ())
         if decision.action is Action.DRAIN:
+            if self._now < self._record.waits_until:
+                return Done(action=Action.NOTHING, why="it could not be drained a short time ago")
+            self._put(waits_until=self._now + BACK_OFF_S)
             shares = drain.shares_of(slurm.nodes(), node.name, self._now)
             decision = self._decide(node, conclusion, shares)
         if decision.action is Action.NOTHING:
@@ -191,7 +198,7 @@ class _Stewardship:
                 self._put(drains=self._recent_drains(record.since))
         elif record.reason and not node.is_drained and not drain.untouchable(node):
             self._log.write("returned_by_others", reason=record.reason)
-            self._put(reason="", causes=(), passes=0, stays=False)
+            self._put(reason="", causes=(), passes=0, stays=False, waits_until=0.0)
 
     def _drain(self, decision: drain.Decision, conclusion: Conclusion, slurm: SlurmClient) -> Done:
         new = decision.action is Action.DRAIN
@@ -248,7 +255,7 @@ class _Stewardship:
             self._tell("not_undrained", why="Slurm took the order, but the node is still drained")
             return Done(action=decision.action, why=decision.why, reason=node.reason, error="still drained")
         self._log.write("undrained", reason=node.reason, why=decision.why)
-        self._put(reason="", causes=(), passes=0, said="")
+        self._put(reason="", causes=(), passes=0, said="", waits_until=0.0)
         return Done(action=decision.action, why=decision.why, carried_out=True)
 
     # -- remembering -----------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.node.hints import Hint
 from slurm_robust.node.record import Action, DrainFile
-from slurm_robust.node.steward import Done, after, slurm_client, slurm_environment
+from slurm_robust.node.steward import BACK_OFF_S, Done, after, slurm_client, slurm_environment
+from slurm_robust.slurm.errors import SlurmTimeout
+from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -220,6 +222,7 @@ def test_observe_mode_decides_and_does_nothing(cluster: FakeCluster, tmp_path: P
     for _ in range(3):
         done = hooked.run(bad())
         assert (done.action, done.carried_out) == (Action.DRAIN, False)
+        hooked.cluster.clock.advance(BACK_OFF_S)
     assert not hooked.reason
     assert hooked.log.names == ["would_drain"]  # once, not at every run
 
@@ -235,7 +238,27 @@ def test_beyond_the_cap_it_reports_and_does_nothing(cluster: FakeCluster, tmp_pa
     assert not second.reason
     assert second.log.names == ["not_drained"]
     first.slurm.resume(["n1"])
+    cluster.clock.advance(BACK_OFF_S)
     assert second.run(bad()).action is Action.DRAIN
+
+
+def test_a_fleet_that_is_unfit_does_not_ask_slurm_about_all_nodes_at_every_run(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    asked: list[Sequence[str] | None] = []
+
+    class Counting(FakeSlurm):
+        def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+            asked.append(names)
+            return super().nodes(names)
+
+    Hooked(cluster, tmp_path, "n1").run(bad())
+    second = Hooked(cluster, tmp_path, "n2")
+    second.slurm = Counting(cluster, user="root")
+    for _ in range(10):
+        second.run(bad())
+        cluster.clock.advance(BACK_OFF_S / 10 - 1)
+    assert asked.count(None) == 1
 
 
 def test_nodes_that_drain_at_the_same_time_leave_as_many_as_the_cap_allows(
@@ -281,6 +304,17 @@ def test_what_slurm_could_not_be_told_is_told_later(hooked: Hooked) -> None:
     assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).action is Action.DRAIN
     assert hooked.reason == "srobust: gpu3 XID 79"
     assert hooked.file.load().drains == (hooked.file.load().since,)
+
+
+def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked) -> None:
+    class Late(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            raise SlurmTimeout("no answer")
+
+    slurm, hooked.slurm = hooked.slurm, Late(hooked.cluster, user="root")
+    assert hooked.run(bad()).error
+    hooked.slurm = slurm
+    assert hooked.run(bad()).carried_out
 
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
@@ -356,8 +390,6 @@ def test_hooks_find_slurm_without_an_environment() -> None:
 
 
 def test_all_commands_together_are_bounded(tmp_path: Path) -> None:
-    from slurm_robust.slurm.errors import SlurmTimeout
-
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\nexit 0\n")
     scontrol.chmod(0o755)
