@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
+from slurm_robust.admin.chosen import chosen
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
 from slurm_robust.health.verdict import TAG
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
@@ -50,6 +53,13 @@ _TOLD = {
 }
 
 
+class LogUnreadable(SrobustError):
+    """An event log that was named cannot be read."""
+
+    exit_code = ExitCode.NO_INPUT
+    fix = "name the event logs of nodes (paths.log in their configuration) with --log"
+
+
 class Entry(Record):
     """One thing that happened to a node at ``at``, until ``until`` if it lasted; seconds since 1970."""
 
@@ -70,7 +80,7 @@ class History(Record):
 
 
 def gather(slurm: SlurmClient, logs: Iterable[Path], days: float, now: float) -> History:
-    """Ask slurmdbd and read the logs. Raises SlurmCommandError types and ``OSError``."""
+    """Ask slurmdbd and read the logs. Raises SlurmCommandError types and :class:`LogUnreadable`."""
     within_s = days * DAY_S
     return History(
         events=joined(slurm.node_events(within_s)),
@@ -81,18 +91,25 @@ def gather(slurm: SlurmClient, logs: Iterable[Path], days: float, now: float) ->
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log that are about a node; a line that cannot be read (torn by a crash) is left out."""
-    found = []
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                event = msgspec.json.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                continue
-            known = isinstance(event, dict) and event.get("event") in _TOLD
-            if known and isinstance(event.get("at"), int | float) and isinstance(event.get("node"), str):
-                found.append(event)
-    return found
+    """The events of a log that are about a node; a line that cannot be read (torn by a crash) is left out.
+
+    Raises :class:`LogUnreadable`.
+    """
+    try:
+        with path.open("rb") as lines:
+            return [event for line in lines if (event := _told(line))]
+    except OSError as error:
+        raise LogUnreadable(f"{path}: {error.strerror}") from error
+
+
+def _told(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    known = isinstance(event, dict) and event.get("event") in _TOLD
+    timed = known and isinstance(event.get("at"), int | float) and isinstance(event.get("node"), str)
+    return event if timed else None
 
 
 # -- pure -------------------------------------------------------------------------------------------------
@@ -188,16 +205,15 @@ def main(
     """Print the history or the scores; 0, also when there are lemons."""
     from slurm_robust.config.nodefile import FILE, load
     from slurm_robust.slurm.cli_client import CliSlurmClient
-    from slurm_robust.slurm.hostlist import expand
 
+    names = set(chosen(nodes))
     config = load(config_file or FILE)
     own = Path(config.paths.log)
     files = [*logs] or ([own] if own.exists() else [])
     history = gather(CliSlurmClient(SLURMDBD_S), files, days, time.time())
-    chosen = set(expand(nodes))
 
     def is_chosen(name: str) -> bool:
-        return not chosen or name in chosen
+        return not names or name in names
 
     if lemons:
         # The whole fleet is compared, whatever is shown of it.

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import msgspec
 
+from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.desk import Examination
 from slurm_robust.health.verdict import REASON_BYTES, TAG, clean
 from slurm_robust.model.errors import SrobustError
@@ -103,8 +104,8 @@ class Quarantine:
         self._notes, self._runs = notes, runs
         self._clock, self._pause = clock, pause
 
-    def run(self, chosen: Sequence[str] = ()) -> list[Result]:
-        """Finish what a dead run left, then test all nodes that can be tested, of the chosen ones if any are.
+    def run(self, names: Sequence[str] = ()) -> list[Result]:
+        """Finish what a dead run left, then test all nodes that can be tested, of ``names`` if there are any.
 
         Raises :class:`QuarantineRuns` and SlurmCommandError types.
         """
@@ -112,8 +113,8 @@ class Quarantine:
             self._finish_abandoned()
             elsewhere = {n for r in self._slurm.reservations() if r.name.startswith(PREFIX) for n in r.nodes}
             results = []
-            for node in self._slurm.nodes(list(chosen) or None):
-                if not chosen and not is_tagged(node):
+            for node in self._slurm.nodes(list(names) or None):
+                if not names and not is_tagged(node):
                     continue
                 busy = "it is being tested from another host" if node.name in elsewhere else ""
                 if obstacle := busy or obstacle_of(node):
@@ -279,8 +280,8 @@ def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int
     from slurm_robust.health.runner import node_name
     from slurm_robust.node.log import EventLog
     from slurm_robust.slurm.cli_client import CliSlurmClient
-    from slurm_robust.slurm.hostlist import expand
 
+    names = chosen(nodes)
     # Whatever ends it, it must clean up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -293,7 +294,7 @@ def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int
         Path(config.paths.state) / "quarantine",
         runs=1 if once else config.drain.pass_runs,
     )
-    results = quarantine.run(expand(nodes))
+    results = quarantine.run(names)
     if json:
         print(msgspec.json.format(msgspec.json.encode(results), indent=1).decode())
     else:

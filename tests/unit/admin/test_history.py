@@ -10,13 +10,17 @@ import pytest
 from slurm_robust.admin.history import (
     Entry,
     History,
+    LogUnreadable,
     failures_of,
     fault_kind,
     gather,
     joined,
+    read_log,
     timeline,
     work_of,
 )
+from slurm_robust.cli.main import main
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -138,3 +142,16 @@ def test_gathered_from_slurm_and_a_log_with_damage(tmp_path: Path) -> None:
         (("n2",), "suspected by a job"),
         (("n3",), "drained by srobust"),
     ]
+
+
+def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LogUnreadable, match="No such file"):
+        read_log(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("words", [["nodes", "n[1-"], ["admin", "quarantine", "n[1-"]])
+def test_what_names_no_nodes_is_refused_before_anything_is_asked(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == ExitCode.USAGE
+    assert "name nodes as Slurm does" in capsys.readouterr().err
