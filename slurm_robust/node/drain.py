@@ -88,7 +88,7 @@ def untouchable(node: Node) -> str:
 
 def is_own(node: Node, record: OwnDrain) -> bool:
     """Whether the drain of ``node`` is ours and nobody has changed its words since."""
-    return bool(record.reason) and node.reason == record.reason and is_tagged(node)
+    return bool(record.reason) and node.reason in (record.reason, record.former) and is_tagged(node)
 
 
 def is_tagged(node: Node) -> bool:

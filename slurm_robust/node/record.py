@@ -43,6 +43,7 @@ class Cause(Record):
 class OwnDrain(Record):
     """``reason``: what we wrote to Slurm for ``causes`` at ``since``; empty while no drain of ours stands.
 
+    ``former``: the words before, while Slurm has not answered whether it took the new ones.
     ``passes``: runs in a row since then in which all causes were looked at and passed. ``drains``: times of
     the drains within the last day; ``stays``: they were too many, so a person must undo this one.
     ``waits_until``: no other nodes are asked about before, since there was no room for a drain.
@@ -51,6 +52,7 @@ class OwnDrain(Record):
     """
 
     reason: str = ""
+    former: str = ""
     since: float = 0.0
     causes: tuple[Cause, ...] = ()
     passes: int = 0
@@ -68,8 +70,12 @@ class OwnDrain(Record):
 
 def causes_of(conclusion: Conclusion) -> tuple[Cause, ...]:
     """The measured failures that keep jobs away. What is only unknown is never a cause to drain."""
-    failed = (f for f in conclusion.causes if f.outcome is Outcome.FAIL)
-    return tuple(dict.fromkeys(Cause(check=f.check, subject=f.subject) for f in failed))
+    return tuple(dict.fromkeys(cause_of(f) for f in conclusion.causes if f.outcome is Outcome.FAIL))
+
+
+def cause_of(finding: Finding) -> Cause:
+    """What failed, without the numbers."""
+    return Cause(check=finding.check, subject=finding.subject)
 
 
 def has_passed(cause: Cause, findings: Sequence[Finding]) -> bool | None:

@@ -23,6 +23,7 @@ from slurm_robust.node.record import (
     Action,
     DrainFile,
     after_run,
+    cause_of,
     causes_of,
     has_passed,
 )
@@ -151,14 +152,15 @@ class _Stewardship:
         pending = self._record.pending
         if pending is None:
             return conclusion
-        same_boot = self._record.pending_boot == self._report.boot_id
-        gone = [has_passed(cause, self._report.findings) for cause in causes_of(pending)]
-        if not same_boot or all(gone) or not conclusion.fit:
+        findings = self._report.findings
+        open_ = tuple(f for f in pending.causes if not has_passed(cause_of(f), findings))
+        if self._record.pending_boot != self._report.boot_id or not open_:
             self._put(pending=None, pending_boot="")
             if conclusion.fit:
                 self._log.write("fault_gone", reason=pending.reason)
             return conclusion
-        return pending
+        first = pending if conclusion.fit else conclusion
+        return msgspec.structs.replace(first, causes=tuple(dict.fromkeys((*conclusion.causes, *open_))))
 
     # -- acting ----------------------------------------------------------------------------------------
 
@@ -206,6 +208,7 @@ class _Stewardship:
         # Written first: should this process die now, the next run still knows the words as its own.
         self._put(
             reason=decision.reason,
+            former="" if new else self._record.reason,
             since=self._now if new else self._record.since,
             causes=tuple(dict.fromkeys((*known, *causes_of(conclusion)))),
             passes=0,
@@ -213,7 +216,7 @@ class _Stewardship:
         )
         self._save()
         slurm.drain([self._report.node], decision.reason)
-        self._put(pending=None, pending_boot="")
+        self._put(pending=None, pending_boot="", former="")
         if new:
             self._put(drains=self._recent_drains(self._now))
             if excess := self._excess(slurm):

@@ -21,7 +21,7 @@ from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.node.test_steward import Events
+from tests.unit.node.hooked import Events
 
 REASON = "srobust: gpu3 XID 79"
 XID = Finding(

@@ -6,100 +6,21 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from slurm_robust.config.node import Drain, Hooks, NodeConfig, Paths
-from slurm_robust.health.check import Context
-from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.config.node import Hooks, NodeConfig
+from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.node.hints import Hint
-from slurm_robust.node.record import Action, DrainFile
-from slurm_robust.node.steward import BACK_OFF_S, Done, after, slurm_client, slurm_environment
+from slurm_robust.node.record import Action
+from slurm_robust.node.steward import BACK_OFF_S, slurm_client, slurm_environment
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.node.hooked import Hooked, bad, good
 
 HINT = Hint(job_id=7, node="n1", at=1.0, reason="silent for 3 s", symptom="node lost")
-
-
-class Events:
-    """A log that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[str, dict[str, object]]] = []
-
-    def write(self, event: str, **facts: object) -> None:
-        self.written.append((event, facts))
-
-    @property
-    def names(self) -> list[str]:
-        return [event for event, _ in self.written]
-
-
-class Hooked:
-    """One node whose hooks run again and again."""
-
-    def __init__(self, cluster: FakeCluster, state: Path, name: str = "n1", **drain: object) -> None:
-        settings = {"mode": "act", **drain}
-        self.config = NodeConfig(drain=Drain(**settings), paths=Paths(state=str(state / name)))  # type: ignore[arg-type]
-        self.cluster, self.name, self.log = cluster, name, Events()
-        self.slurm = FakeSlurm(cluster, user="root")
-        self.boot = "boot-1"
-
-    @property
-    def file(self) -> DrainFile:
-        return DrainFile(Path(self.config.paths.state))
-
-    @property
-    def reason(self) -> str:
-        """The reason of a drain that stands."""
-        node = self.cluster.seen(self.name)
-        return node.reason if node.is_drained else ""
-
-    def run(self, *findings: Finding, hint: Hint | None = None, **more: object) -> Done:
-        causes = tuple(f for f in findings if f.outcome is Outcome.FAIL)
-        reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
-        report = Report(
-            node=self.name,
-            at=self.cluster.clock.time(),
-            boot_id=self.boot,
-            context=Context.PERIODIC,
-            findings=findings,
-        )
-        return after(
-            Conclusion(fit=not causes, reason=reason, causes=causes),
-            report=report,
-            config=self.config,
-            now=self.cluster.clock.time(),
-            log=self.log,
-            hint=hint,
-            slurm=self.slurm,
-            pause=more.pop("pause", self.cluster.clock.sleep),  # type: ignore[arg-type]
-            **more,  # type: ignore[arg-type]
-        )
-
-
-def bad(subject: str = "gpu3", text: str = "XID 79") -> Finding:
-    return Finding(
-        check="gpu.xid", outcome=Outcome.FAIL, subject=subject, text=text, suggestion=Suggestion.REPLACE
-    )
-
-
-def good(subject: str = "gpu3") -> Finding:
-    return Finding(check="gpu.xid", outcome=Outcome.PASS, subject=subject)
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
-
-
-@pytest.fixture
-def hooked(cluster: FakeCluster, tmp_path: Path) -> Hooked:
-    return Hooked(cluster, tmp_path)
 
 
 class UnaskedSlurm:
@@ -288,73 +209,6 @@ def test_nodes_that_drain_at_the_same_time_leave_as_many_as_the_cap_allows(
     assert [hook.file.load().reason for hook in hooks[1:]] == ["", "", ""]
     assert [hook.log.names for hook in hooks] == [["drained"], *[["not_drained"]] * 3]
     assert all(hook.file.load().drains == () for hook in hooks[1:])
-
-
-# -- trouble ----------------------------------------------------------------------------------------------
-
-
-def test_what_slurm_could_not_be_told_is_told_later(hooked: Hooked) -> None:
-    hooked.cluster.unreachable = True
-    done = hooked.run(bad())
-    assert (done.carried_out, bool(done.error)) == (False, True)
-    hooked.run(bad())
-    assert hooked.log.names == ["slurm_unreachable"]
-    hooked.cluster.unreachable = False
-    # The next run is another one, which does not look there, as an epilog's deep test is followed by.
-    assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).action is Action.DRAIN
-    assert hooked.reason == "srobust: gpu3 XID 79"
-    assert hooked.file.load().drains == (hooked.file.load().since,)
-
-
-def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked) -> None:
-    class Late(FakeSlurm):
-        def drain(self, nodes: Sequence[str], reason: str) -> None:
-            raise SlurmTimeout("no answer")
-
-    slurm, hooked.slurm = hooked.slurm, Late(hooked.cluster, user="root")
-    assert hooked.run(bad()).error
-    hooked.slurm = slurm
-    assert hooked.run(bad()).carried_out
-
-
-@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
-def test_what_has_passed_since_or_was_before_a_reboot_is_not_told(hooked: Hooked, boot: str) -> None:
-    hooked.cluster.unreachable = True
-    hooked.run(bad())
-    hooked.cluster.unreachable = False
-    hooked.boot = boot
-    hooked.run(good() if boot == "boot-1" else Finding(check="clock.offset", outcome=Outcome.PASS))
-    assert not hooked.reason
-    assert hooked.log.names[-1] == "fault_gone"
-    assert hooked.file.load().pending is None
-
-
-def test_a_drain_that_took_effect_without_an_answer_is_known_as_ours(hooked: Hooked) -> None:
-    record = hooked.file.load()
-    hooked.slurm.drain(["n1"], "srobust: gpu3 XID 79")
-    Path(hooked.config.paths.state).mkdir(parents=True)
-    hooked.file.save(msgspec.structs.replace(record, reason="srobust: gpu3 XID 79", since=5.0))
-    hooked.run(bad())
-    assert hooked.file.load().drains == (5.0,)
-    assert hooked.reason == "srobust: gpu3 XID 79"
-
-
-def test_a_state_folder_that_cannot_be_written_keeps_no_bad_node_in_service(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
-    hooked = Hooked(cluster, tmp_path)
-    Path(hooked.config.paths.state).write_text("not a folder")
-    assert hooked.run(bad()).carried_out
-    assert hooked.reason
-    assert "record_not_written" in hooked.log.names
-
-
-def test_who_may_not_administer_reports_it(cluster: FakeCluster, tmp_path: Path) -> None:
-    hooked = Hooked(cluster, tmp_path)
-    hooked.slurm = FakeSlurm(cluster, operator=False)
-    done = hooked.run(bad())
-    assert "Invalid user id" in done.error
-    assert not hooked.reason
 
 
 # -- suspicions -------------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""A steward whose Slurm or disk does not do what it should: nothing is lost, and nothing is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.node.record import Action
+from slurm_robust.slurm.errors import SlurmTimeout
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.node.hooked import Hooked, bad, good
+
+# -- trouble ----------------------------------------------------------------------------------------------
+
+
+def test_what_slurm_could_not_be_told_is_told_later(hooked: Hooked) -> None:
+    hooked.cluster.unreachable = True
+    done = hooked.run(bad())
+    assert (done.carried_out, bool(done.error)) == (False, True)
+    hooked.run(bad())
+    assert hooked.log.names == ["slurm_unreachable"]
+    hooked.cluster.unreachable = False
+    # The next run is another one, which does not look there, as an epilog's deep test is followed by.
+    assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).action is Action.DRAIN
+    assert hooked.reason == "srobust: gpu3 XID 79"
+    assert hooked.file.load().drains == (hooked.file.load().since,)
+
+
+def test_what_is_still_to_be_told_is_not_forgotten_over_another_fault(hooked: Hooked) -> None:
+    hooked.cluster.unreachable = True
+    hooked.run(bad("gpu3"))
+    hooked.cluster.unreachable = False
+    hooked.run(bad("gpu1", "XID 48"))
+    assert hooked.reason == "srobust: gpu1 XID 48"
+    for _ in range(5):
+        hooked.run(good("gpu1"))
+    assert hooked.reason
+    for _ in range(3):
+        hooked.run(good("gpu1"), good("gpu3"))
+    assert not hooked.reason
+
+
+@pytest.mark.parametrize("took_effect", [False, True])
+def test_a_new_reason_without_an_answer_leaves_the_drain_ours(hooked: Hooked, took_effect: bool) -> None:
+    class Silent(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            if took_effect:
+                super().drain(nodes, reason)
+            raise SlurmTimeout("no answer")
+
+    hooked.run(bad("gpu3"))
+    slurm, hooked.slurm = hooked.slurm, Silent(hooked.cluster, user="root")
+    hooked.run(bad("gpu1", "XID 48"), good("gpu3"))
+    hooked.slurm = slurm
+    for _ in range(4):
+        hooked.run(good("gpu1"), good("gpu3"))
+    assert not hooked.reason
+
+
+def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked) -> None:
+    class Late(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            raise SlurmTimeout("no answer")
+
+    slurm, hooked.slurm = hooked.slurm, Late(hooked.cluster, user="root")
+    assert hooked.run(bad()).error
+    hooked.slurm = slurm
+    assert hooked.run(bad()).carried_out
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+def test_what_has_passed_since_or_was_before_a_reboot_is_not_told(hooked: Hooked, boot: str) -> None:
+    hooked.cluster.unreachable = True
+    hooked.run(bad())
+    hooked.cluster.unreachable = False
+    hooked.boot = boot
+    hooked.run(good() if boot == "boot-1" else Finding(check="clock.offset", outcome=Outcome.PASS))
+    assert not hooked.reason
+    assert hooked.log.names[-1] == "fault_gone"
+    assert hooked.file.load().pending is None
+
+
+def test_a_drain_that_took_effect_without_an_answer_is_known_as_ours(hooked: Hooked) -> None:
+    record = hooked.file.load()
+    hooked.slurm.drain(["n1"], "srobust: gpu3 XID 79")
+    Path(hooked.config.paths.state).mkdir(parents=True)
+    hooked.file.save(msgspec.structs.replace(record, reason="srobust: gpu3 XID 79", since=5.0))
+    hooked.run(bad())
+    assert hooked.file.load().drains == (5.0,)
+    assert hooked.reason == "srobust: gpu3 XID 79"
+
+
+def test_a_state_folder_that_cannot_be_written_keeps_no_bad_node_in_service(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    hooked = Hooked(cluster, tmp_path)
+    Path(hooked.config.paths.state).write_text("not a folder")
+    assert hooked.run(bad()).carried_out
+    assert hooked.reason
+    assert "record_not_written" in hooked.log.names
+
+
+def test_who_may_not_administer_reports_it(cluster: FakeCluster, tmp_path: Path) -> None:
+    hooked = Hooked(cluster, tmp_path)
+    hooked.slurm = FakeSlurm(cluster, operator=False)
+    done = hooked.run(bad())
+    assert "Invalid user id" in done.error
+    assert not hooked.reason
