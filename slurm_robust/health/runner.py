@@ -156,7 +156,7 @@ class _Run:
         """Read these parts of the machine, side by side."""
         tasks = {source.name: self._task(source) for source in sources}
         limits = {source.name: source.timeout_s for source in sources}
-        self.answers = call(tasks, limits, budget_s)
+        self.answers = call(tasks, limits, budget_s, shared=True)
         for source in sources:
             answer = self.answers[source.name]
             if answer.value is None:

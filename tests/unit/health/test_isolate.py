@@ -113,6 +113,59 @@ def test_hundreds_of_calls_share_a_few_processes_and_leave_none() -> None:
     wait_for(lambda: one(lambda: b"").value == b"" and len(isolate._abandoned) <= 1, 10)
 
 
+def pid() -> bytes:
+    return str(os.getpid()).encode()
+
+
+def test_shared_children_do_many_tasks_and_each_other_task_has_its_own() -> None:
+    names = [str(number) for number in range(40)]
+    tasks = dict.fromkeys(names, pid)
+    limits = dict.fromkeys(names, 20.0)
+    assert len({answer.value for answer in call(tasks, limits, 60.0).values()}) == 40
+    assert len({answer.value for answer in call(tasks, limits, 60.0, shared=True).values()}) < 20
+
+
+def test_what_goes_wrong_in_a_shared_child_harms_no_other_task() -> None:
+    bad: dict[str, Callable[[], bytes]] = {
+        "dies": lambda: die(signal.SIGKILL),
+        "hangs": hang,
+        "raises": lambda: fail(RuntimeError("no")),
+        "half": write_half,
+        "much": claim_much,
+    }
+    tasks = {f"{number}-{name}": task for number in range(3) for name, task in {**bad, "well": pid}.items()}
+    limits = {name: 0.3 if "hangs" in name else 10.0 for name in tasks}
+    begun = time.monotonic()
+    answers = call(tasks, limits, 20.0, shared=True)
+    assert time.monotonic() - begun < 8
+    assert list(answers) == list(tasks)
+    for name, answer in answers.items():
+        assert (answer.value is not None) is name.endswith("well"), (name, answer)
+        assert answer.hung is name.endswith("hangs")
+    assert answers["1-dies"].error == "ended without an answer"
+    assert answers["1-raises"].error == "no"
+
+
+def test_slow_tasks_do_not_wait_for_each_other_in_shared_children() -> None:
+    names = [str(number) for number in range(12)]
+    begun = time.monotonic()
+    answers = call(dict.fromkeys(names, hang), dict.fromkeys(names, 1.0), 30.0, shared=True)
+    assert time.monotonic() - begun < 4
+    assert all(answer.hung for answer in answers.values())
+
+
+def test_the_time_for_all_cuts_shared_children_too() -> None:
+    tasks: dict[str, Callable[[], bytes]] = {"slow": hang, "well": pid}
+    answers = call(tasks, dict.fromkeys(tasks, 60.0), 0.5, shared=True)
+    assert (answers["slow"].is_cut, answers["slow"].hung) == (True, False)
+    assert answers["well"].value
+
+
+def test_nothing_to_do_is_done_at_once() -> None:
+    assert call({}, {}, 10.0) == {}
+    assert call({"it": pid}, {"it": 1.0}, 0.0)["it"].is_cut
+
+
 def test_a_child_inherits_nothing_that_anybody_waits_for(tmp_path: Path) -> None:
     with (tmp_path / "held").open("w") as held:
         os.set_inheritable(held.fileno(), True)
