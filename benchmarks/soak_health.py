@@ -117,7 +117,19 @@ def run(nodes: int, minutes: float, seed: int) -> Soak:
             while time.monotonic() < last and not (time.monotonic() > end and soak.is_quiet):
                 soak.turn(may_hurt=time.monotonic() < end)
                 time.sleep(POLL_S)
+            for fault in soak.faults:
+                if not fault.found or fault.found - fault.came > FOUND_S + LOOK_S:
+                    explain(cluster, fault)
             return soak
+
+
+def explain(cluster: Patients, fault: Fault) -> None:
+    """What the node's own log says about the time of a fault that was found late or not at all."""
+    print(f"{fault}")
+    for event in cluster.events(fault.node):
+        if fault.came - INTERVAL_S <= event["at"] <= (fault.went or fault.goes) + INTERVAL_S:
+            words = {k: v for k, v in event.items() if k not in ("node", "took_s", "left_out", "mode") and v}
+            print(f"  {words}")
 
 
 def main() -> int:
