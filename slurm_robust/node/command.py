@@ -51,7 +51,7 @@ def _guarded(name: str, file: Path | None, environ: Mapping[str, str]) -> int:
     if problem:
         log.write("configuration_refused", problem=problem)
     limit_s = _budget_s(name, config)
-    answer = call({name: lambda: _run(name, config, environ)}, {name: limit_s}, limit_s + 1.0)[name]
+    answer = call({name: lambda: _run(name, config, environ, limit_s)}, {name: limit_s}, limit_s + 1.0)[name]
     if answer.value is not None:
         code, _, message = answer.value.partition(b" ")
         if message:
@@ -62,7 +62,7 @@ def _guarded(name: str, file: Path | None, environ: Mapping[str, str]) -> int:
     return CLOSED if closed else OPEN
 
 
-def _run(name: str, config: NodeConfig, environ: Mapping[str, str]) -> bytes:
+def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: float) -> bytes:
     """In the child: ``1 srobust: gpu3 XID 79``."""
     if name in RECORDS:
         from slurm_robust.node.allocation import record
@@ -71,7 +71,7 @@ def _run(name: str, config: NodeConfig, environ: Mapping[str, str]) -> bytes:
         return b"0 "
     from slurm_robust.node.hooks import Hook, run
 
-    ended = run(Hook(name), config, environ)
+    ended = run(Hook(name), config, environ, limit_s)
     return f"{ended.exit_code} {ended.message}".encode()
 
 

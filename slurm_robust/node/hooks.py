@@ -39,11 +39,6 @@ class Hook(str, Enum):
     EPILOG = "epilog"
     PERIODIC = "periodic"
 
-    def budget_s(self, config: NodeConfig) -> float:
-        """Its whole time, seconds."""
-        hooks = config.hooks
-        return {"prolog": hooks.prolog_s, "epilog": hooks.epilog_s, "periodic": hooks.periodic_s}[self.value]
-
 
 class Ended(Record):
     """How a hook ends. ``message`` is for slurmd's log."""
@@ -55,12 +50,14 @@ class Ended(Record):
 class _Run:
     """One hook, begun now."""
 
-    def __init__(self, hook: Hook, config: NodeConfig, environ: Mapping[str, str], host: Host) -> None:
+    def __init__(
+        self, hook: Hook, config: NodeConfig, environ: Mapping[str, str], budget_s: float, host: Host
+    ) -> None:
         self._hook = hook
         self._config = config
         self._environ = environ
         self._host = host
-        self._deadline = time.monotonic() + 0.9 * hook.budget_s(config)
+        self._deadline = time.monotonic() + 0.9 * budget_s
         self._now = time.time()
         self.job = number(environ, "SLURM_JOB_ID")
         self.node = node_name(environ)
@@ -175,11 +172,12 @@ def run(
     hook: Hook,
     config: NodeConfig,
     environ: Mapping[str, str],
+    budget_s: float,
     host: Host = Host(),  # noqa: B008 - holds nothing but the root's path
     shm: Path = SHARED_MEMORY,
 ) -> Ended:
-    """Carry out a hook, usually within its budget. A bug may raise anything."""
-    begun = _Run(hook, config, environ, host)
+    """Carry out a hook, usually within ``budget_s`` seconds. A bug may raise anything."""
+    begun = _Run(hook, config, environ, budget_s, host)
     if hook is Hook.PROLOG:
         return begun.prolog(shm)
     return begun.epilog(shm) if hook is Hook.EPILOG else begun.periodic()
