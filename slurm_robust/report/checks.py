@@ -168,21 +168,31 @@ def _table(findings: Iterable[Finding]) -> Table:
 
 
 def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
+    """A row for each failure, one for each reason why something is unknown, and one for all that is well."""
+    rows: dict[tuple[Outcome, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        if finding.outcome is Outcome.PASS:
-            continue
-        result = Text(finding.outcome.value, style=_STYLES[finding.outcome])
-        blame = f" ({finding.blame.value})" if finding.outcome is Outcome.FAIL else ""
-        # Text, because what a driver says may hold what rich would take for markup.
-        words = (finding.check, finding.text, finding.value, finding.limit)
-        table.add_row(Text(subject), result, *map(Text, words), Text(finding.suggestion.value + blame))
+        failed = finding.outcome is Outcome.FAIL
+        rows[finding.outcome, f"{finding.check} {finding.text}" if failed else finding.text].append(finding)
+    passed = [finding for key in [*rows] if key[0] is Outcome.PASS for finding in rows.pop(key)]
+    for (outcome, _), group in rows.items():
+        _add_row(table, subject, outcome, group)
         subject = ""
-    if passed := [finding.check for finding in findings if finding.outcome is Outcome.PASS]:
-        names = list(dict.fromkeys(passed))
-        count = f"{len(names)} checks" if len(names) > 1 else ""
-        result = Text(Outcome.PASS.value, style=_STYLES[Outcome.PASS])
-        table.add_row(Text(subject), result, Text(count or names[0]), Text(", ".join(names) if count else ""))
+    if passed:
+        _add_row(table, subject, Outcome.PASS, passed)
     table.add_section()
+
+
+def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Finding]) -> None:
+    first, names = group[0], list(dict.fromkeys(finding.check for finding in group))
+    words = [", ".join(names), first.text, first.value, first.limit, first.suggestion.value]
+    if outcome is Outcome.PASS:
+        words = [names[0]] if len(names) == 1 else [f"{len(names)} checks", ", ".join(names)]
+    elif outcome is Outcome.FAIL:
+        words[-1] += f" ({first.blame.value})"
+    else:
+        words[-1] = ""
+    # Text, because what a driver says may hold what rich would take for markup.
+    table.add_row(Text(subject), Text(outcome.value, style=_STYLES[outcome]), *map(Text, words))
 
 
 def _worst(findings: Iterable[Finding]) -> Outcome:

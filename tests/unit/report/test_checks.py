@@ -69,6 +69,13 @@ def test_the_worst_is_shown_first_and_text_is_no_markup() -> None:
     assert text.index("gpu.present") < text.index("gpu.ecc")
 
 
+def test_what_is_unknown_for_one_reason_is_one_row() -> None:
+    others = [Finding(check=f"gpu.{n}", outcome=Outcome.UNKNOWN, text="no permission") for n in range(3)]
+    assert shown(MUTE, *others).count("no permission") == 2  # the headline, and one row
+    failures = [Finding(check=f"gpu.{n}", outcome=Outcome.FAIL, text="91 C") for n in range(3)]
+    assert shown(*failures).count("91 C") == 4
+
+
 def test_an_ordinary_user_is_told_that_root_sees_more() -> None:
     assert "root only" in shown(MUTE, is_root=False)
     assert "root only" not in shown(MUTE)
