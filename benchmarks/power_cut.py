@@ -49,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: Summary.of([getattr(s, name) for s in samples]) for name in ("detect", "stop", "launch", "step")
     }
     facts = {"machine": machine, "samples": [asdict(s) for s in samples]}
-    path = common.write(
-        "power_cut", {**facts, "summary": {name: asdict(s) for name, s in summaries.items()}}
-    )
+    path = common.write("power_cut", {**facts, "summary": {name: asdict(s) for name, s in summaries.items()}})
     title = f"Seconds after a power cut, {NODES} nodes and {SPARES} spare: median (range), n={options.reps}"
     table = Table(title=title, title_justify="left")
     for column in ("seen", "stopped and sealed", "launched", "new step"):

@@ -204,9 +204,7 @@ def _drive(
     return Outcome(ok=False, detail=f"not done within {timeout_s:g} s: {last}")
 
 
-def _learn(
-    client: SlurmClient, order: Order, job: Job, memory: Memory, drained: frozenset[str]
-) -> Memory:
+def _learn(client: SlurmClient, order: Order, job: Job, memory: Memory, drained: frozenset[str]) -> Memory:
     """When Slurm holds the job, find the node whose prolog failed; without an answer, no node."""
     if order.until is not Until.RUNNING or not job.held_by_slurm:
         return memory

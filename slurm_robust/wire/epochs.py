@@ -40,9 +40,7 @@ def take_epoch(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     epoch = max(_numbers(folder), default=0) + 1
     while True:
-        record = EpochRecord(
-            epoch=epoch, host=host, addresses=addresses, port=port, pid=pid, run_id=run_id
-        )
+        record = EpochRecord(epoch=epoch, host=host, addresses=addresses, port=port, pid=pid, run_id=run_id)
         if publish_once(folder / f"{epoch:06d}.json", msgspec.json.encode(record)):
             return record
         epoch += 1

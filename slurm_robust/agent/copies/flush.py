@@ -158,9 +158,7 @@ class Flusher:
             if self._asked == (launch.generation, step):
                 return
             self._asked = launch.generation, step
-            self._wanted = Wanted(
-                launch.generation, step, launch.ranks, launch.world_size, launch.layout
-            )
+            self._wanted = Wanted(launch.generation, step, launch.ranks, launch.world_size, launch.layout)
         self._start()
 
     def save(self, wanted: Wanted, held: list[Image]) -> None:

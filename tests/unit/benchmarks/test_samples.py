@@ -52,7 +52,7 @@ def test_ratio_needs_pairs_of_times(pairs: list[tuple[float, float]]) -> None:
 
 def test_interleaving_gives_each_the_same_number_and_moves_the_first() -> None:
     order = list(interleaved("ABC", 3))
-    assert [name for _, name in order] == list("ABC" "BCA" "CAB")
+    assert [name for _, name in order] == list("ABCBCACAB")
     assert [rep for rep, _ in order] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 

@@ -82,9 +82,11 @@ def test_our_phases_follow_each_other_without_a_gap() -> None:
         launched(2, KILL + 0.4),
     ]
     split = phases(journal, marks, found)
-    assert {
-        name: round(split[name], 3) for name in ("detect", "stop", "decide")
-    } == {"detect": 0.1, "stop": 0.2, "decide": 0.1}
+    assert {name: round(split[name], 3) for name in ("detect", "stop", "decide")} == {
+        "detect": 0.1,
+        "stop": 0.2,
+        "decide": 0.1,
+    }
     assert round(found.step, 6) == round(sum(split.values()), 6)
 
 
