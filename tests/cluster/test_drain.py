@@ -162,7 +162,8 @@ def test_what_slurmctld_could_not_be_told_is_done_when_it_is_back(cluster: Patie
     try:
         cluster.hurt("n1", "fan")
         cluster.root("n1", f"env -i SLURMD_NODENAME=n1 {installed}/healthcheck.sh")
-        assert cluster.events("n1", "slurm_unreachable")
+        # Another run may have been under way and hold the lock; then that one says it.
+        wait_for(lambda: cluster.events("n1", "slurm_unreachable"), 20, str(cluster.events("n1")))
     finally:
         cluster.sandbox.fault.start_slurmctld()
     wait_for(lambda: cluster.drained() == {"n1": BROKEN}, 60, "n1 drained")
