@@ -23,7 +23,7 @@ def test_a_working_directory_that_hangs_is_left_behind() -> None:
             begun = time.monotonic()
             found = read_hint(NodeConfig(), {**environ, "SLURM_JOB_WORK_DIR": folder}, "n1", time.time())
             assert isinstance(found, Ignored), found
-            assert time.monotonic() - begun < READ_S + 1.5
+            assert time.monotonic() - begun < READ_S + 10
             print(found.why)
     """
     words = ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)]
