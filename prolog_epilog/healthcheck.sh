@@ -1,7 +1,7 @@
 #!/bin/sh
 # HealthCheckProgram: now and then on every node, as root. In slurm.conf:
 #   HealthCheckProgram=/etc/slurm-robust/slurm.d/healthcheck
-#   HealthCheckInterval=300                        HealthCheckNodeState=ANY,CYCLE
+#   HealthCheckInterval=60                         HealthCheckNodeState=ANY,CYCLE
 # Checks the node, drains it with the evidence or gives it back. Slurm kills it after 60 s and has no use for
 # what it ends with. Programs in /etc/slurm-robust/periodic.d run around it.
 SROBUST_NODE=/usr/bin/srobust-node

@@ -15,6 +15,7 @@ import pytest
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed, NotUp
 from slurm_robust.sandbox.folder import StateFolder
+from slurm_robust.sandbox.heal import heal
 from slurm_robust.sandbox.procs import all_pids, is_gone, read_process, sandbox_processes
 from slurm_robust.sandbox.teardown import take_down
 from tests.conftest import SandboxPool
@@ -217,12 +218,14 @@ def test_a_long_state_path_and_a_closed_one_are_fine(
     assert not closed.exists()
 
 
-def test_a_bound_path_is_reached_by_ordinary_users(name: str, tmp_path: Path) -> None:
+def test_a_bound_path_is_reached_by_ordinary_users_and_outlives_healing(name: str, tmp_path: Path) -> None:
     bound = tmp_path / "data"
     bound.mkdir(mode=0o777)
     bound.chmod(0o777)
     with Sandbox.up(SandboxConfig(nodes=1, accounting=False, binds=(str(bound),)), name=name) as sandbox:
-        sandbox.exec(["sh", "-c", f"echo hello > {bound}/file"], node="n1")
+        sandbox.exec(["sh", "-c", f"echo hello > {bound}/file; echo mine > /tmp/file"], node="n1")
+        heal(sandbox)
+        assert sandbox.exec(["sh", "-c", "ls /tmp/file || true"], node="n1").stdout == ""
     assert (bound / "file").read_text() == "hello\n"
 
 
