@@ -96,7 +96,7 @@ stage() {
     launcher srobust-node slurm_robust.node.command
     (cd "$LIB" && PYTHONPATH=. "$PYTHON" -s -c '
 import sys
-from slurm_robust.admin.items import Layout, package_items, unit, UNITS, TIMER
+from slurm_robust.admin.items import Layout, package_items, unit, UNIT_FILES
 from slurm_robust.admin.files import Tree
 from pathlib import Path
 layout = Layout(node_command="/usr/bin/srobust-node", prefix="/usr", packaged=True)
@@ -111,7 +111,7 @@ for item in package_items(layout):
     path.chmod(item.mode)
 units = tree.path("/usr/lib/systemd/system")
 units.mkdir(parents=True)
-for name in ("slurm-robust.service", TIMER):
+for name in UNIT_FILES:
     (units / name).write_text(unit(name, layout))
 ' "$STAGE")
     find "$LIB" -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,8 @@ EPILOG = f"{HOOKS}/epilog/*"
 HEALTH_CHECK = f"{HOOKS}/healthcheck"
 UNITS = "/etc/systemd/system"
 TIMER = "slurm-robust.timer"
+WATCH = "slurm-robust-watch.service"
+UNIT_FILES = ("slurm-robust.service", TIMER, WATCH)
 DROP_INS = tuple(f"{ETC}/{name}.d" for name in ("conf", "checks", "prolog", "epilog", "periodic"))
 PACKAGE_TREE = Path("/usr/lib/slurm-robust")
 
@@ -66,7 +68,7 @@ def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
 
 def package_items(layout: Layout) -> list[Item]:
     """What a package brings, and an installation by pip writes."""
-    units = ("slurm-robust.service", TIMER) if layout.timer else ()
+    units = UNIT_FILES if layout.timer else ()
     return [
         *(Item(path=path, kind="folder", mode=0o755) for path in (ETC, *DROP_INS)),
         Item(path=CONFIG, text=keys.as_yaml((DATA / "config-header.txt").read_text())),
@@ -95,7 +97,8 @@ def scripts(layout: Layout) -> dict[str, str]:
 
 def unit(name: str, layout: Layout) -> str:
     """A systemd unit."""
-    return (DATA / name).read_text().replace("@LIBEXEC@", layout.libexec)
+    text = (DATA / name).read_text()
+    return text.replace("@LIBEXEC@", layout.libexec).replace("@NODE@", layout.node_command)
 
 
 def man_pages() -> dict[str, str]:

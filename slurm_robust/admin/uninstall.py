@@ -47,7 +47,7 @@ def main(
             "first 'srobust admin uninstall --apply' on the controller, then 'uninstall' on every node",
         )
     if site.has_timer:
-        systemctl(site, "disable", "--now", items.TIMER)
+        systemctl(site, "disable", "--now", items.TIMER, items.WATCH)
     kept = site.tree.carry_out(steps, (), __version__)
     if kept:
         print(f"left as they are:\n{told(kept)}")

@@ -66,6 +66,21 @@ class Hooks(_Section):
     """Remove what jobs that are gone left in /dev/shm."""
 
 
+class Watch(_Section):
+    """How often ``srobust-node watch`` looks, in seconds. At the kernel's log it looks when there is news."""
+
+    gpu_s: float = 4.0
+    network_s: float = 10.0
+    all_s: float = 60.0
+    """Everything, and drains that wait for their end."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would be a busy loop."""
+        for name in ("gpu_s", "network_s", "all_s"):
+            if getattr(self, name) < 1.0:
+                raise ValueError(f"watch.{name} is {getattr(self, name):g} s: use 1 or more")
+
+
 class Drain(_Section):
     """Bounds of what is done to nodes. Nothing is done at all in observe mode."""
 
@@ -350,6 +365,7 @@ class NodeConfig(_Section):
     """All of it."""
 
     hooks: Hooks = Hooks()
+    watch: Watch = Watch()
     drain: Drain = Drain()
     hints: Hints = Hints()
     paths: Paths = Paths()

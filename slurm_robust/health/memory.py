@@ -135,7 +135,7 @@ class Memory:
             if len(packed) > MOST_BYTES:
                 newest = {name: kept[-1:] for name, kept in facts.items()}
                 packed = msgspec.msgpack.encode(msgspec.structs.replace(merged, facts=newest))
-            _replace(self._folder / _FACTS, packed, 0o600)  # with lines of the kernel's log
+            _replace(self._folder / _FACTS, packed, 0o600, durable=False)  # with lines of the kernel's log
         return b"saved"
 
     def _counted(self, before: Mapping[str, int], kind: bool) -> dict[str, int]:
@@ -159,14 +159,16 @@ def _read(folder: Path) -> _Contents:
     return contents if contents.format == _FORMAT else _Contents()
 
 
-def _replace(path: Path, data: bytes, mode: int) -> None:
+def _replace(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
+    """``durable``: wait for the disk; what may be lost in a power cut does not."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         beside.rename(path)
     finally:
         beside.unlink(missing_ok=True)

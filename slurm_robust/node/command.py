@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from slurm_robust.config.node import NodeConfig
     from slurm_robust.node.log import EventLog
 
-USAGE = """usage: srobust-node prolog|epilog|periodic|prolog_slurmctld|epilog_slurmctld [--config FILE]
+USAGE = """usage: srobust-node prolog|epilog|periodic|watch|prolog_slurmctld|epilog_slurmctld [--config FILE]
 The programs that Slurm calls on a node or beside slurmctld; see srobust-node(8)."""
 HOOKS = ("prolog", "epilog", "periodic")
 RECORDS = ("prolog_slurmctld", "epilog_slurmctld")
+WATCH = "watch"
 OPEN, CLOSED = 0, 1
 BAD_USAGE = 64
 
@@ -27,13 +28,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one hook; its exit code. Only a prolog may have another one than 0."""
     words = list(sys.argv[1:] if argv is None else argv)
     _open_standard_files()
-    if len(words) not in (1, 3) or words[0] not in HOOKS + RECORDS or words[1:2] not in ([], ["--config"]):
+    if (
+        len(words) not in (1, 3)
+        or words[0] not in (*HOOKS, *RECORDS, WATCH)
+        or words[1:2] not in ([], ["--config"])
+    ):
         print(USAGE, file=sys.stdout if words[:1] in (["-h"], ["--help"]) else sys.stderr)
         return 0 if words[:1] in (["-h"], ["--help"]) else BAD_USAGE
     signal.signal(signal.SIGTERM, _end)
     _start_lightly()
+    file = Path(words[2]) if words[2:] else None
     try:
-        return _guarded(words[0], Path(words[2]) if words[2:] else None, os.environ)
+        return _watch(file, os.environ) if words[0] == WATCH else _guarded(words[0], file, os.environ)
     except Exception as error:  # noqa: BLE001 - a bug must neither drain nodes nor hold jobs
         print(f"srobust-node: internal error: {error!r}", file=sys.stderr)
         return OPEN
@@ -60,6 +66,42 @@ def _guarded(name: str, file: Path | None, environ: Mapping[str, str]) -> int:
     closed = name == "prolog" and config.hooks.on_error == "closed"
     _tell_failure(log, name, answer.error, closed=closed)
     return CLOSED if closed else OPEN
+
+
+def _watch(file: Path | None, environ: Mapping[str, str]) -> int:
+    """Look again and again, each time in a child."""
+    from slurm_robust.health.isolate import call
+    from slurm_robust.health.registry import CHECKS  # noqa: F401 - read once, and not in every child
+    from slurm_robust.health.runner import node_name
+    from slurm_robust.node.hooks import Hook, run
+    from slurm_robust.node.log import EventLog
+    from slurm_robust.node.watch import Round, watch
+
+    gc.enable()
+    try:
+        import pynvml  # noqa: F401 - the same
+    except ImportError:
+        pass
+
+    def look(one: Round, known: str) -> str | None:
+        config, problem = _configuration(file)
+        log = EventLog(config.paths, node_name(environ))
+        if problem:
+            log.write("configuration_refused", problem=problem)
+        limit_s = config.hooks.periodic_s
+        before = known if one.only else None
+
+        def task() -> bytes:
+            ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
+            return ended.message.encode()
+
+        answer = call({WATCH: task}, {WATCH: limit_s}, limit_s + 1.0)[WATCH]
+        if answer.value is None:
+            _tell_failure(log, WATCH, answer.error, closed=False)
+            return None
+        return answer.value.decode(errors="replace")
+
+    return watch(_configuration(file)[0], look)
 
 
 def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: float) -> bytes:

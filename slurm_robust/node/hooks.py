@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -91,9 +91,14 @@ class _Run:
         self._tell(report, conclusion, done, 0)
         return Ended(message=conclusion.reason)
 
-    def periodic(self) -> Ended:
-        """Look at the node, drain it or give it back. Never fails."""
-        report, conclusion = self._check(Context.PERIODIC)
+    def periodic(self, only: Sequence[str] = (), known: str | None = None) -> Ended:
+        """Look at the node, drain it or give it back. Never fails.
+
+        ``known``: what a look at the same checks found moments ago; finding it again is no news.
+        """
+        report, conclusion = self._check(Context.PERIODIC, only)
+        if known is not None and conclusion.reason == known:
+            return Ended(message=conclusion.reason)
         done = self._settle(report, conclusion, None)
         began, ended = self._memory.changes()
         if began or ended:
@@ -101,7 +106,7 @@ class _Run:
         self._tell(report, conclusion, done, 0)
         return Ended(message=conclusion.reason)
 
-    def _check(self, context: Context) -> tuple[Report, Conclusion]:
+    def _check(self, context: Context, only: Sequence[str] = ()) -> tuple[Report, Conclusion]:
         report = inspect(
             self._config,
             context,
@@ -110,6 +115,7 @@ class _Run:
             now=self._now,
             budget_s=self.left_s(_CHECK_SHARE),
             job_gone=partial(no_other_job, self._host, self.job),
+            only=only,
         )
         return report, conclude(report, self._config, failing_runs(report, self._memory))
 
@@ -175,9 +181,14 @@ def run(
     budget_s: float,
     host: Host = Host(),  # noqa: B008 - holds nothing but the root's path
     shm: Path = SHARED_MEMORY,
+    only: Sequence[str] = (),
+    known: str | None = None,
 ) -> Ended:
-    """Carry out a hook, usually within ``budget_s`` seconds. A bug may raise anything."""
+    """Carry out a hook, usually within ``budget_s`` seconds. A bug may raise anything.
+
+    ``only`` and ``known`` are of a part of the periodic check, as the watch has it.
+    """
     begun = _Run(hook, config, environ, budget_s, host)
     if hook is Hook.PROLOG:
         return begun.prolog(shm)
-    return begun.epilog(shm) if hook is Hook.EPILOG else begun.periodic()
+    return begun.epilog(shm) if hook is Hook.EPILOG else begun.periodic(only, known)
