@@ -16,7 +16,6 @@ from slurm_robust.model.exitcodes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / "sbatch_templates").glob("*.sbatch"))
-NOBODY = 65534
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
