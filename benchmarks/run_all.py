@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("restart", "power_cut", "overhead", "checkpoint", "hooks")
+NAMES = ("restart", "power_cut", "overhead", "checkpoint", "hooks", "detection")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,7 +69,7 @@ class Hooks(_Section):
 class Watch(_Section):
     """How often ``srobust-node watch`` looks, in seconds. At the kernel's log it looks when there is news."""
 
-    gpu_s: float = 4.0
+    gpu_s: float = 2.0
     network_s: float = 10.0
     all_s: float = 60.0
     """Everything, and drains that wait for their end."""

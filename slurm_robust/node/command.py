@@ -93,7 +93,7 @@ def _watch(file: Path | None, environ: Mapping[str, str]) -> int:
 
         def task() -> bytes:
             ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
-            return ended.message.encode()
+            return ended.failing.encode()
 
         answer = call({WATCH: task}, {WATCH: limit_s}, limit_s + 1.0)[WATCH]
         if answer.value is None:

@@ -14,7 +14,7 @@ from slurm_robust.health.host import Host
 from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.health.runner import failing_runs, inspect, node_name
-from slurm_robust.health.verdict import conclude
+from slurm_robust.health.verdict import conclude, subject_key
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.node import steward
@@ -41,10 +41,11 @@ class Hook(str, Enum):
 
 
 class Ended(Record):
-    """How a hook ends. ``message`` is for slurmd's log."""
+    """How a hook ends. ``message`` is for slurmd's log, ``failing`` names all that has failed."""
 
     exit_code: int = 0
     message: str = ""
+    failing: str = ""
 
 
 class _Run:
@@ -97,14 +98,15 @@ class _Run:
         ``known``: what a look at the same checks found moments ago; finding it again is no news.
         """
         report, conclusion = self._check(Context.PERIODIC, only)
-        if known is not None and conclusion.reason == known:
-            return Ended(message=conclusion.reason)
+        failing = ", ".join(sorted(map(subject_key, (*conclusion.causes, *conclusion.warnings))))
+        if known is not None and failing == known:
+            return Ended(message=conclusion.reason, failing=failing)
         done = self._settle(report, conclusion, None)
         began, ended = self._memory.changes()
         if began or ended:
             self.log.write("changed", failing=began, passing=ended)
         self._tell(report, conclusion, done, 0)
-        return Ended(message=conclusion.reason)
+        return Ended(message=conclusion.reason, failing=failing)
 
     def _check(self, context: Context, only: Sequence[str] = ()) -> tuple[Report, Conclusion]:
         report = inspect(

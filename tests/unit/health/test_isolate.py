@@ -237,7 +237,10 @@ def test_a_child_that_cannot_be_killed_holds_up_nobody() -> None:
             sys.stdin.read()
     """
     words = ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         # The end of the output comes although the child still is in the kernel.

@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
@@ -27,5 +30,5 @@ def test_a_working_directory_that_hangs_is_left_behind() -> None:
             print(found.why)
     """
     words = ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout.startswith("no answer"), done.stderr
