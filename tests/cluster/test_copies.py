@@ -6,13 +6,14 @@ import os
 import random
 import re
 import signal
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slurm_robust.checkpoint.image import read_header
+from slurm_robust.checkpoint.image import MAGIC, PAGE, read_header
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import ProtectedJob
@@ -86,12 +87,16 @@ def images(sandbox: Sandbox, node: str, pattern: str) -> list[Path]:
 
 
 def flip(path: Path) -> None:
-    """Change one bit of the last tensor's bytes of an image, or of a file's middle."""
+    """Change one bit in the middle of an image's tensors, or of another file."""
     with path.open("r+b") as file:
-        size = path.stat().st_size
-        file.seek(size // 2)
+        head = file.read(PAGE)
+        middle = path.stat().st_size // 2
+        if head.startswith(MAGIC):
+            begin, length = struct.unpack_from("<QQ", head, 24)  # as docs/checkpoint-format.md has them
+            middle = begin + length // 2
+        file.seek(middle)
         (byte,) = file.read(1)
-        file.seek(size // 2)
+        file.seek(middle)
         file.write(bytes([byte ^ 1]))
 
 
