@@ -41,7 +41,7 @@ class Hook(str, Enum):
 
 
 class Ended(Record):
-    """How a hook ends. ``message`` is for slurmd's log, ``failing`` names all that has failed."""
+    """How a hook ends. ``message`` is for slurmd's log, ``failing`` has a line for each failure."""
 
     exit_code: int = 0
     message: str = ""
@@ -98,7 +98,7 @@ class _Run:
         ``known``: what a look at the same checks found moments ago; finding it again is no news.
         """
         report, conclusion = self._check(Context.PERIODIC, only)
-        failing = ", ".join(sorted(map(subject_key, (*conclusion.causes, *conclusion.warnings))))
+        failing = "\n".join(sorted(map(subject_key, (*conclusion.causes, *conclusion.warnings))))
         if known is not None and failing == known:
             return Ended(message=conclusion.reason, failing=failing)
         done = self._settle(report, conclusion, None)

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,14 @@ def rounds(config: Watch) -> tuple[Round, ...]:
         Round(name="kernel", only=("kernel.*",), every_s=config.all_s),
         Round(name="gpu", only=("gpu.*",), every_s=config.gpu_s),
         Round(name="network", only=("infiniband.*", "ethernet.*"), every_s=config.network_s),
+    )
+
+
+def share_of(failing: str, one: Round) -> str:
+    """Those failures (a line ``check subject`` for each) that a round sees."""
+    lines = failing.splitlines()
+    return "\n".join(
+        line for line in lines if any(fnmatchcase(line.partition(" ")[0], pattern) for pattern in one.only)
     )
 
 
@@ -94,6 +103,7 @@ def watch(config: NodeConfig, look: Callable[[Round, str], str | None]) -> int:
 class _Watch:
     def __init__(self, look: Callable[[Round, str], str | None]) -> None:
         self._look = look
+        self._rounds: tuple[Round, ...] = ()
         self._wrong: dict[str, str] = {}
 
     def run(self, config: Watch) -> int:
@@ -103,6 +113,7 @@ class _Watch:
         log = _kernel_log()
         if log is not None:
             poller.register(log.fileno(), select.POLLIN)
+        self._rounds = rounds(config)
         schedule = Schedule(config, time.monotonic())
         while True:
             due, wait_s = schedule.next(time.monotonic())
@@ -117,8 +128,11 @@ class _Watch:
 
     def _round(self, one: Round) -> None:
         wrong = self._look(one, self._wrong.get(one.name, ""))
-        if wrong is not None:
-            self._wrong[one.name] = wrong
+        if wrong is None:
+            return
+        self._wrong[one.name] = wrong
+        if not one.only:  # what it has told of is known to all
+            self._wrong |= {other.name: share_of(wrong, other) for other in self._rounds if other.only}
 
 
 class _Ended:

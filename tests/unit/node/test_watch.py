@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import NodeConfig, Watch
-from slurm_robust.node.watch import GAP_S, SETTLE_S, Schedule
+from slurm_robust.node.watch import GAP_S, SETTLE_S, Round, Schedule, _Watch, rounds, share_of
 from tests.waiting import wait_for
 
 CONFIG = Watch(gpu_s=4.0, network_s=10.0, all_s=60.0)
@@ -55,6 +55,27 @@ def test_a_kernel_that_does_not_stop_talking_is_looked_at_now_and_then() -> None
     assert looks[0] == 5.0 + SETTLE_S
     assert min(gaps) >= GAP_S - 1e-6
     assert len(looks) <= 7
+
+
+def test_what_a_look_at_everything_has_told_is_no_news_to_the_others() -> None:
+    failing = "ethernet.flaps rail0\ngpu.lost gpu3\nkernel.lockup"
+    shares = {one.name: share_of(failing, one) for one in rounds(CONFIG) if one.only}
+    assert shares == {"kernel": "kernel.lockup", "gpu": "gpu.lost gpu3", "network": "ethernet.flaps rail0"}
+
+
+def test_a_fault_that_comes_again_after_a_look_at_everything_is_news() -> None:
+    said: list[tuple[str, str]] = []
+
+    def look(one: Round, known: str) -> str:
+        said.append((one.name, known))
+        return "ethernet.state rail0" if one.name == "network" else ""
+
+    everything, _, _, network = rounds(CONFIG)
+    watch = _Watch(look)
+    watch._rounds = rounds(CONFIG)
+    for one in (network, network, everything, network):
+        watch._round(one)
+    assert [known for name, known in said if name == "network"] == ["", "ethernet.state rail0", ""]
 
 
 def test_intervals_that_would_be_a_busy_loop_are_refused() -> None:
