@@ -98,7 +98,9 @@ class _Run:
         ``known``: what a look at the same checks found moments ago; finding it again is no news.
         """
         report, conclusion = self._check(Context.PERIODIC, only)
-        failing = "\n".join(sorted(map(subject_key, (*conclusion.causes, *conclusion.warnings))))
+        # A warning that has been confirmed is news.
+        causes = [f"{subject_key(found)}: keeps jobs away" for found in conclusion.causes]
+        failing = "\n".join(sorted([*causes, *map(subject_key, conclusion.warnings)]))
         if known is not None and failing == known:
             return Ended(message=conclusion.reason, failing=failing)
         done = self._settle(report, conclusion, None)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from slurm_robust.sandbox import Sandbox
+from tests.cluster.installed import fill
 
-ROOT = Path(__file__).resolve().parents[2]
 FAULTS = "/run/srobust-faults"  # each node has its own /run
 STATE = "/run/srobust-state"
 LOG = "/run/srobust-events.jsonl"
@@ -41,17 +40,7 @@ checks:
 
 def install(folder: Path) -> None:
     """The hooks as an installation has them, with a configuration in ``folder``."""
-    command = folder / "srobust-node"
-    command.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -m slurm_robust.node.command $1 --config {folder}/config.yaml\n"
-    )
-    for path in (ROOT / "prolog_epilog").glob("*.sh"):
-        text = re.sub(r"^SROBUST_NODE=.*$", f"SROBUST_NODE={command}", path.read_text(), flags=re.M)
-        (folder / path.name).write_text(text)
-    (folder / "check").write_text(CHECK)
-    for path in folder.iterdir():
-        path.chmod(0o755)
-    configure(folder)
+    fill(folder, CONFIG, check=CHECK)
 
 
 def configure(folder: Path, **drain: object) -> None:

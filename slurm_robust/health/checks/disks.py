@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -203,7 +204,7 @@ def judge_errors(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding
     """Disks that take no commands, fail too many or have gone, and arrays that lack some."""
     limits = config.storage
     for name, disk in view.facts.disks.items():
-        track = readings(view, lambda facts, name=name, disk=disk: _errors(facts, name, disk.id))  # type: ignore[misc]
+        track = readings(view, partial(_errors, name=name, identity=disk.id))
         rose = grown(track, limits.io_errors_window_s, view.at)
         is_dead = disk.state in _DEAD
         is_failed = is_dead or rose > limits.max_io_errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
 from slurm_robust.health.check import AnyCheck, Check, Source, View
@@ -118,7 +119,7 @@ def _wanted(view: View[EthernetFacts], limits: NetworkLimits) -> dict[str, str]:
         return wanted | dict.fromkeys(linked, "as in the baseline")
     for name, interface in view.facts.interfaces.items():
         # A link that was lost had been there; one that was never there may have no cable.
-        was_up = readings(view, lambda facts, name=name: _had_link(facts, name) or None)  # type: ignore[misc]
+        was_up = any(had for _, had in readings(view, partial(_had_link, name=name)))
         if was_up or (interface.is_up and (interface.gained or 0) > 0):
             wanted[name] = "as before in this boot"
     return wanted
@@ -162,7 +163,7 @@ def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Find
     """Error counters that rose by more than is allowed within the last hour."""
     limit = config.network.max_ethernet_errors_per_hour
     for name in _judged(view, config.network):
-        tracks = readings(view, lambda facts, name=name: _errors(facts, name))  # type: ignore[misc]
+        tracks = readings(view, partial(_errors, name=name))
         found = []
         for error, words in ERRORS.items():
             track = [(at, errors.get(error, 0)) for at, errors in tracks]
@@ -189,7 +190,7 @@ def judge_flaps(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Findi
     for name, interface in _judged(view, config.network).items():
         if interface.lost is None:
             continue
-        track = readings(view, lambda facts, name=name: _lost(facts, name))  # type: ignore[misc]
+        track = readings(view, partial(_lost, name=name))
         source = f"{SYSFS}/{name}/carrier_down_count"
         yield flaps("ethernet.flaps", name, track, view.at, config.network, source)
 

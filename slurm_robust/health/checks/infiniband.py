@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
 from slurm_robust.health import pci
@@ -138,7 +139,7 @@ def _wanted(view: View[InfinibandFacts], limits: NetworkLimits) -> dict[str, str
         return wanted | dict.fromkeys(active, "as in the baseline")
     for name, port in view.facts.ports.items():
         # A link that was lost had been there; one that was never there may have no cable.
-        was_up = readings(view, lambda facts, name=name: _is_active(facts, name) or None)  # type: ignore[misc]
+        was_up = any(was for _, was in readings(view, partial(_is_active, name=name)))
         if was_up or ((port.counters or {}).get(LOST) and port.physical != "Disabled"):
             wanted[name] = "as before in this boot"
     return wanted
