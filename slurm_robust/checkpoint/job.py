@@ -74,7 +74,7 @@ class Job:
     """One snapshot on its way.
 
     ``copying`` is the thread's copying of late tensors, ``done`` its whole work. ``abandoned``: it was begun
-    ahead of a state that turned out to be another one.
+    ahead of a state that turned out to be another one. ``held_up``: an update had to wait for the copy.
     """
 
     step: int
@@ -90,6 +90,7 @@ class Job:
     torn: str = ""
     given_up: bool = False
     abandoned: bool = False
+    held_up: bool = False
     checked: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

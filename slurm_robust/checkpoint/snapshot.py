@@ -6,8 +6,9 @@ without the interpreter lock, or to a GPU's copy engine. A hook in front of ever
 what is left of that. Then the thread sums the chunks and makes the images whole.
 
 Late tensors are the same memory in every step, and to find that out takes as long as a fifth of copying. So
-the thread begins with those of the last snapshot, while the state is still captured. If that then turns out
-to be another one, or was changed meanwhile, this copy is thrown away and an ordinary one made.
+where an update comes too soon for the copy, the thread begins the next one with the late tensors of the last
+snapshot, while the state is still captured. If that then turns out to be another one, or was changed
+meanwhile, this copy is thrown away and an ordinary one made.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class Snapshotter:
 
     ``blocked_s`` is how long the newest snapshot held training up, in seconds (in :meth:`take` and in front
     of the optimizer's update); ``skipped`` counts snapshots that were not taken or not usable.
+
+    ``ahead``: copy ahead of capturing the state even when no update had to wait. Behind a long forward pass
+    that gains nothing, and the copy slows the capture down (measured: 22 instead of 13 ms for 1 GB).
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Snapshotter:
         place: Place,
         *,
         overlap: bool = True,
+        ahead: bool = False,
         gather: Callable[[Path], tuple[budget.Room, ...]] = budget.gather,
     ) -> None:
         self.blocked_s = 0.0
@@ -74,6 +79,7 @@ class Snapshotter:
         self._job: Job | None = None
         self._last: Job | None = None  # the newest that is whole; None while another one is on its way
         self._foreseen = False  # the newest state was the expected one
+        self._always_ahead = ahead
         self._warned: set[str] = set()
         self._gpus: dict[torch.device, devices.GpuCopies] = {}
         self._process = os.getpid()
@@ -148,7 +154,9 @@ class Snapshotter:
         self.settle()
         last, self._last = self._last, None
         versions = last.late.versions() if last else []
-        job = self._ahead(wanted, last) if last and self._foreseen else None
+        job = None
+        if last and self._foreseen and (last.held_up or self._always_ahead):
+            job = self._ahead(wanted, last)
         try:
             snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
             contents = self._parts.contents(snapshot)
@@ -261,6 +269,7 @@ class Snapshotter:
             return
         begun = time.perf_counter()
         if not job.copying.done():
+            job.held_up = True
             job.may_sum.clear()
         if concurrent.futures.wait([job.copying], PATIENCE_S).not_done:
             job.torn = "everything"

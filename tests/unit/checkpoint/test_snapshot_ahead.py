@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import fcntl
 import random
 import shutil
@@ -53,8 +54,8 @@ class Watch:
 class Watched(Example):
     """Every tensor of it changes with every step, and what it was is known."""
 
-    def __init__(self, folder: MemoryFolder, **options: Any) -> None:
-        super().__init__(folder, **options)
+    def __init__(self, folder: MemoryFolder, *, ahead: bool = True, **options: Any) -> None:
+        super().__init__(folder, ahead=ahead, **options)
         self.watch = Watch(self.snapshotter)
         self.training = Training(entries={"watch": self.watch, **self.training.entries})
 
@@ -105,6 +106,33 @@ def test_a_state_like_the_last_is_copied_before_it_is_asked_for(example: Watched
     assert adopted == [False, False, True, True, True, True]
     assert example.steps() == [3, 4, 5]
     assert all(is_right(state_at(example.folder, step), step) for step in (3, 4, 5))
+
+
+def copied(example: Watched) -> None:
+    job = example.snapshotter._job
+    assert job is not None
+    concurrent.futures.wait([job.copying], 10.0)
+
+
+def test_a_copy_is_ahead_only_after_an_update_that_had_to_wait(folder: MemoryFolder) -> None:
+    example = Watched(folder, ahead=False)
+    for step in range(4):
+        example.take(step)
+        assert not example.watch.ahead
+        copied(example)
+        example.update()
+    gate = example.hold_thread()
+    example.take(4)
+    opener = threading.Timer(0.05, gate.set)  # opens while the update waits
+    opener.start()
+    example.update()
+    example.take(5)
+    assert example.watch.adopted
+    copied(example)
+    example.update()
+    example.take(6)
+    assert not example.watch.ahead
+    example.snapshotter.close()
 
 
 @pytest.mark.parametrize("kind", UNUSUAL)
