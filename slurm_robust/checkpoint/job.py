@@ -26,13 +26,23 @@ class Entry(NamedTuple):
     source: devices.Source
 
 
+Owners = Mapping[tuple[int, int], torch.Tensor]
+"""Tensors that only optimizers change, by :func:`~slurm_robust.checkpoint.state.key_of` their memory."""
+
+
 @dataclass(frozen=True)
 class Late:
-    """Tensors that are copied beside the training, and the live ones whose versions count their changes."""
+    """Tensors that are copied beside the training, and the live ones whose versions count their changes.
+
+    The rest tells what they were found in, so that the same state need not be sorted again.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     live: list[torch.Tensor] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
+    early: list[tuple[int, int]] = field(default_factory=list)  # part and number of all others
+    sizes: list[int] = field(default_factory=list)  # tensors of each part
+    owners: Owners = field(default_factory=dict)
 
     def versions(self) -> list[int]:
         """How often each was changed in place."""
@@ -42,30 +52,36 @@ class Late:
         """No tensor's memory was given up or replaced (``resize_``); the tensors keep it otherwise."""
         return [entry.source.tensor.data_ptr() for entry in self.entries] == self.addresses
 
-    def is_same(self, other: Late) -> bool:
-        """The same memory is copied to the same places."""
+    def is_of(self, tensors: list[list[torch.Tensor]], owners: Owners) -> bool:
+        """The same memory, of the same owners, is to be copied to the same places of these tensors."""
         return (
-            self.addresses == other.addresses
-            and all(map(operator.is_, self.live, other.live))
-            and all(_block(a) == _block(b) for a, b in zip(self.entries, other.entries, strict=True))
+            self.sizes == [len(its) for its in tensors]
+            and self.owners.keys() == owners.keys()
+            and all(map(operator.is_, self.owners.values(), owners.values()))
+            and all(_is_block(tensors[part][number], of.tensor) for part, number, of in self.entries)
         )
 
 
 def sort_out(
-    tensors: list[list[torch.Tensor]], live: Mapping[tuple[int, int], torch.Tensor]
+    tensors: list[list[torch.Tensor]], owners: Owners, before: Late | None = None
 ) -> tuple[list[Entry], Late]:
-    """What must be copied at once, and what may be copied late: that of which ``live`` has the memory."""
-    early, late = [], Late()
-    for part, its in enumerate(tensors):
-        for number, tensor in enumerate(its):
-            entry = Entry(part, number, devices.Source(tensor))
-            owned = live.get(key_of(tensor)) if live and tensor.device.type in ("cpu", "cuda") else None
-            if owned is None:
-                early.append(entry)
-            else:
-                late.entries.append(entry)
-                late.live.append(owned)
-                late.addresses.append(tensor.data_ptr())
+    """What must be copied at once, and what may be copied late: that of which ``owners`` has the memory.
+
+    Where the late ones are those of ``before``, it is returned itself: they are cut into pieces already.
+    """
+    late = before
+    if late is None or not late.is_of(tensors, owners):
+        late = Late(sizes=[len(its) for its in tensors], owners=owners)
+        for part, its in enumerate(tensors):
+            for number, tensor in enumerate(its):
+                owner = owners.get(key_of(tensor)) if tensor.device.type in ("cpu", "cuda") else None
+                if owner is None:
+                    late.early.append((part, number))
+                else:
+                    late.entries.append(Entry(part, number, devices.Source(tensor)))
+                    late.live.append(owner)
+                    late.addresses.append(tensor.data_ptr())
+    early = [Entry(part, number, devices.Source(tensors[part][number])) for part, number in late.early]
     return early, late
 
 
@@ -133,6 +149,11 @@ class Job:
                     return
 
 
-def _block(entry: Entry) -> tuple[Any, ...]:
-    tensor = entry.source.tensor
-    return entry.part, entry.number, tensor.dtype, tensor.shape, tensor.stride()
+def _is_block(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors, at least one of them alive, are the same memory read in the same way."""
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+    )

@@ -153,20 +153,20 @@ class Snapshotter:
     def _take(self, wanted: _Wanted, training: Training) -> None:
         self.settle()
         last, self._last = self._last, None
-        versions = last.late.versions() if last else []
-        job = None
-        if last and self._foreseen and (last.held_up or self._always_ahead):
-            job = self._ahead(wanted, last)
+        job: Job | None = None
+        versions: list[int] = []
+        in_haste = last is not None and (last.held_up or self._always_ahead)
+        if last and in_haste:
+            versions = last.late.versions()
+            job = self._ahead(wanted, last) if self._foreseen else None
         try:
             snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
             contents = self._parts.contents(snapshot)
-            live = changed_by_optimizers(training.entries) if self._overlap else {}
-            early, late = sort_out(contents.tensors, live)
+            owners = changed_by_optimizers(training.entries) if self._overlap else {}
             changed = self._describe(wanted.step, contents)
-            self._foreseen = False
-            if last and not changed and last.late.is_same(late):
-                late = last.late  # which is cut into pieces already
-                self._foreseen = late.versions() == versions
+            before = last.late if last and not changed else None
+            early, late = sort_out(contents.tensors, owners, before)
+            self._foreseen = late is before and (late.versions() == versions or not in_haste)
             if job and not (self._foreseen and not job.torn and job.turn_into(contents)):
                 wrong, job = job, None
                 self._abandon(wrong)
