@@ -22,7 +22,7 @@ lint: setup ## Ruff and mypy (strict).
 test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a real Slurm in the sandbox.
 
 test-unit: setup ## Tests that need neither root nor Slurm.
-	$(PYTEST) tests/unit
+	$(PYTEST) -n 2 --dist loadfile tests/unit
 
 test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).
 	$(PYTEST) tests/cluster

@@ -47,12 +47,16 @@ class Share(Record):
 
 
 class Decision(Record):
-    """What to do, and ``why`` in words. ``stays``: only a person undoes this drain."""
+    """What to do, and ``why`` in words.
+
+    ``stays``: only a person undoes this drain. ``later``: nothing speaks against it but a cap.
+    """
 
     action: Action
     why: str
     reason: str = ""
     stays: bool = False
+    later: bool = False
 
 
 def decide(
@@ -162,7 +166,7 @@ def _drain(
 ) -> Decision:
     for share in shares:
         if full := _full(share, config):
-            return _nothing(full)
+            return Decision(action=Action.NOTHING, why=full, later=True)
     times = record.drains_since(now - DAY_S) + 1
     stays = times >= config.most_per_day
     reason = conclusion.reason

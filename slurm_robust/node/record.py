@@ -47,8 +47,9 @@ class OwnDrain(Record):
     ``passes``: runs in a row since then in which all causes were looked at and passed. ``drains``: times of
     the drains within the last day; ``stays``: they were too many, so a person must undo this one.
     ``waits_until``: no other nodes are asked about before, since there was no room for a drain.
-    ``pending``: what could not be told to Slurm, found during the boot ``pending_boot``. ``said``: the last
-    event about it, so that the log tells of changes only. Times are seconds since 1970.
+    ``pending``: what could not be told to Slurm or had to wait for a cap, found during the boot
+    ``pending_boot``. ``said``: the last event about it, so that the log tells of changes only. Times are
+    seconds since 1970.
     """
 
     reason: str = ""
@@ -66,6 +67,13 @@ class OwnDrain(Record):
     def drains_since(self, time_: float) -> int:
         """How many drains began after ``time_``."""
         return sum(t > time_ for t in self.drains)
+
+
+class Left(Record):
+    """What a run found during the boot ``boot_id`` while another one held the lock."""
+
+    conclusion: Conclusion
+    boot_id: str
 
 
 def causes_of(conclusion: Conclusion) -> tuple[Cause, ...]:
@@ -114,7 +122,7 @@ class DrainFile:
 
     def exists(self) -> bool:
         """Whether there is anything to remember."""
-        return self.path.exists()
+        return self.path.exists() or self._left.exists()
 
     @contextmanager
     def locked(self, timeout_s: float) -> Iterator[bool]:
@@ -149,17 +157,40 @@ class DrainFile:
 
     def save(self, record: OwnDrain) -> None:
         """Write it so that a crash leaves the old or the new one. Raises ``OSError``."""
-        beside = self.path.with_name("drain.json.new")
-        with beside.open("wb") as file:
-            file.write(msgspec.json.encode(record) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _write(self.path, self.path.with_name("drain.json.new"), record)
+
+    def leave(self, left: Left) -> None:
+        """Leave something for whoever gets the lock next; the newest counts. Needs no lock itself."""
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            _write(self._left, self._left.with_name(f"drain.left.{os.getpid()}"), left)
+        except OSError:
+            pass  # The run is in the log all the same.
+
+    def take_left(self) -> Left | None:
+        """What was left, once. A damaged one does not exist."""
+        try:
+            content = self._left.read_bytes()
+            self._left.unlink()
+            return msgspec.json.decode(content, type=Left)
+        except (msgspec.MsgspecError, UnicodeDecodeError, OSError):
+            return None
+
+    @property
+    def _left(self) -> Path:
+        return self.path.with_name("drain.left")
+
+
+def _write(path: Path, beside: Path, content: Record) -> None:
+    with beside.open("wb") as file:
+        file.write(msgspec.json.encode(content) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _take(fd: int, timeout_s: float) -> bool:

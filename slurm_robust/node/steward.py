@@ -1,7 +1,8 @@
 """Carries out what :mod:`slurm_robust.node.drain` decides, in bounded time, and writes down what came of it.
 
 A node that is fit and was not drained by us costs Slurm nothing: it is not even asked. What Slurm does not
-take is kept in ``drain.json`` and tried again at the next run.
+take, or a cap forbids for now, is kept in ``drain.json`` and tried again at the next run: it may be what only
+a close look has found, which no other run would find again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from slurm_robust.node.record import (
     DAY_S,
     Action,
     DrainFile,
+    Left,
     after_run,
     cause_of,
     causes_of,
@@ -93,6 +95,8 @@ def after(
     deadline = time.monotonic() + budget_s
     with file.locked(min(LOCK_S, budget_s)) as held:
         if not held:
+            if not conclusion.fit and config.drain.mode == "act":
+                file.leave(Left(conclusion=conclusion, boot_id=report.boot_id))
             return Done(action=Action.NOTHING, why="another hook is at it")
         stewardship = _Stewardship(file, report, config, now, log, job, pause)
         return stewardship.run(conclusion, slurm, deadline)
@@ -135,8 +139,7 @@ class _Stewardship:
         except SlurmCommandError as error:
             # Whether a drain took effect is unknown now; the next run sees it in Slurm.
             self._put(waits_until=0.0)
-            if not conclusion.fit and self._acts:
-                self._put(pending=conclusion, pending_boot=self._report.boot_id)
+            self._keep(conclusion)
             self._tell("slurm_unreachable", error=str(error)[:500], reason=conclusion.reason)
             done = Done(action=Action.NOTHING, why="Slurm has not done it", error=str(error))
         self._save()
@@ -148,7 +151,13 @@ class _Stewardship:
 
     # -- what an earlier run could not tell Slurm ---------------------------------------------------
 
+    def _keep(self, conclusion: Conclusion) -> None:
+        if not conclusion.fit and self._acts:
+            self._put(pending=conclusion, pending_boot=self._report.boot_id)
+
     def _with_pending(self, conclusion: Conclusion) -> Conclusion:
+        if left := self._file.take_left():
+            self._put(pending=left.conclusion, pending_boot=left.boot_id)
         pending = self._record.pending
         if pending is None:
             return conclusion
@@ -176,6 +185,8 @@ class _Stewardship:
             decision = self._decide(node, conclusion, shares)
         if decision.action is Action.NOTHING:
             self._put(pending=None, pending_boot="")
+            if decision.later:
+                self._keep(conclusion)
             if not conclusion.fit:
                 self._tell("not_drained", why=decision.why, reason=conclusion.reason)
             return Done(action=decision.action, why=decision.why, reason=self._record.reason)
@@ -220,6 +231,7 @@ class _Stewardship:
         if new:
             self._put(drains=self._recent_drains(self._now))
             if excess := self._excess(slurm):
+                self._keep(conclusion)
                 return self._take_back(excess, slurm)
         self._log.write(
             "drained" if new else "reason_updated",

@@ -9,11 +9,13 @@ from typing import Any
 
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.installed import fill
+from tests.waiting import wait_for
 
 FAULTS = "/run/srobust-faults"  # each node has its own /run
 STATE = "/run/srobust-state"
 LOG = "/run/srobust-events.jsonl"
 INTERVAL_S = 5
+PATIENCE_S = 60.0
 # Both checks of the site are this program: bad, hanging or good as the file with the check's name says.
 CHECK = f"""#!/bin/sh
 read -r fault < {FAULTS}-$1 2>/dev/null
@@ -99,6 +101,20 @@ class Patients:
     def drained(self) -> dict[str, str]:
         """Reasons of the nodes that are drained."""
         return {n: reason for n, (state, reason) in self.states().items() if state.startswith("drain")}
+
+    def wait_drained(self, *nodes: str, reason: str | None = None) -> None:
+        """Wait until exactly these nodes are drained, with this reason if there is one."""
+        expected = set(nodes)
+
+        def as_expected() -> bool:
+            drained = self.drained()
+            return set(drained) == expected and (reason is None or set(drained.values()) == {reason})
+
+        try:
+            wait_for(as_expected, PATIENCE_S, f"{nodes} drained")
+        except AssertionError as error:
+            seen = {node: self.events(node)[-8:] for node in nodes}
+            raise AssertionError(f"{error}; {self.states()}; {json.dumps(seen, indent=1)}") from None
 
     def events(self, node: str, *kinds: str) -> list[dict[str, Any]]:
         """Events in a node's own log."""

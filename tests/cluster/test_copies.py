@@ -295,9 +295,10 @@ def test_after_a_requeue_the_copies_are_found_again(sandbox: Sandbox) -> None:
 
 
 def test_a_node_without_memory_or_disk_for_copies(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 3)
+    steps = 120  # filling disks takes seconds on a slow machine, and the training must last longer
+    expected = undisturbed(wide, 3, f"{TINY} {steps} --step-s 0")
     options = f"--spares 1 --set checkpoint.local_directory=/tmp --set checkpoint.every_steps=4 {TINY}"
-    job = ProtectedJob(wide, f"{options} {STEPS} --step-s 0.3", nodes=4)
+    job = ProtectedJob(wide, f"{options} {steps} --step-s 0.3", nodes=4)
     job.wait_step(3)
     node = job.state.slots[1]
     wide.fault.fill_disk(node, "/tmp")

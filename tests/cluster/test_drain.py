@@ -16,7 +16,7 @@ import pytest
 from slurm_robust.sandbox import Sandbox
 from tests.cluster import patients
 from tests.cluster.jobs import USER
-from tests.cluster.patients import Patients
+from tests.cluster.patients import PATIENCE_S, Patients
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -72,12 +72,12 @@ def cluster(sandboxes: Callable[..., Sandbox], installed: Path) -> Patients:
 
 def test_a_fault_drains_with_its_evidence_and_a_healed_node_returns(cluster: Patients) -> None:
     cluster.hurt("n1", "fan")
-    wait_for(lambda: cluster.drained() == {"n1": BROKEN}, 20, "n1 drained")
+    cluster.wait_drained("n1", reason=BROKEN)
     runs = cluster.runs("n1")
-    wait_for(lambda: cluster.runs("n1") > runs, 20, "another run")
+    wait_for(lambda: cluster.runs("n1") > runs, PATIENCE_S, "another run")
     assert cluster.drained() == {"n1": BROKEN}
     cluster.heal("n1", "fan")
-    wait_for(lambda: cluster.states()["n1"] == ("idle", "none"), 40, "n1 returned")
+    wait_for(lambda: cluster.states()["n1"] == ("idle", "none"), PATIENCE_S, "n1 returned")
     assert [event["event"] for event in cluster.events("n1", "drained", "undrained")] == [
         "drained",
         "undrained",
@@ -89,11 +89,11 @@ def test_an_administrators_drain_is_not_touched(cluster: Patients) -> None:
         ["scontrol", "update", "nodename=n2", "state=drain", "reason=disk, alice"], user="root"
     )
     cluster.hurt("n2", "fan")
-    wait_for(lambda: cluster.events("n2", "not_drained"), 20, "n2 is seen to be bad")
+    wait_for(lambda: cluster.events("n2", "not_drained"), PATIENCE_S, "n2 is seen to be bad")
     assert cluster.drained() == {"n2": "disk, alice"}
     cluster.heal("n2", "fan")
     runs = cluster.runs("n2")
-    wait_for(lambda: cluster.runs("n2") >= runs + 3, 40, "three good runs")
+    wait_for(lambda: cluster.runs("n2") >= runs + 3, PATIENCE_S, "three good runs")
     assert cluster.drained() == {"n2": "disk, alice"}
 
 
@@ -102,10 +102,11 @@ def test_nodes_that_fail_at_once_leave_as_many_drained_as_may_be(cluster: Patien
     for node in ("n1", "n2", "n3"):
         cluster.hurt(node, "fan")
     told = ("drained", "not_drained")
-    wait_for(lambda: all(cluster.events(node, *told) for node in ("n1", "n2", "n3")), 30, "all have decided")
-    wait_for(lambda: len(cluster.drained()) == 1, 10, "one is drained")
+    bad = ("n1", "n2", "n3")
+    wait_for(lambda: all(cluster.events(node, *told) for node in bad), PATIENCE_S, "all have decided")
+    wait_for(lambda: len(cluster.drained()) == 1, PATIENCE_S, "one is drained")
     runs = cluster.runs("n3")
-    wait_for(lambda: cluster.runs("n3") >= runs + 2, 30, "two runs more")
+    wait_for(lambda: cluster.runs("n3") >= runs + 2, PATIENCE_S, "two runs more")
     assert len(cluster.drained()) == 1
 
 
@@ -144,7 +145,7 @@ def test_a_suspect_is_tested_closely_and_drained_or_acquitted(cluster: Patients)
     # What only a close look shows to be bad, no quick one shows to be good.
     cluster.heal("n1", "core")
     runs = cluster.runs("n1")
-    wait_for(lambda: cluster.runs("n1") >= runs + 3, 40, "three good runs")
+    wait_for(lambda: cluster.runs("n1") >= runs + 3, PATIENCE_S, "three good runs")
     assert "n1" in cluster.drained()
 
 
@@ -163,10 +164,10 @@ def test_what_slurmctld_could_not_be_told_is_done_when_it_is_back(cluster: Patie
         cluster.hurt("n1", "fan")
         cluster.root("n1", f"env -i SLURMD_NODENAME=n1 {installed}/healthcheck.sh")
         # Another run may have been under way and hold the lock; then that one says it.
-        wait_for(lambda: cluster.events("n1", "slurm_unreachable"), 20, str(cluster.events("n1")))
+        wait_for(lambda: cluster.events("n1", "slurm_unreachable"), PATIENCE_S, str(cluster.events("n1")))
     finally:
         cluster.sandbox.fault.start_slurmctld()
-    wait_for(lambda: cluster.drained() == {"n1": BROKEN}, 60, "n1 drained")
+    cluster.wait_drained("n1", reason=BROKEN)
 
 
 # -- quarantine -------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def test_quarantine_returns_a_good_node_and_keeps_a_bad_one(cluster: Patients, i
     for node in ("n1", "n2"):
         cluster.hurt(node, "core")
         jobs.run(node, "good")
-    wait_for(lambda: set(cluster.drained()) == {"n1", "n2"}, 20, "both drained")
+    cluster.wait_drained("n1", "n2")
     cluster.heal("n1", "core")
     results = quarantine(cluster, installed)
     assert {node: result["returned"] for node, result in results.items()} == {"n1": True, "n2": False}
@@ -202,14 +203,14 @@ def test_a_killed_quarantine_lets_nothing_into_service_and_is_finished_by_the_ne
     cluster: Patients, installed: Path
 ) -> None:
     cluster.hurt("n1", "fan")
-    wait_for(lambda: cluster.drained() == {"n1": BROKEN}, 20, "n1 drained")
+    cluster.wait_drained("n1", reason=BROKEN)
     cluster.hurt("n1", "core", "hang")
     command = ["srobust", "admin", "quarantine", f"--config={installed}/config.yaml"]
     process = cluster.sandbox.popen(
         command, user="root", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    wait_for(lambda: "srobust-quarantine-n1" in reservations(cluster), 30, "the reservation")
-    wait_for(lambda: not cluster.drained(), 30, "n1 resumed inside")
+    wait_for(lambda: "srobust-quarantine-n1" in reservations(cluster), PATIENCE_S, "the reservation")
+    wait_for(lambda: not cluster.drained(), PATIENCE_S, "n1 resumed inside")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)
     done = cluster.sandbox.exec(

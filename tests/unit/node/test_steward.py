@@ -163,6 +163,21 @@ def test_beyond_the_cap_it_reports_and_does_nothing(cluster: FakeCluster, tmp_pa
     assert second.run(bad()).action is Action.DRAIN
 
 
+def test_what_a_cap_forbids_is_done_when_there_is_room_though_nobody_looks_again(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))
+    first.run(bad())
+    second.run(bad())  # a close look, as after a job that suspected the node
+    quick = Finding(check="clock.offset", outcome=Outcome.PASS)
+    assert second.run(quick).action is Action.NOTHING
+    assert second.log.names == ["not_drained"]
+    first.slurm.resume(["n1"])
+    cluster.clock.advance(BACK_OFF_S)
+    assert second.run(quick).action is Action.DRAIN
+    assert second.reason == "srobust: gpu3 XID 79"
+
+
 def test_a_fleet_that_is_unfit_does_not_ask_slurm_about_all_nodes_at_every_run(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

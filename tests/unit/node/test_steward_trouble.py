@@ -85,6 +85,25 @@ def test_what_has_passed_since_or_was_before_a_reboot_is_not_told(hooked: Hooked
     assert hooked.file.load().pending is None
 
 
+def test_what_was_found_while_another_hook_was_at_it_is_done_by_the_next(hooked: Hooked) -> None:
+    with hooked.file.locked(1.0):
+        done = hooked.run(bad(), budget_s=0.05)
+    assert (done.action, done.why) == (Action.NOTHING, "another hook is at it")
+    quick = Finding(check="clock.offset", outcome=Outcome.PASS)
+    assert hooked.run(quick).action is Action.DRAIN
+    assert hooked.reason == "srobust: gpu3 XID 79"
+    assert hooked.file.take_left() is None
+
+
+def test_what_was_left_may_be_damaged(hooked: Hooked) -> None:
+    with hooked.file.locked(1.0):
+        hooked.run(bad(), budget_s=0.05)
+    left = hooked.file.path.with_name("drain.left")
+    left.write_bytes(left.read_bytes()[:20])
+    assert hooked.run(good()).why == "the node is fit"
+    assert not left.exists()
+
+
 def test_a_drain_that_took_effect_without_an_answer_is_known_as_ours(hooked: Hooked) -> None:
     record = hooked.file.load()
     hooked.slurm.drain(["n1"], "srobust: gpu3 XID 79")
