@@ -6,11 +6,12 @@ cannot work is refused with :class:`~slurm_robust.config.errors.InvalidValue`, w
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.errors import InvalidValue
+from slurm_robust.config.ranges import at_least, not_empty, positive
 
 HIGHEST_PORT = 65535
 
@@ -31,7 +32,7 @@ class Limits:
     def __post_init__(self) -> None:
         """Refuse negative bounds; 0 means never."""
         for name in ("per_signature", "per_hour", "total"):
-            _at_least(self, name, 0)
+            at_least(self, name, 0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Timings:
     def __post_init__(self) -> None:
         """Refuse times that are not positive, and pairs that contradict each other."""
         for item in fields(self):
-            _positive(self, item.name)
+            positive(self, item.name)
         if self.node_dead_s < 2 * self.heartbeat_s:
             raise InvalidValue(
                 ("node_dead_s", "heartbeat_s"),
@@ -106,7 +107,7 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         """Refuse sizes below 1 and an order that is none."""
         for name in ("tp", "cp", "ep", "pp"):
-            _at_least(self, name, 1)
+            at_least(self, name, 1)
         if sorted(self.order.split("-")) != ["cp", "dp", "ep", "pp", "tp"]:
             raise InvalidValue(
                 ("order",),
@@ -149,13 +150,13 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Refuse empty folder names, keeping nothing, and intervals that are none."""
-        _not_empty(self, "directory", "name a folder, or leave the key out")
-        _not_empty(self, "local_directory", "name a folder on the nodes' own disks, or leave the key out")
+        not_empty(self, "directory", "name a folder, or leave the key out")
+        not_empty(self, "local_directory", "name a folder on the nodes' own disks, or leave the key out")
         for name in ("keep", "keep_every", "every_steps"):
-            _at_least(self, name, 1)
-        _positive(self, "every_s")
+            at_least(self, name, 1)
+        positive(self, "every_s")
         if self.peer_mb_s is not None:
-            _positive(self, "peer_mb_s")
+            positive(self, "peer_mb_s")
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class SlurmConfig:
 
     def __post_init__(self) -> None:
         """Refuse a limit that is not positive."""
-        _positive(self, "timeout_s")
+        positive(self, "timeout_s")
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,9 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Where checkpoints are and how many are kept."""
 
+    detect: DetectConfig = field(default_factory=DetectConfig)
+    """What is noticed while the training runs."""
+
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """Sizes of the parallel groups."""
 
@@ -263,10 +267,10 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range and records that contradict each other."""
-        _at_least(self, "nodes", 1)
-        _at_least(self, "spares", 0)
-        _at_least(self, "nproc_per_node", 1)
-        _not_empty(self, "job_dir", "name a folder on shared storage, or leave the key out")
+        at_least(self, "nodes", 1)
+        at_least(self, "spares", 0)
+        at_least(self, "nproc_per_node", 1)
+        not_empty(self, "job_dir", "name a folder on shared storage, or leave the key out")
         for module in self.preload:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise InvalidValue(
@@ -304,20 +308,3 @@ def parse_port_range(text: str) -> range:
             f'write the lower port first, both from 1 to {HIGHEST_PORT}, e.g. "29500-29600"',
         )
     return ports
-
-
-def _at_least(record: object, name: str, lowest: int) -> None:
-    value = getattr(record, name)
-    if value is not None and value < lowest:
-        raise InvalidValue((name,), f"{name} is {value}", f"use {lowest} or more")
-
-
-def _positive(record: object, name: str) -> None:
-    value = getattr(record, name)
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidValue((name,), f"{name} is {value:g}", "use a number of seconds above 0")
-
-
-def _not_empty(record: object, name: str, fix: str) -> None:
-    if getattr(record, name) == "":
-        raise InvalidValue((name,), f"{name} is empty", fix)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
+from slurm_robust.model.alerts import Alert
+from slurm_robust.model.classification import Classification
+from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Localisation
 
 
 class Symptom(str, Enum):
@@ -17,6 +21,12 @@ class Symptom(str, Enum):
     NODE_LOST = "node lost"
     LAUNCH_FAILED = "launch failed"
     AGENTS_LOST = "agents lost"
+    NODE_FAULT = "node fault"
+    NETWORK = "network alert"
+    HANG = "hang"
+    SLOW = "slow"
+    NON_FINITE = "loss or gradient norm is no number"
+    SPIKE = "jump of loss or gradient norm"
 
 
 # -- observations: the input of the policy ---------------------------------------------------------
@@ -36,6 +46,10 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     a node went silent). ``lost`` are nodes without a sign of life, ``unable`` nodes that answer but
     could start or stop no worker, with the reason; ``alive`` are nodes of the placement that answer.
     ``restore``: the checkpoint that the generation began with, "" for none.
+
+    What else was found out: ``symptom``, why the generation was stopped; ``detail`` of that; ``alerts`` of
+    the nodes' inspection; ``causes``, what the logs of failed ranks say; ``localisation``, where stacks place
+    a hang or decline; ``diagnosis``, once the nodes were tested.
     """
 
     generation: int
@@ -45,6 +59,12 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     unable: dict[str, str] = {}
     alive: tuple[str, ...] = ()
     restore: str = ""
+    symptom: Symptom | None = None
+    detail: str = ""
+    alerts: dict[str, tuple[Alert, ...]] = {}
+    causes: dict[int, Classification] = {}
+    localisation: Localisation | None = None
+    diagnosis: Diagnosis | None = None
 
 
 class SpareLost(Record, tag_field="kind", tag="spare lost"):
@@ -130,6 +150,13 @@ class Requeue(Record, tag_field="action", tag="requeue"):
     reason: str
 
 
+class Diagnose(Record, tag_field="action", tag="diagnose"):
+    """Test the held nodes, then decide again. ``bitwise``: also with the reference model."""
+
+    reason: str
+    bitwise: bool = False
+
+
 class GiveUp(Record, tag_field="action", tag="give up"):
     """Stop for good with exit code ``code`` and the evidence."""
 
@@ -143,7 +170,7 @@ class Finish(Record, tag_field="action", tag="finish"):
     code: int
 
 
-Action: TypeAlias = Evict | Replace | StartAgents | Restart | Requeue | GiveUp | Finish
+Action: TypeAlias = Evict | Replace | StartAgents | Restart | Diagnose | Requeue | GiveUp | Finish
 
 
 class Decision(Record):

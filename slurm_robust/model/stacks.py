@@ -1,0 +1,98 @@
+"""What the processes of a training are doing: stacks, collectives, and where these place a fault."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model.record import Record
+
+
+class ProcessKind(str, Enum):
+    """What a process is for."""
+
+    WORKER = "worker"
+    """Runs the training script."""
+
+    LOADER = "loader"
+    """Fetches data for a worker (torch.utils.data's worker processes)."""
+
+    WRITER = "writer"
+    """Writes a checkpoint for a worker."""
+
+    OTHER = "other"
+
+
+class Frame(Record):
+    """One call. ``file`` as the interpreter names it, or a native frame's library; ``line`` 0: unknown."""
+
+    function: str
+    file: str = ""
+    line: int = 0
+
+
+class ThreadStack(Record):
+    """One thread's calls, innermost first."""
+
+    frames: tuple[Frame, ...]
+    name: str = ""
+    is_main: bool = False
+
+
+class ProcessStacks(Record):
+    """All threads of one process.
+
+    ``state`` is the letter of proc_pid_stat(5) (R running, S sleeping, D in the kernel, T stopped, Z dead);
+    ``error`` says why there are no threads.
+    """
+
+    pid: int
+    kind: ProcessKind
+    state: str = ""
+    threads: tuple[ThreadStack, ...] = ()
+    error: str = ""
+
+
+class Collective(Record):
+    """What a process group of this rank did last, by PyTorch's flight recorder.
+
+    ``sequence`` counts the group's operations, so a rank that skipped one is behind the others. ``state`` is
+    the recorder's word: ``scheduled``, ``started``, ``completed``. ``ranks`` are the group's global ranks.
+    """
+
+    group: str
+    sequence: int
+    operation: str
+    state: str
+    ranks: tuple[int, ...] = ()
+
+
+class RankStacks(Record):
+    """What one rank and its helpers were doing.
+
+    ``source`` says how the stacks were taken: ``py-spy``, ``signal`` (the handler in the worker), or "" when
+    there are none. ``took_s`` is how long that took.
+    """
+
+    rank: int
+    node: str
+    processes: tuple[ProcessStacks, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    source: str = ""
+    took_s: float = 0.0
+
+
+class Localisation(Record):
+    """Where stacks place a fault.
+
+    ``outliers`` are ranks that do something else than most; ``ranks`` what is to be evicted: the parallel
+    group that covers them (``group``, as ``pp 24-31``), or exactly the ranks that are at fault when
+    ``exact``. ``healthy``: how many ranks do what most do. Empty ``ranks``: nothing could be concluded.
+    """
+
+    outliers: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    group: str = ""
+    exact: bool = False
+    healthy: int = 0
+    confidence: float = 0.0
+    reason: str = ""
