@@ -16,6 +16,7 @@ from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.ports import PortHolder
 from slurm_robust.agent.runtime import SHARED_MEMORY, RuntimeFolder
+from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.keys import load_client
@@ -106,7 +107,7 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
     )
     identity = f"{node}-{os.getpid()}-{os.urandom(4).hex()}"
     setup = Setup(spec=spec, job=job, keys=keys, node=node, agent=identity, address=address)
-    return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies)
+    return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies, StackTaker())
 
 
 _SHARED = "put the job directory on storage that every node of the job mounts at the same path"

@@ -17,6 +17,7 @@ from slurm_robust.agent.allocation import check_allocation
 from slurm_robust.agent.beats import BeatBook
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
+from slurm_robust.agent.dumps import Dumps, StackTaking
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.orphan import OrphanWatch
@@ -28,6 +29,7 @@ from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
+    DumpStacks,
     End,
     EpochSeen,
     ForgetRecords,
@@ -94,6 +96,7 @@ class Agent:
         runtime: RuntimeFolder,
         ports: PortHolder,
         copies: CopyService,
+        stacks: StackTaking,
     ) -> None:
         spec = setup.spec
         self._setup = setup
@@ -107,6 +110,7 @@ class Agent:
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
         self._files: SlowFiles[EpochLooked | TailRead] = SlowFiles()
+        self._dumps = Dumps(stacks, setup.node)
         self._steps = StepWatch()
         self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
         self._beat_wanted = True
@@ -146,6 +150,7 @@ class Agent:
         self._steps.forget()
         self._ports.close()
         self._files.close()
+        self._dumps.close()
         self._copies.close(remove=not self._keep_copies or job_is_over(os.environ))
         self._runtime.close()
 
@@ -163,6 +168,8 @@ class Agent:
             self._on_message(order)
         for result in self._files.results():
             self._on_result(result)
+        for answer in self._dumps.finished():
+            self._socket.send(answer)  # if it is lost, the order comes again
         now = time.monotonic()
         if self._state.deadline is not None and now >= self._state.deadline:
             self._take(Ticked())
@@ -175,7 +182,8 @@ class Agent:
         poller = zmq.Poller()
         for socket, flags in self._socket.pollers(writing=self._beat_wanted):
             poller.register(socket, flags)
-        for descriptor in (wake, self._files.fileno(), self._launcher.fileno()):
+        sources = (self._files, self._dumps, self._launcher)
+        for descriptor in (wake, *(source.fileno() for source in sources)):
             if descriptor >= 0:
                 poller.register(descriptor, zmq.POLLIN)
         poller.poll(max(0, int(1000 * self._patience(time.monotonic())) + 1))
@@ -298,6 +306,9 @@ class Agent:
                 self._ask_flush(step)
             case SaveCopies(order=order):
                 self._copies.save(order)
+            case DumpStacks(order=order, workers=workers):
+                if (answer := self._dumps.order(order, workers)) is not None:
+                    self._socket.send(answer)
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():

@@ -14,6 +14,7 @@ from slurm_robust.agent.launcher import Gone
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
+    DumpStacks,
     End,
     EpochSeen,
     ForgetRecords,
@@ -48,6 +49,7 @@ from slurm_robust.wire.messages import (
     Save,
     Shutdown,
     Stop,
+    TakeStacks,
 )
 from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
@@ -164,6 +166,9 @@ class AgentState:
                 return [AskFlush(step=step)] if self._runs(generation) else []
             case Save():
                 return [SaveCopies(order=order)] if not self._living() else []
+            case TakeStacks(generation=generation):
+                pids = {w.rank: w.pid for w in self._living() if w.pid is not None}
+                return [DumpStacks(order=order, workers=pids)] if self._runs(generation) else []
             case Inject(rank=rank, signal=number):
                 worker = self.workers.get(rank)
                 if worker is None or worker.pid is None or worker.exit is not None:

@@ -6,9 +6,19 @@ from typing import TypeAlias
 
 from slurm_robust.agent.launcher import LauncherMessage
 from slurm_robust.model.record import Record
-from slurm_robust.wire.messages import Flush, Inject, Launch, Pace, RequestCheckpoint, Save, Shutdown, Stop
+from slurm_robust.wire.messages import (
+    Flush,
+    Inject,
+    Launch,
+    Pace,
+    RequestCheckpoint,
+    Save,
+    Shutdown,
+    Stop,
+    TakeStacks,
+)
 
-Order: TypeAlias = Launch | Stop | RequestCheckpoint | Pace | Flush | Save | Inject | Shutdown
+Order: TypeAlias = Launch | Stop | RequestCheckpoint | Pace | Flush | Save | TakeStacks | Inject | Shutdown
 
 # -- stimuli --------------------------------------------------------------------------------------
 
@@ -118,6 +128,13 @@ class SaveCopies(Record):
     order: Save
 
 
+class DumpStacks(Record):
+    """Take the stacks of ``workers`` (rank to pid) as ``order`` says, and send them."""
+
+    order: TakeStacks
+    workers: dict[int, int]
+
+
 class RenewPort(Record):
     """Hold another rendezvous port for the next launch; this one is being used now."""
 
@@ -148,6 +165,7 @@ Instruction: TypeAlias = (
     | SetStride
     | AskFlush
     | SaveCopies
+    | DumpStacks
     | RenewPort
     | ForgetRecords
     | SendBeat

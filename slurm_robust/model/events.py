@@ -11,7 +11,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.incident import Action, NodeExit, Symptom, Verdict
+from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.record import Record
 
 
@@ -187,6 +189,24 @@ class Decided(Event):
     carried_out: bool = True
 
 
+class NodesTested(Event):
+    """Held nodes were tested, or replayed the training, for ``took_s`` seconds."""
+
+    incident: int
+    results: tuple[TestResult, ...]
+    suspects: tuple[str, ...]
+    reason: str
+    left_out: dict[str, str] = {}
+    took_s: float = 0.0
+
+
+class PaceLearned(Event):
+    """How fast training is, so far."""
+
+    generation: int
+    pace: PaceHistory
+
+
 class NodeEvicted(Event):
     """This job does not use the node any more."""
 
@@ -264,6 +284,8 @@ AnyEvent: TypeAlias = (
     | StrideChanged
     | StorageWritten
     | Decided
+    | NodesTested
+    | PaceLearned
     | NodeEvicted
     | NodeReturned
     | IncidentClosed

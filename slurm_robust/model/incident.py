@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
-from slurm_robust.model.alerts import Alert
 from slurm_robust.model.classification import Classification
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exits import WorkerExit
@@ -47,9 +46,10 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     could start or stop no worker, with the reason; ``alive`` are nodes of the placement that answer.
     ``restore``: the checkpoint that the generation began with, "" for none.
 
-    What else was found out: ``symptom``, why the generation was stopped; ``detail`` of that; ``alerts`` of
-    the nodes' inspection; ``causes``, what the logs of failed ranks say; ``localisation``, where stacks place
-    a hang or decline; ``diagnosis``, once the nodes were tested.
+    What else was found out: ``symptom``, why the generation was stopped, and ``detail`` of that; ``named``,
+    nodes that the inspection wants evicted, with the reason; ``causes``, what the logs of failed ranks say;
+    ``localisation``, where stacks place a hang or decline; ``diagnosis``, once the nodes were tested;
+    ``replayed``, once the training was replayed in small groups.
     """
 
     generation: int
@@ -61,10 +61,11 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     restore: str = ""
     symptom: Symptom | None = None
     detail: str = ""
-    alerts: dict[str, tuple[Alert, ...]] = {}
+    named: dict[str, str] = {}
     causes: dict[int, Classification] = {}
     localisation: Localisation | None = None
     diagnosis: Diagnosis | None = None
+    replayed: Diagnosis | None = None
 
 
 class SpareLost(Record, tag_field="kind", tag="spare lost"):
@@ -150,6 +151,18 @@ class Requeue(Record, tag_field="action", tag="requeue"):
     reason: str
 
 
+class RollBack(Record, tag_field="action", tag="roll back"):
+    """Go back to the ``release`` before, then restart."""
+
+    release: str
+
+
+class Replay(Record, tag_field="action", tag="replay"):
+    """Replay the training in small groups of the held nodes, then decide again."""
+
+    reason: str
+
+
 class Diagnose(Record, tag_field="action", tag="diagnose"):
     """Test the held nodes, then decide again. ``bitwise``: also with the reference model."""
 
@@ -170,7 +183,9 @@ class Finish(Record, tag_field="action", tag="finish"):
     code: int
 
 
-Action: TypeAlias = Evict | Replace | StartAgents | Restart | Diagnose | Requeue | GiveUp | Finish
+Action: TypeAlias = (
+    Evict | Replace | StartAgents | Restart | RollBack | Diagnose | Replay | Requeue | GiveUp | Finish
+)
 
 
 class Decision(Record):

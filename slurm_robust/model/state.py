@@ -7,8 +7,9 @@ from functools import singledispatch
 import msgspec
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Replace, Symptom
+from slurm_robust.model.incident import Diagnose, Replace, Replay, Symptom
 from slurm_robust.model.layout import Placement
+from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.record import Record
 
 # Without step reports only optimizer steps of a generation are counted, which a script that crashes
@@ -43,7 +44,8 @@ class JobState(Record):
     with a part that is equal on all ranks; ``layouts``: identity of each generation's parallel layout;
     ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
     ended; ``restored``: the checkpoint that it began with, "" for none, from ``restored_tiers``.
-    ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage.
+    ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
+    how fast training is.
     """
 
     run_id: str = ""
@@ -73,6 +75,7 @@ class JobState(Record):
     restored_tiers: dict[str, int] = {}
     stride: int = 1
     stored: ev.StorageWritten | None = None
+    pace: PaceHistory = PaceHistory()
     requeueing: ev.RequeueStarted | None = None
     ended: ev.RunEnded | None = None
 
@@ -206,6 +209,11 @@ def _(event: ev.StrideChanged, state: JobState) -> JobState:
 
 
 @apply.register
+def _(event: ev.PaceLearned, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, pace=event.pace)
+
+
+@apply.register
 def _(event: ev.StorageWritten, state: JobState) -> JobState:
     return msgspec.structs.replace(state, stored=event)
 
@@ -220,7 +228,8 @@ def _(event: ev.Decided, state: JobState) -> JobState:
             slots = tuple(action.standby if n == action.node else n for n in slots)
             spares = tuple(n for n in spares if n != action.standby)
     attempts = state.attempts
-    if event.verdict is not None:
+    # A decision to find out more is no attempt; the one that follows it is.
+    if event.verdict is not None and not any(isinstance(a, Diagnose | Replay) for a in event.actions):
         attempt = Attempt(signature=event.verdict.signature, t=event.t, mark=state.mark)
         attempts = (*attempts, attempt)
     return msgspec.structs.replace(state, slots=slots, spares=spares, attempts=attempts)

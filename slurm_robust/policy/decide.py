@@ -11,16 +11,20 @@ from slurm_robust.model.incident import (
     AllRanksDone,
     Blame,
     Decision,
+    Diagnose,
     EndApproaching,
     Evict,
     Finish,
     GenerationFailed,
     GiveUp,
     Observation,
+    Replay,
     Requeue,
     Restart,
+    RollBack,
     SpareLost,
     StartAgents,
+    Symptom,
     Verdict,
 )
 from slurm_robust.model.state import JobState
@@ -28,6 +32,9 @@ from slurm_robust.policy.bounds import exceeded
 from slurm_robust.policy.replacement import replace_nodes
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.rungs import LADDER
+
+TESTS = 5  # the rung
+ROLLED_BACK, REPLAYED = "rolled back", "replayed"
 
 
 def decide(state: JobState, observation: Observation, now: float, rules: Rules) -> Decision:
@@ -59,12 +66,10 @@ def _after_failure(state: JobState, failed: GenerationFailed, now: float, rules:
     if root is not None and not failed.lost and root.exit.code in rules.final_exit_codes and root.exit.code:
         reason = f"{root.exit.describe()}: a restart cannot help (final_exit_codes)"
         return Decision(actions=(GiveUp(code=root.exit.code, reason=reason),), reason=reason)
-    verdict = next(v for v in (rung(failed, rules) for rung in LADDER) if v is not None)
+    verdict = next(v for v in (rung(failed, rules, state) for rung in LADDER) if v is not None)
     stop = exceeded(state, verdict, rules.limits, now)
     if stop is not None:
-        reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
-        give_up = GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
-        return Decision(actions=(give_up,), reason=reason, verdict=verdict)
+        return _last_resort(state, failed, verdict, stop, rules)
     actions, how = _answer(state, failed, verdict, rules)
     return Decision(actions=actions, reason=f"{verdict.reason}: {how}", verdict=verdict)
 
@@ -74,9 +79,31 @@ def _answer(
 ) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
         return replace_nodes(state, verdict.suspects, verdict.reason, rules)
+    if verdict.rung == TESTS:
+        bitwise = failed.symptom in (Symptom.NON_FINITE, Symptom.SPIKE)
+        return (Diagnose(reason=verdict.reason, bitwise=bitwise),), "test the nodes"
     if verdict.signature == "agents lost":
         nodes = (*state.slots, *state.spares)
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
     if verdict.signature.startswith("restore failed"):
         return (Restart(),), "restart from what else is there"
     return (Restart(),), "restart in place"
+
+
+def _last_resort(
+    state: JobState, failed: GenerationFailed, verdict: Verdict, stop: str, rules: Rules
+) -> Decision:
+    """Rungs 7 and 8, each once without a new completed step in between, then the end with the evidence."""
+    reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
+    tried = {attempt.signature for attempt in state.attempts if attempt.mark == state.mark}
+    if verdict.allowed and ROLLED_BACK not in tried and rules.earlier_release:
+        release = rules.earlier_release
+        answer = Verdict(rung=7, blame=Blame.CODE, signature=ROLLED_BACK, reason=reason, confidence=0.4)
+        why = f"{reason}: go back to release {release}"
+        return Decision(actions=(RollBack(release=release), Restart()), reason=why, verdict=answer)
+    if verdict.allowed and rules.replay and failed.replayed is None:
+        why = f"{reason}: replay the training in small groups"
+        answer = Verdict(rung=8, blame=Blame.NOBODY, signature=REPLAYED, reason=reason, confidence=0.3)
+        return Decision(actions=(Replay(reason=reason),), reason=why, verdict=answer)
+    give_up = GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
+    return Decision(actions=(give_up,), reason=reason, verdict=verdict)

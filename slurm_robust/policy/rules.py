@@ -7,11 +7,18 @@ from slurm_robust.model.record import Record
 
 
 class Rules(Record):
-    """Bounds and choices that decisions depend on, taken from the configuration once."""
+    """Bounds and choices that decisions depend on, taken from the configuration once.
+
+    ``diagnose``: nodes may be tested; ``replay``: the script can be replayed in small groups;
+    ``earlier_release``: the release of the user's code to which one can go back, "" for none.
+    """
 
     limits: Limits
     final_exit_codes: tuple[int, ...] = (2,)
     requeue: bool = True
+    diagnose: bool = False
+    replay: bool = False
+    earlier_release: str = ""
 
     @classmethod
     def of(cls, config: JobConfig) -> Rules:
@@ -20,4 +27,5 @@ class Rules(Record):
             limits=config.limits,
             final_exit_codes=config.final_exit_codes,
             requeue=config.slurm.requeue,
+            diagnose=config.detect.diagnose,
         )

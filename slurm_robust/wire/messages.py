@@ -13,9 +13,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.alerts import Alert
 from slurm_robust.model.copies import Copy, Peer, Source
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import RankStacks
 
 
 class Phase(str, Enum):
@@ -75,7 +77,17 @@ class Beat(Record, tag_field="kind", tag="beat"):
     lag_s: float = 0.0  # from a snapshot's completion until its peer had it, slowest of the last ones
     flushed: int = -1  # newest step of this generation that this node has put on storage for Flush
     saved: str = ""  # checkpoint of the newest Save that was carried out
+    alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
+
+
+class StacksTaken(Record, tag_field="kind", tag="stacks"):
+    """Answer to :class:`TakeStacks` ``number``: what the workers of ``generation`` on this node do."""
+
+    node: str
+    generation: int
+    number: int
+    stacks: tuple[RankStacks, ...] = ()
 
 
 # -- controller to agent --------------------------------------------------------------------------
@@ -156,6 +168,18 @@ class Save(Record, tag_field="kind", tag="save"):
     layout: str = ""
 
 
+class TakeStacks(Record, tag_field="kind", tag="take_stacks"):
+    """Take the stacks of all workers of ``generation`` within ``budget_s`` seconds.
+
+    Answered by :class:`StacksTaken`; a repeated ``number`` is answered with the same stacks.
+    """
+
+    epoch: int
+    generation: int
+    number: int
+    budget_s: float
+
+
 class Inject(Record, tag_field="kind", tag="inject"):
     """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
 
@@ -204,9 +228,20 @@ class DrillReply(Record, tag_field="kind", tag="drill_reply"):
     text: str
 
 
-ToController: TypeAlias = Beat | Ping | Drill
+ToController: TypeAlias = Beat | StacksTaken | Ping | Drill
 FromController: TypeAlias = (
-    Ack | Launch | Stop | RequestCheckpoint | Pace | Flush | Save | Inject | Shutdown | Pong | DrillReply
+    Ack
+    | Launch
+    | Stop
+    | RequestCheckpoint
+    | Pace
+    | Flush
+    | Save
+    | TakeStacks
+    | Inject
+    | Shutdown
+    | Pong
+    | DrillReply
 )
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)

@@ -1,0 +1,147 @@
+"""What each kind of evidence says: rungs that read one of them, and those that say what is still missing."""
+
+from __future__ import annotations
+
+from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
+from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.rules import Rules
+
+NODE_SIGNATURE = "node "
+_NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
+_BY_STACKS = (Symptom.HANG, Symptom.SLOW)
+
+
+class Unexplained(Record):
+    """A failure by its outward sign: ``signature`` to recognise it, ``reason`` for people."""
+
+    signature: str
+    reason: str
+
+
+def unexplained(failed: GenerationFailed) -> Unexplained:
+    """The outward sign, where nothing names a culprit."""
+    if failed.symptom in (*_NUMBERS_WRONG, *_BY_STACKS):
+        found = failed.localisation
+        why = f"; {found.reason}" if found is not None and found.reason else ""
+        return Unexplained(signature=failed.symptom.value, reason=failed.detail + why)
+    if failed.root is None:
+        return Unexplained(
+            signature="silent end", reason="the workers ended without an exit that explains it"
+        )
+    exit = failed.root.exit
+    what = exit.describe().partition(": ")[2]
+    reason = f"{exit.describe()} on {failed.root.node}, nothing names a culprit"
+    return Unexplained(signature=what, reason=reason)
+
+
+def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rungs 1 and 2: what was observed names the nodes by itself."""
+    everywhere = bool(failed.unable) and not failed.lost and set(failed.unable) >= set(failed.alive)
+    unable = {} if everywhere else failed.unable
+    why = {node: f"{node} gives no sign of life" for node in failed.lost}
+    why |= {node: f"{node}: {text}" for node, text in (failed.named | unable).items() if node not in why}
+    if not why:
+        return None
+    return Verdict(
+        rung=2 if failed.symptom is Symptom.NETWORK else 1,
+        blame=Blame.NODE,
+        signature=NODE_SIGNATURE + ",".join(sorted(why)),
+        reason="; ".join(why.values()),
+        suspects=tuple(why),
+        allowed=rules.limits.per_signature,
+    )
+
+
+def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 1: the output of the rank that failed first says that its node's hardware is broken."""
+    root = failed.root
+    cause = failed.causes.get(root.exit.rank) if root is not None else None
+    if root is None or cause is None:
+        return None
+    if (cause.blame, cause.action) != (Fault.INFRASTRUCTURE, Remedy.EVICT):
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NODE,
+        signature=NODE_SIGNATURE + root.node,
+        reason=f"rank {root.exit.rank} on {root.node}: {cause.symptom}: {cause.line}",
+        suspects=(root.node,),
+        confidence=0.8,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def tests_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rungs 5 and 8: nodes that failed a test, or a replay, while training was suspended."""
+    found = ((8, failed.replayed), (5, failed.diagnosis))
+    rung, diagnosis = next(((n, d) for n, d in found if d is not None and d.suspects), (0, None))
+    if diagnosis is None:
+        return None
+    return Verdict(
+        rung=rung,
+        blame=Blame.NODE,
+        signature=NODE_SIGNATURE + ",".join(sorted(diagnosis.suspects)),
+        reason=f"{unexplained(failed).reason}; tests: {diagnosis.reason}",
+        suspects=diagnosis.suspects,
+        confidence=0.9,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def wrong_code(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 3: the first rank to fail raised an exception in code that can be named."""
+    if failed.root is None or failed.root.exit.error is None or not failed.root.exit.error.file:
+        return None
+    rank, error = failed.root.exit.rank, failed.root.exit.error
+    place = f"{error.type} at {error.file}:{error.line}"
+    return Verdict(
+        rung=3,
+        blame=Blame.CODE,
+        signature=place,
+        reason=f"rank {rank} raised {place}: {error.message}",
+        confidence=0.8,
+        allowed=min(1, rules.limits.per_signature),
+    )
+
+
+def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 4: the stacks of all ranks place a hang or a decline."""
+    found = failed.localisation
+    if found is None or not found.ranks:
+        return None
+    nodes = tuple(dict.fromkeys(state.placement.node_of(rank) for rank in found.ranks))
+    return Verdict(
+        rung=4,
+        blame=Blame.NODE,
+        signature=NODE_SIGNATURE + ",".join(sorted(nodes)),
+        reason=f"{failed.detail}; {found.reason}",
+        suspects=nodes,
+        confidence=found.confidence,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def must_be_tested(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 5: nothing explains it, and it is more than a single crash.
+
+    A first crash is answered by a restart in place, which takes seconds where tests take minutes. What comes
+    again without a new step in between, also as something else after an eviction, is tested for, and so is
+    what a restart would only repeat: wrong numbers, and a hang that stacks do not place.
+    """
+    if failed.diagnosis is not None or not rules.diagnose:
+        return None
+    found = unexplained(failed)
+    before = [attempt for attempt in state.attempts if attempt.mark == state.mark]
+    again = any(a.signature == found.signature or a.signature.startswith(NODE_SIGNATURE) for a in before)
+    if not again and failed.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
+        return None
+    return Verdict(
+        rung=5,
+        blame=Blame.NOBODY,
+        signature=found.signature,
+        reason=found.reason,
+        confidence=0.3,
+        allowed=rules.limits.per_signature,
+    )
