@@ -27,5 +27,4 @@ class Rules(Record):
             limits=config.limits,
             final_exit_codes=config.final_exit_codes,
             requeue=config.slurm.requeue,
-            diagnose=config.detect.diagnose,
         )
