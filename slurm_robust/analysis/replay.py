@@ -1,0 +1,322 @@
+"""Dual-phase replay: which groups of nodes to form, which are faulty, whom the faulty ones share. Pure.
+
+Group testing after Algorithm 1 of the ByteRobust paper (arXiv 2509.16293): all nodes replay the same few
+steps of the training in small groups, twice, in groups that are crossed: two nodes of one horizontal group
+are in different vertical ones. The faulty node is what the faulty groups of both phases have in common.
+docs/replay.md says what a script must do for it, and what it cannot find.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+
+from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.model.findings import Outcome
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.record import Record
+
+TEST = "replay"
+"""Name of the test in a :class:`~slurm_robust.model.diagnosis.Diagnosis`."""
+
+# Of fewer groups than this none has a majority against it.
+_LEAST_GROUPS = 3
+
+
+class CannotReplay(ValueError):
+    """The nodes do not make two groups that hold the model, so there is nothing to compare."""
+
+
+class Phase(str, Enum):
+    """Neighbours first (x div m), then every n-th (x mod n)."""
+
+    HORIZONTAL = "horizontal"
+    VERTICAL = "vertical"
+
+
+# -- groups -------------------------------------------------------------------------------------------------
+
+
+class Grid(Record):
+    """``units`` in ``n`` groups of ``m``, and what is left in a shorter one.
+
+    A *unit* is a node, or the ``unit_nodes`` neighbours that hold one tensor parallel group together; they
+    are numbered in the order of the slots. ``k`` is the data parallel size inside a group.
+    """
+
+    units: int
+    m: int
+    k: int = 1
+    unit_nodes: int = 1
+
+    @property
+    def n(self) -> int:
+        """Number of groups, without the shorter one."""
+        return self.units // self.m
+
+    @property
+    def rest(self) -> int:
+        """Units of the shorter group, 0 for none."""
+        return self.units % self.m
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether two crossing groups share one unit at most (m <= n)."""
+        return self.m <= self.n
+
+    def holds_model(self, units: int) -> bool:
+        """Whether a group of so many units makes whole replicas of the model."""
+        return units * self.k % self.m == 0
+
+
+def fit(nodes: int, layout: ParallelLayout) -> Grid:
+    """How to divide so many nodes, with all parallel sizes kept but that of data parallelism.
+
+    m = k * (ranks of one replica of the model) / (ranks of a unit). Of the sizes that are possible: those
+    with enough groups for a majority, then with m <= n, with k >= 2 (else no gradients are exchanged),
+    without a rest, and the smallest. A replica that fits into a unit leaves m free: then as near to a square
+    as it goes. Raises :class:`CannotReplay`.
+    """
+    sizes = dict(layout.sizes)
+    tp, replica = sizes.get("tp", 1), layout.world_size // sizes.get("dp", 1)
+    across = tp > layout.nproc_per_node and tp % layout.nproc_per_node == 0
+    unit_nodes = tp // layout.nproc_per_node if across else 1
+    unit = unit_nodes * layout.nproc_per_node
+    common = math.gcd(replica, unit)
+    least_m, least_k = replica // common, unit // common
+    units = nodes // unit_nodes
+    count = units // (2 * least_m)
+    if count == 0:
+        raise CannotReplay(
+            f"{nodes} nodes make fewer than two groups of {least_m * unit_nodes}, "
+            f"which is what one replica of the model needs: there is nothing to compare"
+        )
+    grids = [
+        Grid(units=units, m=j * least_m, k=j * least_k, unit_nodes=unit_nodes) for j in range(1, count + 1)
+    ]
+
+    def key(grid: Grid) -> tuple[bool, bool, bool, bool, int]:
+        must = (grid.n < _LEAST_GROUPS, not grid.is_unique)
+        if least_m == 1:
+            return (*must, False, False, -grid.m)
+        return (*must, grid.k < 2, grid.rest > 0, grid.m)
+
+    return min(grids, key=key)
+
+
+def groups(phase: Phase, grid: Grid) -> tuple[tuple[int, ...], ...]:
+    """The units of each group; the last one is the shorter, if there is a rest.
+
+    Without a rest this is x div m and x mod n. With one, the vertical rest takes one unit of each of the
+    first horizontal groups, so that no unit is in the shorter group twice: that has nobody of its size to be
+    compared with.
+    """
+    m, n = grid.m, grid.n
+    if phase is Phase.HORIZONTAL:
+        rest = tuple(range(m * n, grid.units))
+        full = [tuple(range(a * m, a * m + m)) for a in range(n)]
+    else:
+        column_by_column = sorted(range(m * n), key=lambda x: (x % m, x))
+        rest = tuple(sorted(column_by_column[: grid.rest]))
+        others = [x for x in range(grid.units) if x not in rest]
+        full = [tuple(others[b::n]) for b in range(n)]
+    return (*full, rest) if rest else tuple(full)
+
+
+def nodes_of(grid: Grid, units: Sequence[int], nodes: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that make these units; ``nodes`` are all, in the order of their slots."""
+    size = grid.unit_nodes
+    return tuple(node for x in units for node in nodes[x * size : (x + 1) * size])
+
+
+class Intersection(Record):
+    """``units`` that the faulty groups ``a`` (horizontal) and ``b`` (vertical) have in common.
+
+    ``is_ambiguous``: more than one unit, or more than one faulty group in a phase; then of several faulty
+    nodes one in a shorter group may be missing.
+    """
+
+    units: tuple[int, ...]
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    is_ambiguous: bool
+
+
+def intersect(grid: Grid, horizontal: Sequence[Outcome], vertical: Sequence[Outcome]) -> Intersection:
+    """Who is in a faulty group of both phases; ``horizontal[a]`` is the outcome of group a.
+
+    Several faulty groups give the cross product, as far as its cells hold units. Where no unit was in a
+    faulty group twice: those in a faulty group of one phase which the other could not judge though it judged
+    others.
+    """
+    a = tuple(i for i, outcome in enumerate(horizontal) if outcome is Outcome.FAIL)
+    b = tuple(i for i, outcome in enumerate(vertical) if outcome is Outcome.FAIL)
+    rows = _by_unit(groups(Phase.HORIZONTAL, grid), horizontal)
+    columns = _by_unit(groups(Phase.VERTICAL, grid), vertical)
+    seen = {x: {rows[x], columns[x]} for x in range(grid.units)}
+    units = tuple(x for x in seen if seen[x] == {Outcome.FAIL})
+    if not units and Outcome.PASS in horizontal and Outcome.PASS in vertical:
+        units = tuple(x for x in seen if seen[x] == {Outcome.FAIL, Outcome.UNKNOWN})
+    return Intersection(units=units, a=a, b=b, is_ambiguous=max(len(units), len(a), len(b)) > 1)
+
+
+def _by_unit(parts: Sequence[Sequence[int]], outcomes: Sequence[Outcome]) -> dict[int, Outcome]:
+    return {x: outcome for part, outcome in zip(parts, outcomes, strict=True) for x in part}
+
+
+# -- the oracle ---------------------------------------------------------------------------------------------
+
+
+class GroupRun(Record):
+    """What one group did. ``steps`` has for each step a digest of the losses and gradients of all its ranks.
+
+    ``kind`` names what makes runs comparable: sizes and hardware. ``trouble`` says in words how it failed by
+    itself (crash, no result in time, NaN), "" if it did not; ``left_out`` why it did not run at all.
+    """
+
+    nodes: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+    kind: str = ""
+    trouble: str = ""
+    left_out: str = ""
+
+
+class GroupSeen(Record):
+    """What the oracle says of one group. ``text`` in a few words, "" where nothing is wrong."""
+
+    nodes: tuple[str, ...]
+    outcome: Outcome
+    text: str = ""
+
+
+def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
+    """Which groups of one phase are faulty: those that failed, and those whose bits most others do not have.
+
+    There is no verdict where more than half of the groups failed, for then the script is to blame, nor for
+    groups of one kind among which no bits have a majority.
+    """
+    ran = [run for run in runs if not run.left_out]
+    sound = [run for run in ran if not run.trouble]
+    majorities = {kind: _majority([r for r in sound if r.kind == kind]) for kind in {r.kind for r in sound}}
+    by_script = 2 * (len(ran) - len(sound)) > len(ran)
+    return tuple(_seen(run, majorities.get(run.kind), by_script) for run in runs)
+
+
+def _majority(runs: Sequence[GroupRun]) -> tuple[str, ...] | None:
+    """What more than half of ``runs`` computed; None without such, and for a run alone."""
+    steps, count = Counter(run.steps for run in runs).most_common(1)[0]
+    return steps if count > 1 and 2 * count > len(runs) else None
+
+
+def _seen(run: GroupRun, majority: tuple[str, ...] | None, by_script: bool) -> GroupSeen:
+    outcome, text = Outcome.PASS, ""
+    if run.left_out:
+        outcome, text = Outcome.UNKNOWN, run.left_out
+    elif by_script:
+        outcome, text = Outcome.UNKNOWN, run.trouble or "ran, though most groups failed"
+    elif run.trouble:
+        outcome, text = Outcome.FAIL, run.trouble
+    elif majority is None:
+        outcome, text = Outcome.UNKNOWN, "no majority to compare its bits with"
+    elif run.steps != majority:
+        outcome, text = Outcome.FAIL, _difference(run.steps, majority)
+    return GroupSeen(nodes=run.nodes, outcome=outcome, text=text)
+
+
+def _difference(steps: Sequence[str], majority: Sequence[str]) -> str:
+    for number, (own, others) in enumerate(zip(steps, majority, strict=False)):
+        if own != others:
+            return f"other bits than the majority from step {number} on"
+    return f"{len(steps)} steps where the majority made {len(majority)}"
+
+
+# -- the verdict --------------------------------------------------------------------------------------------
+
+
+class ReplayVerdict(Record):
+    """What a replay has shown. ``suspects`` are nodes; ``reason`` is for people.
+
+    ``a`` and ``b`` are the numbers of the faulty groups, ``horizontal`` and ``vertical`` what was seen of
+    each group (empty: that phase was not run). ``is_ambiguous``: see :class:`Intersection`. ``took_s`` in
+    seconds.
+    """
+
+    reason: str
+    suspects: tuple[str, ...] = ()
+    is_ambiguous: bool = False
+    a: tuple[int, ...] = ()
+    b: tuple[int, ...] = ()
+    horizontal: tuple[GroupSeen, ...] = ()
+    vertical: tuple[GroupSeen, ...] = ()
+    took_s: float = 0.0
+
+    def diagnosis(self) -> Diagnosis:
+        """The same as results of a test, two for each node that took part in both phases."""
+        results = [
+            TestResult(
+                test=f"{TEST}, {phase.value}",
+                node=node,
+                outcome=seen.outcome,
+                text=seen.text,
+                peers=tuple(peer for peer in seen.nodes if peer != node),
+                took_s=self.took_s,
+            )
+            for phase, groups_seen in ((Phase.HORIZONTAL, self.horizontal), (Phase.VERTICAL, self.vertical))
+            for seen in groups_seen
+            for node in seen.nodes
+        ]
+        left_out = {} if results else {TEST: self.reason}
+        return Diagnosis(
+            results=tuple(results), suspects=self.suspects, reason=self.reason, left_out=left_out
+        )
+
+
+def is_settled(horizontal: Sequence[GroupSeen]) -> bool:
+    """Whether the vertical phase cannot name anybody any more: no group failed, or none could be judged."""
+    outcomes = {seen.outcome for seen in horizontal}
+    return outcomes == {Outcome.PASS} or outcomes == {Outcome.UNKNOWN}
+
+
+def conclude(
+    grid: Grid, nodes: Sequence[str], horizontal: Sequence[GroupSeen], vertical: Sequence[GroupSeen] = ()
+) -> ReplayVerdict:
+    """The verdict of both phases; ``vertical`` is empty where :func:`is_settled` made it needless."""
+    if not vertical:
+        return ReplayVerdict(reason=_of_one_phase(horizontal), horizontal=tuple(horizontal))
+    found = intersect(grid, [seen.outcome for seen in horizontal], [seen.outcome for seen in vertical])
+    suspects = nodes_of(grid, found.units, nodes)
+    words = [
+        f"{phase.value} group {number} ({', '.join(seen[number].nodes)}: {seen[number].text})"
+        for phase, seen, numbers in (
+            (Phase.HORIZONTAL, horizontal, found.a),
+            (Phase.VERTICAL, vertical, found.b),
+        )
+        for number in numbers
+    ]
+    if suspects:
+        reason = f"{', '.join(suspects)}: common to {' and '.join(words)}"
+        reason += "; more than one node or group, so some may be innocent" if found.is_ambiguous else ""
+    elif words:
+        reason = f"no node is common to the faulty groups of both phases: {' and '.join(words)}; "
+        reason += "the fault did not show twice, or there are several"
+    else:
+        reason = "neither phase found a faulty group; where not all groups agreed there was no majority"
+    return ReplayVerdict(
+        suspects=suspects,
+        reason=reason,
+        is_ambiguous=found.is_ambiguous,
+        a=found.a,
+        b=found.b,
+        horizontal=tuple(horizontal),
+        vertical=tuple(vertical),
+    )
+
+
+def _of_one_phase(horizontal: Sequence[GroupSeen]) -> str:
+    if all(seen.outcome is Outcome.PASS for seen in horizontal):
+        return f"all {len(horizontal)} groups computed the same bits: the fault does not show in a replay"
+    texts = Counter(seen.text for seen in horizontal)
+    (text, count), *_ = texts.most_common(1)
+    return f"no verdict: in {count} of {len(horizontal)} groups: {text}; this speaks against no node"
