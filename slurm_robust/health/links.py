@@ -33,4 +33,5 @@ def flaps(
         source=source,
         blame=Party.FABRIC if lost else Party.NODE,
         suggestion=Suggestion.RESET if is_fault else Suggestion.MONITOR if lost else Suggestion.NONE,
+        count=lost,
     )

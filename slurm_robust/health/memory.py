@@ -122,27 +122,46 @@ class Memory:
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            contents = _read(self._folder)
-            facts = dict(contents.facts)
-            for name, (source, stored) in self._new.items():
-                facts[name] = joined(facts.get(name, []), stored, source.history_s)
-            merged = _Contents(
-                facts=facts,
-                failing=self._counted(contents.failing, True),
-                passing=self._counted(contents.passing, False),
-            )
+            merged = self._merged(_read(self._folder))
             packed = msgspec.msgpack.encode(merged)
             if len(packed) > MOST_BYTES:
-                newest = {name: kept[-1:] for name, kept in facts.items()}
+                newest = {name: kept[-1:] for name, kept in merged.facts.items()}
                 packed = msgspec.msgpack.encode(msgspec.structs.replace(merged, facts=newest))
             _replace(self._folder / _FACTS, packed, 0o600, durable=False)  # with lines of the kernel's log
         return b"saved"
+
+    def _merged(self, contents: _Contents) -> _Contents:
+        facts = dict(contents.facts)
+        for name, (source, stored) in self._new.items():
+            facts[name] = joined(facts.get(name, []), stored, source.history_s)
+        return _Contents(
+            facts=facts,
+            failing=self._counted(contents.failing, True),
+            passing=self._counted(contents.passing, False),
+        )
 
     def _counted(self, before: Mapping[str, int], kind: bool) -> dict[str, int]:
         kept = {name: count for name, count in before.items() if name.partition(" ")[0] not in self._ran}
         more = {name: before.get(name, 0) + 1 for name, failed in self._failed.items() if failed is kind}
         over = self._failed.keys() - more.keys()
         return {name: count for name, count in (kept | more).items() if name not in over}
+
+
+class ProcessMemory(Memory):
+    """The node's baseline, and what one process remembers for as long as it lives; nothing is written.
+
+    For who looks again and again without being root, or without wanting to be counted with the node's hooks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._contents = _Contents()
+
+    def save(self) -> bool:
+        """Keep what the run has found. :meth:`failing` then has its counts."""
+        self._contents = self._merged(self._contents)
+        self._new, self._failed, self._ran = {}, {}, set()
+        return True
 
 
 def record_baseline(folder: Path, facts: Mapping[str, Record]) -> None:

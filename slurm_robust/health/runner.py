@@ -64,13 +64,14 @@ def inspect(
     job_gone: bool | Callable[[], bool | None] | None = None,
     only: Sequence[str] = (),
     checks: Sequence[AnyCheck] | None = None,
+    calls: Callable[..., dict[str, Answer]] = call,
 ) -> Report:
     """Run the checks of ``context`` within ``budget_s`` seconds. Never raises for what a check does.
 
     ``now`` is wall-clock time, seconds since 1970. A ``job_gone`` that is called has to hold before and after
     gathering: what a job that begins meanwhile does is not left over. ``only`` has names or patterns of
     checks; ``checks`` replaces those of the registry. With a ``memory`` the run is remembered and, when
-    periodic, counted.
+    periodic, counted. ``calls`` gathers: in children, or :func:`~slurm_robust.health.isolate.directly`.
     """
     begun = time.monotonic()
     chosen, left_out = choose(all_checks(config, host) if checks is None else checks, config, context, only)
@@ -78,7 +79,7 @@ def inspect(
     run = _Run(config, host, memory, now, is_gone())
     reused = run.reuse(chosen) if context is Context.PROLOG else ()
     sources = {check.source.name: check.source for check in chosen}
-    run.gather([source for name, source in sources.items() if name not in reused], budget_s)
+    run.gather([source for name, source in sources.items() if name not in reused], budget_s, calls)
     if run.job_gone and sources.keys() - set(reused):
         run.job_gone = is_gone()
     findings = [finding for check in chosen for finding in run.findings(check)]
@@ -117,7 +118,7 @@ def baseline_facts(
     every = all_checks(config, host) if checks is None else checks
     sources = {check.source.name: check.source for check in every if check.source.fresh_s > 0}
     run = _Run(config, host, None, 0.0, None)
-    run.gather(list(sources.values()), budget_s)
+    run.gather(list(sources.values()), budget_s, call)
     silent = {name: answer.error for name, answer in run.answers.items() if answer.value is None}
     return {name: sample.facts for name, sample in run.facts.items()}, silent
 
@@ -152,11 +153,13 @@ class _Run:
         self.errors.clear()  # They come again when the facts are judged for good.
         return tuple(self.facts)
 
-    def gather(self, sources: Sequence[AnySource], budget_s: float) -> None:
+    def gather(
+        self, sources: Sequence[AnySource], budget_s: float, calls: Callable[..., dict[str, Answer]]
+    ) -> None:
         """Read these parts of the machine, side by side."""
         tasks = {source.name: self._task(source) for source in sources}
         limits = {source.name: source.timeout_s for source in sources}
-        self.answers = call(tasks, limits, budget_s, shared=True)
+        self.answers = calls(tasks, limits, budget_s, shared=True)
         for source in sources:
             answer = self.answers[source.name]
             if answer.value is None:

@@ -60,6 +60,7 @@ class Finding(Record):
     ``check`` is the check's name (``gpu.ecc``) and ``subject`` what was looked at (``gpu3``,
     ``mlx5_0/1``, ``/scratch``; empty: the node). ``value`` was measured, ``limit`` allowed, ``source`` says
     where the value is from. ``text`` says in a few words what is wrong (``XID 79, fell off the bus``).
+    ``count``: how often it happened lately, where the check counts that; 0 elsewhere.
     """
 
     check: str
@@ -71,3 +72,4 @@ class Finding(Record):
     source: str = ""
     blame: Party = Party.NODE
     suggestion: Suggestion = Suggestion.NONE
+    count: int = 0
