@@ -12,6 +12,8 @@ import msgspec
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
+from slurm_robust.agent.inspection.inspector import Inspector
+from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.ports import PortHolder
@@ -107,7 +109,8 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
     )
     identity = f"{node}-{os.getpid()}-{os.urandom(4).hex()}"
     setup = Setup(spec=spec, job=job, keys=keys, node=node, agent=identity, address=address)
-    return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies, StackTaker())
+    inspection = Inspection(Inspector(spec.inspection) if spec.inspection else None)
+    return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies, StackTaker(), inspection)
 
 
 _SHARED = "put the job directory on storage that every node of the job mounts at the same path"

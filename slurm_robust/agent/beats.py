@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
 from slurm_robust.agent.state import AgentState
+from slurm_robust.model.alerts import Alert
 from slurm_robust.wire.messages import Beat, Progress
 
 # Far more than ever happen; bounds the memory of an agent without a controller.
@@ -32,7 +33,12 @@ class BeatBook:
         self._notes = [(first, text) for first, text in self._notes if first > seq]
 
     def make(
-        self, state: AgentState, progress: tuple[Progress, ...], now: float, news: CopyNews = NO_COPIES
+        self,
+        state: AgentState,
+        progress: tuple[Progress, ...],
+        now: float,
+        news: CopyNews = NO_COPIES,
+        alerts: tuple[Alert, ...] = (),
     ) -> Beat:
         """The next Beat. When workers have ended, it holds what they have left: they change no copy now."""
         self._seq += 1
@@ -55,5 +61,6 @@ class BeatBook:
             lag_s=news.lag_s,
             flushed=news.flushed,
             saved=news.saved,
+            alerts=alerts,
             fatal=state.fatal,
         )

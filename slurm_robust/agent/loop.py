@@ -18,6 +18,7 @@ from slurm_robust.agent.beats import BeatBook
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.dumps import Dumps, StackTaking
+from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.orphan import OrphanWatch
@@ -97,6 +98,7 @@ class Agent:
         ports: PortHolder,
         copies: CopyService,
         stacks: StackTaking,
+        inspection: Inspection,
     ) -> None:
         spec = setup.spec
         self._setup = setup
@@ -104,6 +106,7 @@ class Agent:
         self._runtime = runtime
         self._ports = ports
         self._copies = copies
+        self._inspection = inspection
         self._state = AgentState(kill_wait_s=spec.kill_wait_s)
         self._book = BeatBook(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
@@ -151,6 +154,7 @@ class Agent:
         self._ports.close()
         self._files.close()
         self._dumps.close()
+        self._inspection.close()
         self._copies.close(remove=not self._keep_copies or job_is_over(os.environ))
         self._runtime.close()
 
@@ -174,6 +178,7 @@ class Agent:
         if self._state.deadline is not None and now >= self._state.deadline:
             self._take(Ticked())
         self._follow_copies()
+        self._follow_inspection(now)
         self._watch_steps(now)
         self._follow_controller(now)
         self._beat(now)
@@ -182,7 +187,7 @@ class Agent:
         poller = zmq.Poller()
         for socket, flags in self._socket.pollers(writing=self._beat_wanted):
             poller.register(socket, flags)
-        sources = (self._files, self._dumps, self._launcher)
+        sources = (self._files, self._dumps, self._launcher, self._inspection)
         for descriptor in (wake, *(source.fileno() for source in sources)):
             if descriptor >= 0:
                 poller.register(descriptor, zmq.POLLIN)
@@ -218,6 +223,11 @@ class Agent:
             self._flush = -1
             self._steps.ask_flush(-1)  # workers need not keep it any more
             self._beat_wanted = True
+
+    def _follow_inspection(self, now: float) -> None:
+        self._beat_wanted |= self._inspection.follow(now, training=self._state.generation > 0)
+        for text in self._inspection.notes():
+            self._book.note(text)
 
     # -- the controller ----------------------------------------------------------------------------
 
@@ -270,7 +280,8 @@ class Agent:
         if not self._socket.connected:
             self._beat_wanted = True  # at once when there is a connection
             return
-        beat = self._book.make(self._state, self._steps.read(now), now, self._copies.news())
+        progress, alerts = self._steps.read(now), self._inspection.alerts(now)
+        beat = self._book.make(self._state, progress, now, self._copies.news(), alerts)
         self._beat_wanted = not self._socket.send(beat)
 
     # -- the state machine -------------------------------------------------------------------------

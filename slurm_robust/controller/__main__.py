@@ -15,6 +15,7 @@ import msgspec
 
 from slurm_robust import __version__
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import CheckpointConfig
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
@@ -28,7 +29,7 @@ from slurm_robust.controller.start import begin
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import CopySpec, JobDirectory, JobSpec
+from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
@@ -142,6 +143,7 @@ def _write_spec(directory: JobDirectory, plan: Plan, store: CheckpointStore) -> 
         kill_wait_s=plan.config.timings.kill_wait_s,
         checkpoint_dir=str(store.path),
         copies=_copies(plan.config.checkpoint),
+        inspection=_inspection(plan.config.detect),
     )
     beside = directory.path / ".job.json.new"
     beside.write_bytes(msgspec.json.encode(spec))
@@ -155,6 +157,14 @@ def _copies(config: CheckpointConfig) -> CopySpec:
         peer_bytes_s=(config.peer_mb_s or 0.0) * 1e6,
         local_directory=config.local_directory or "",
         keep=config.keep,
+    )
+
+
+def _inspection(config: DetectConfig) -> InspectionSpec | None:
+    if not config.inspect:
+        return None
+    return InspectionSpec(
+        kernel_s=config.kernel_s, gpu_s=config.gpu_s, network_s=config.network_s, node_s=config.node_s
     )
 
 

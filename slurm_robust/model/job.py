@@ -32,11 +32,23 @@ class CopySpec(Record):
     keep: int = 2
 
 
+class InspectionSpec(Record):
+    """How agents look at their nodes while the training runs; seconds between two looks.
+
+    ``kernel_s``: from a line in the kernel's log until it is judged.
+    """
+
+    kernel_s: float = 1.0
+    gpu_s: float = 4.0
+    network_s: float = 10.0
+    node_s: float = 30.0
+
+
 class JobSpec(Record):
     """What every agent must know of the job; ``job.json`` in the job directory.
 
     ``run_id`` is made once per job directory and stamped on everything that could be mistaken for
-    another run's. Times are in seconds.
+    another run's. Times are in seconds. ``inspection``: None for none.
     """
 
     run_id: str
@@ -50,6 +62,7 @@ class JobSpec(Record):
     kill_wait_s: float = 5.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
+    inspection: InspectionSpec | None = None
 
 
 class JobDirectory:

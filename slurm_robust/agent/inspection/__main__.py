@@ -1,0 +1,86 @@
+"""The inspector: ``python -m slurm_robust.agent.inspection``, a child of the agent that looks at its node.
+
+A process of its own, because reading a machine may hang, and because nothing here may cost the training
+anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from slurm_robust.agent.inspection.lanes import Tell, lanes
+from slurm_robust.agent.inspection.looked import Looked, encode
+from slurm_robust.config.nodefile import FILE
+from slurm_robust.health.host import Host
+from slurm_robust.model.job import InspectionSpec
+from slurm_robust.worker.process import die_with_parent
+
+# Below the workers, above nothing that anybody waits for.
+_NICE = 10
+
+
+def main() -> int:
+    """Inspect until the agent ends; another end is an error."""
+    arguments = _arguments()
+    die_with_parent(arguments.parent)
+    os.nice(_NICE)
+    channel = socket.socket(fileno=arguments.channel)
+    spec = msgspec.json.decode(arguments.spec, type=InspectionSpec)
+    _read_once()
+    for lane in lanes(spec, Host(arguments.root), arguments.config).values():
+        _fork(lane, channel)
+    os.wait()  # one that ends takes the others along: the agent starts all anew
+    return 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m slurm_robust.agent.inspection", description=__doc__)
+    parser.add_argument("--channel", type=int, required=True, help="descriptor of a socket to the agent")
+    parser.add_argument("--parent", type=int, required=True, help="the agent's process id")
+    parser.add_argument("--spec", required=True, help="intervals, as JSON")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="look at a copy of a machine's files")
+    parser.add_argument("--config", type=Path, default=FILE, help="the node's configuration")
+    return parser.parse_args()
+
+
+def _read_once() -> None:
+    """What would else be imported in each child or at each look."""
+    try:
+        import pynvml  # noqa: F401
+    except ImportError:
+        pass
+
+
+def _fork(lane: Callable[[Tell], None], channel: socket.socket) -> None:
+    parent = os.getpid()
+    if os.fork() == 0:
+        _live(lane, channel, parent)
+
+
+def _live(lane: Callable[[Tell], None], channel: socket.socket, parent: int) -> NoReturn:
+    def tell(looked: Looked) -> None:
+        channel.send(encode(looked))
+
+    try:
+        die_with_parent(parent)
+        lane(tell)
+    except BrokenPipeError:
+        pass  # the agent has ended
+    except Exception:  # noqa: BLE001 - a bug; the agent's output has it, and the agent starts all anew
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

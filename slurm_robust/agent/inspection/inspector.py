@@ -1,0 +1,128 @@
+"""The inspector as the agent sees it: a process that is started again when it ends, and what it says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from slurm_robust.agent.inspection.looked import Looked, decode
+from slurm_robust.model.job import InspectionSpec
+
+_ENDED = "the inspection of this node ended and is started again; see the agent's output"
+_PACKET_BYTES = 256 * 1024
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 300.0
+# One that lived for so long has not failed in the same way again.
+_LONG_S = 60.0
+_END_S = 0.5
+# All lanes are silent for so many of their longest intervals: stopped, or hung in the kernel.
+_SILENT_INTERVALS = 5
+
+
+class Inspector:
+    """Starts the process and reads what it finds. No call waits for anything. Times are monotonic seconds."""
+
+    def __init__(self, spec: InspectionSpec, arguments: Sequence[str] = ()) -> None:
+        self._spec = spec
+        self._arguments = arguments
+        self._channel: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._began = self._heard = 0.0
+        self._ending: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def pid(self) -> int:
+        """Process id of the inspector, 0 while there is none."""
+        return self._process.pid if self._process else 0
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when :meth:`read` has something; -1 while there is none."""
+        return self._channel.fileno() if self._channel else -1
+
+    def read(self, now: float) -> list[Looked]:
+        """What it has said since the last call. Starts it when that is due; one that is over has said so."""
+        self._ending = [process for process in self._ending if process.poll() is None]
+        if self._channel is None:
+            if now >= self._start_at:
+                self._start(now)
+            return []
+        found: list[Looked] = []
+        while self._channel is not None:
+            try:
+                packet = self._channel.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                packet = b""
+            found.append(_understood(packet) if packet else self._bury(now))
+        if found:
+            self._heard = now
+        elif self._process is not None and now - self._heard > _SILENT_INTERVALS * self._longest_s():
+            self._process.kill()  # the end of the channel follows
+            self._heard = now
+        return found
+
+    def close(self) -> None:
+        """End it, and with it its children."""
+        if self._process is not None:
+            self._bury(0.0)
+        for process in self._ending:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                pass  # it hangs in the kernel, and holds nothing of ours
+
+    def _longest_s(self) -> float:
+        return max(self._spec.kernel_s, self._spec.gpu_s, self._spec.network_s, self._spec.node_s)
+
+    def _start(self, now: float) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PACKET_BYTES)
+        words = ["--channel", str(theirs.fileno()), "--parent", str(os.getpid())]
+        words += ["--spec", msgspec.json.encode(self._spec).decode(), *self._arguments]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "slurm_robust.agent.inspection", *words],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    # A signal to the agent's group is no order to it.
+                    start_new_session=True,
+                )
+        except OSError:
+            ours.close()
+            self._later(now)
+            return
+        ours.setblocking(False)
+        self._channel, self._began, self._heard = ours, now, now
+
+    def _bury(self, now: float) -> Looked:
+        assert self._process is not None
+        assert self._channel is not None
+        self._channel.close()
+        self._channel = None
+        self._process.kill()
+        self._ending.append(self._process)
+        self._process = None
+        if now - self._began > _LONG_S:
+            self._pause_s = _FIRST_PAUSE_S
+        self._later(now)
+        return Looked(notes=(_ENDED,))
+
+    def _later(self, now: float) -> None:
+        self._start_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+def _understood(packet: bytes) -> Looked:
+    try:
+        return decode(packet)
+    except msgspec.DecodeError as error:
+        return Looked(notes=(f"the inspection of this node said what cannot be read: {error}",))

@@ -1,0 +1,64 @@
+"""What the inspector tells the agent: the result of one look at a part of the node, sorted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from slurm_robust.health.report import Conclusion, Report
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.record import Record
+
+Subject = tuple[str, str]
+"""A check and what it looked at (empty: the node)."""
+
+LOST_LINKS = ("infiniband.flaps", "ethernet.flaps")
+"""A link that was lost once and came back keeps no jobs away, but it is counted."""
+
+
+class Looked(Record):
+    """One look. ``failed`` are reasons for an alert, ``well`` was measured and is none.
+
+    ``notes``: for the journal, each once.
+    """
+
+    failed: tuple[Finding, ...] = ()
+    well: tuple[Subject, ...] = ()
+    unknown: tuple[Subject, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def subject_of(finding: Finding) -> Subject:
+    """What a finding is about."""
+    return finding.check, finding.subject
+
+
+def sort(report: Report, conclusion: Conclusion, notes: Iterable[str] = ()) -> Looked:
+    """A run of the checks as the agent needs it. What is unknown is never a reason for an alert."""
+    causes = (found for found in conclusion.causes if found.outcome is Outcome.FAIL)
+    losses = (
+        found
+        for found in conclusion.warnings
+        if found.check in LOST_LINKS and found.suggestion is not Suggestion.NONE
+    )
+    failed = (*causes, *losses)
+    known = {subject_of(found) for found in failed}
+    unknown = {subject_of(found) for found in report.findings if found.outcome is Outcome.UNKNOWN}
+    seen = dict.fromkeys(subject_of(found) for found in report.findings)
+    return Looked(
+        failed=failed,
+        well=tuple(subject for subject in seen if subject not in known | unknown),
+        unknown=tuple(subject for subject in seen if subject in unknown - known),
+        notes=tuple(notes),
+    )
+
+
+def encode(looked: Looked) -> bytes:
+    """As one packet."""
+    return msgspec.json.encode(looked)
+
+
+def decode(packet: bytes) -> Looked:
+    """The other way round. Raises ``msgspec.DecodeError``."""
+    return msgspec.json.decode(packet, type=Looked)

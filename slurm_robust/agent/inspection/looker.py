@@ -1,0 +1,89 @@
+"""Looks at one part of the node: the checks of :mod:`slurm_robust.health`, as an ordinary user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_robust.agent.inspection.looked import Looked, sort
+from slurm_robust.config.errors import ConfigError
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.nodefile import FILE, load
+from slurm_robust.health.check import Context
+from slurm_robust.health.host import Host
+from slurm_robust.health.isolate import Answer
+from slurm_robust.health.memory import ProcessMemory
+from slurm_robust.health.registry import CHECKS
+from slurm_robust.health.report import Report
+from slurm_robust.health.runner import failing_runs, inspect
+from slurm_robust.health.verdict import conclude, rule_of
+from slurm_robust.model.findings import Finding, Outcome
+
+# A site may silence a check while a job of weeks runs.
+_REREAD_S = 300.0
+_BUDGET_S = 15.0
+_KERNEL = "kernel."
+
+
+class Looker:
+    """The checks whose names match ``only``, with a memory of its own.
+
+    Checks of the site are left out: they are written for root, and what fails for want of rights would look
+    like a fault of the node. ``calls`` gathers, see :func:`~slurm_robust.health.runner.inspect`.
+    """
+
+    def __init__(
+        self,
+        only: Sequence[str],
+        calls: Callable[..., dict[str, Answer]],
+        host: Host,
+        file: Path = FILE,
+    ) -> None:
+        self._only = only
+        self._calls = calls
+        self._host = host
+        self._file = file
+        self._problem = ""
+        self._config = self._read()
+        self._memory = ProcessMemory(Path(self._config.paths.state))
+
+    def look(self) -> Looked:
+        """Look now. May take as long as the slowest source of these checks."""
+        if time.monotonic() - self._read_at > _REREAD_S:
+            self._config = self._read()
+        report = inspect(
+            self._config,
+            Context.PERIODIC,
+            host=self._host,
+            memory=self._memory,
+            now=time.time(),
+            budget_s=_BUDGET_S,
+            job_gone=False,
+            only=self._only,
+            checks=CHECKS,
+            calls=self._calls,
+        )
+        conclusion = conclude(report, self._config, failing_runs(report, self._memory))
+        return sort(report, conclusion, filter(None, (self._problem, *_unread(report.findings))))
+
+    def judged(self, findings: Sequence[Finding]) -> Looked:
+        """What was seen in another way, with the site's rules."""
+        wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
+        report = Report(node="", at=time.time(), boot_id="", context=Context.PERIODIC, findings=tuple(wanted))
+        return sort(report, conclude(report, self._config, {}))
+
+    def _read(self) -> NodeConfig:
+        self._read_at = time.monotonic()
+        try:
+            self._problem = ""
+            return load(self._file)
+        except ConfigError as error:
+            self._problem = f"the node is inspected with default limits: {error}"
+            return NodeConfig()
+
+
+def _unread(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Why the kernel's log cannot be read: mostly an ordinary user must not."""
+    silent = [f.text for f in findings if f.check.startswith(_KERNEL) and f.outcome is Outcome.UNKNOWN]
+    return tuple(f"this node is inspected without its kernel log: {text}" for text in dict.fromkeys(silent))

@@ -1,0 +1,49 @@
+"""All that an agent does about the health of its node meanwhile, behind calls that return at once."""
+
+from __future__ import annotations
+
+from slurm_robust.agent.inspection.book import AlertBook
+from slurm_robust.agent.inspection.inspector import Inspector
+from slurm_robust.model.alerts import Alert
+
+# Notes differ in what a check could not do; far more than ever happen.
+_NOTES = 20
+
+
+class Inspection:
+    """The inspector and the alerts that follow from it; without an inspector nothing is seen."""
+
+    def __init__(self, inspector: Inspector | None) -> None:
+        self._inspector = inspector
+        self._book = AlertBook()
+        self._told: set[str] = set()
+        self._notes: list[str] = []
+
+    def fileno(self) -> int:
+        """Readable when :meth:`follow` has something to do; -1 while there is nothing to wait for."""
+        return self._inspector.fileno() if self._inspector else -1
+
+    def follow(self, now: float, *, training: bool) -> bool:
+        """Take in what was seen; whether that changes any alert. To be called every second at least."""
+        has_news = False
+        for looked in self._inspector.read(now) if self._inspector else ():
+            has_news |= self._book.take(looked, now, training=training)
+            for text in looked.notes:
+                if text not in self._told and len(self._told) < _NOTES:
+                    self._told.add(text)
+                    self._notes.append(text)
+        return has_news
+
+    def alerts(self, now: float) -> tuple[Alert, ...]:
+        """For the Beat."""
+        return self._book.alerts(now)
+
+    def notes(self) -> list[str]:
+        """What happened since the last call that belongs into the journal."""
+        found, self._notes = self._notes, []
+        return found
+
+    def close(self) -> None:
+        """End the inspector."""
+        if self._inspector:
+            self._inspector.close()
