@@ -1,0 +1,215 @@
+"""What ranks were doing, for programs (``stacks.json``) and for people (``stacks.txt``). Pure.
+
+Whatever the number of ranks, both fit their bounds: each group of equal stacks is shown by one of its ranks,
+and of the others the file for programs has as many as it can hold, smallest groups first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
+
+import msgspec
+
+from slurm_robust.controller.evidence.texts import count, one_line, ranks_in_words
+from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Frame, Localisation, ProcessKind, ProcessStacks, RankStacks
+from slurm_robust.slurm.hostlist import fold
+
+MOST_FRAMES = 60
+"""Of one thread in the text."""
+
+_STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in the kernel", "Z": "dead"}
+
+
+# Sequence number, operation and state of a collective, and the ranks that are there.
+_Places = dict[tuple[int, str, str], list[int]]
+
+
+class StackGroup(Record):
+    """Ranks with equal stacks, and those of one of them. ``is_outlier``: they do something else than most."""
+
+    ranks: tuple[int, ...]
+    nodes: str
+    is_outlier: bool
+    example: RankStacks
+
+
+class SavedStacks(Record):
+    """``stacks.json``. ``ranks``: the stacks of others of the groups, but for ``left_out`` of them."""
+
+    localisation: Localisation
+    groups: tuple[StackGroup, ...]
+    flight: tuple[str, ...]
+    ranks: tuple[RankStacks, ...] = ()
+    left_out: int = 0
+
+
+def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[StackGroup, ...]:
+    """Groups of equal stacks: those at fault first, then other outliers, then the smallest first."""
+    alike: dict[object, list[RankStacks]] = defaultdict(list)
+    for stack in sorted(stacks, key=lambda stack: stack.rank):
+        alike[_shape(stack)].append(stack)
+    blamed = set(localisation.ranks)
+    outliers = {*localisation.outliers, *(blamed if localisation.exact else ())}
+    groups = [
+        StackGroup(
+            ranks=tuple(stack.rank for stack in members),
+            nodes=fold(stack.node for stack in members),
+            is_outlier=2 * sum(stack.rank in outliers for stack in members) > len(members),
+            example=members[0],
+        )
+        for members in alike.values()
+    ]
+    return tuple(
+        sorted(groups, key=lambda g: (not g.is_outlier, blamed.isdisjoint(g.ranks), len(g.ranks), g.ranks))
+    )
+
+
+def _shape(stack: RankStacks) -> object:
+    """What is equal for ranks that do the same: functions and files, not lines, order or waiting threads."""
+    return tuple(sorted((process.kind.value, *_shape_of(process)) for process in stack.processes))
+
+
+def _shape_of(process: ProcessStacks) -> tuple[str, str, tuple[str, ...]]:
+    main = [t for t in process.threads if t.is_main] or list(process.threads[:1])
+    calls = tuple(f"{f.function} {PurePath(f.file).name}" for thread in main for f in thread.frames)
+    return process.state if process.state in _STATES else "", process.error, calls
+
+
+def bounded(stacks: Sequence[RankStacks], localisation: Localisation, most: int) -> bytes:
+    """:class:`SavedStacks` as JSON of about ``most`` bytes at the most."""
+    groups = group(stacks, localisation)
+    room = most // 2
+    kept = []
+    for each in groups:
+        size = len(msgspec.json.encode(each))
+        if size > room:  # so many different stacks: the rest only by their ranks
+            example = RankStacks(rank=each.example.rank, node=each.example.node)
+            each = msgspec.structs.replace(each, example=example)
+            size = len(msgspec.json.encode(each))
+        if size <= room:
+            kept.append(each)
+            room -= size
+    by_rank = {stack.rank: stack for stack in stacks}
+    others = [by_rank[r] for each in sorted(groups, key=lambda g: len(g.ranks)) for r in each.ranks[1:]]
+    room, ranks = most // 2, []
+    for stack in others:
+        room -= len(msgspec.json.encode(stack))
+        if room < 0:
+            break
+        ranks.append(stack)
+    return msgspec.json.encode(
+        SavedStacks(
+            localisation=localisation,
+            groups=tuple(kept),
+            flight=tuple(flight(stacks)),
+            ranks=tuple(ranks),
+            left_out=len(others) - len(ranks),
+        )
+    )
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def in_words(stacks: Sequence[RankStacks], localisation: Localisation) -> Iterator[str]:
+    """The lines of ``stacks.txt``."""
+    sources = sorted({stack.source for stack in stacks} - {""})
+    slowest = max((stack.took_s for stack in stacks), default=0.0)
+    nodes = {stack.node for stack in stacks}
+    how = f", by {' and '.join(sources)} in {slowest:.1f} s" if sources else ""
+    yield f"Stacks of {count(len(stacks), 'rank')} on {count(len(nodes), 'node')}{how}"
+    yield placed(localisation)
+    groups = group(stacks, localisation)
+    yield from ("", "Groups of equal stacks, outliers first")
+    for number, each in enumerate(groups, 1):
+        yield f"  {number}  {title(each)}: {top(each)}"
+    if lines := flight(stacks):
+        yield from ("", "Collectives, by the flight recorder")
+        yield from (f"  {line}" for line in lines)
+    for number, each in enumerate(groups, 1):
+        yield from ("", f"Group {number}: {title(each)}; rank {each.example.rank} on {each.example.node}:")
+        for process in each.example.processes:
+            yield from _process(process)
+
+
+def placed(localisation: Localisation) -> str:
+    """Where the stacks place the fault, in one line."""
+    if not localisation.ranks:
+        return f"They place the fault nowhere: {one_line(localisation.reason) or 'all ranks do the same'}"
+    where = "exactly there" if localisation.exact else f"all of {localisation.group or 'their group'}"
+    return (
+        f"They place the fault at {named(localisation.ranks)} ({where}, confidence "
+        f"{localisation.confidence:.0%}): {one_line(localisation.reason)}"
+    )
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-3,8``."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_in_words(ranks)}"
+
+
+def title(each: StackGroup) -> str:
+    """``2 ranks (12-13 on n7)``, with a word if they are not like most."""
+    text = f"{count(len(each.ranks), 'rank')} ({ranks_in_words(each.ranks)} on {each.nodes})"
+    return text + (", unlike most" if each.is_outlier else "")
+
+
+def top(each: StackGroup) -> str:
+    """What a group does, in one line: the innermost calls of the worker's main thread, and odd helpers."""
+    processes = each.example.processes
+    words = [_brief(p) for p in processes if p.kind is ProcessKind.WORKER]
+    words += [f"{p.kind.value}: {_brief(p)}" for p in processes if p.kind is not ProcessKind.WORKER]
+    return one_line("; ".join(dict.fromkeys(word for word in words if word))) or "no stack"
+
+
+def _brief(process: ProcessStacks) -> str:
+    main = next((t for t in process.threads if t.is_main), process.threads[0] if process.threads else None)
+    calls = " < ".join(frame.function for frame in main.frames[:4]) if main else process.error
+    state = _STATES.get(process.state, "")
+    return f"{state}, {calls}" if state and calls else state or calls
+
+
+def flight(stacks: Iterable[RankStacks]) -> list[str]:
+    """What the flight recorder says: process groups whose ranks are apart, and how many are together."""
+    last: dict[tuple[str, int, int], _Places] = defaultdict(lambda: defaultdict(list))
+    for stack in stacks:
+        for c in stack.collectives:
+            # Its ranks name a group; the first and their number do too, at a fraction of the cost.
+            key = (c.group, c.ranks[0] if c.ranks else -1, len(c.ranks))
+            last[key][c.sequence, c.operation, c.state].append(stack.rank)
+    apart = [
+        f"{one_line(name)}" + (f" ({count(size, 'rank')})" if size else "") + ": " + _places(places)
+        for (name, _, size), places in sorted(last.items())
+        if len(places) > 1
+    ]
+    same = len(last) - len(apart)
+    return [*apart, *([f"{count(same, 'process group')} with all ranks at the same place"] if same else [])]
+
+
+def _places(places: _Places) -> str:
+    return "; ".join(_at(*item) for item in sorted(places.items()))
+
+
+def _at(place: tuple[int, str, str], ranks: list[int]) -> str:
+    sequence, operation, state = place
+    return f"{named(ranks)} at #{sequence} {one_line(operation)}, {one_line(state)}"
+
+
+def _process(process: ProcessStacks) -> Iterator[str]:
+    state = _STATES.get(process.state, process.state)
+    yield f"  {process.kind.value}, pid {process.pid}" + (f", {state}" if state else "")
+    if process.error:
+        yield f"    no stack: {one_line(process.error)}"
+    for thread in sorted(process.threads, key=lambda thread: not thread.is_main):
+        yield f"    thread {one_line(thread.name) or ('main' if thread.is_main else 'without a name')}"
+        yield from (f"      {_frame(frame)}" for frame in thread.frames[:MOST_FRAMES])
+        if (more := len(thread.frames) - MOST_FRAMES) > 0:
+            yield f"      … {count(more, 'call')} further out"
+
+
+def _frame(frame: Frame) -> str:
+    line = f":{frame.line}" if frame.line else ""
+    return one_line(f"{frame.function} ({frame.file}{line})" if frame.file else frame.function)

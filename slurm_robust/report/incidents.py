@@ -1,0 +1,153 @@
+"""``srobust incidents JOB``: all that went wrong with a job, one row each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.analysis.incidents import Standing, Story, stories
+from slurm_robust.controller.evidence import words
+from slurm_robust.controller.evidence.texts import count
+from slurm_robust.model import events as ev
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.record import Record
+from slurm_robust.report.find import ask_slurm, find_directory, load_events
+from slurm_robust.report.status import seconds
+from slurm_robust.report.summary import summarize
+from slurm_robust.slurm.select import make_client
+
+STYLES = {Standing.OPEN: "bold yellow", Standing.OVER: "green", Standing.ENDED: "bold red"}
+
+
+class Row(Record):
+    """One incident. ``steps_repeated`` is None where the script does not number its steps."""
+
+    number: int
+    t: float
+    standing: Standing
+    symptom: str
+    detail: str
+    blamed: str
+    suspects: tuple[str, ...]
+    done: str
+    outcome: str
+    detect_s: float
+    localise_s: float | None
+    recover_s: float | None
+    steps_repeated: int | None
+
+
+class Listing(Record):
+    """All that ``--json`` prints. ``phase`` is the job's; ``left_out``: older ones, by ``--last``."""
+
+    job_id: int
+    phase: str
+    incidents: tuple[Row, ...]
+    left_out: int = 0
+
+
+def main(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:
+    """Print the incidents of a job. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    _, events = load(name, job_dir)
+    found = listing(events, last, time.time())
+    if json:
+        print_json(found)
+    else:
+        make_console().print(render(found))
+    return 0
+
+
+def listing(events: Sequence[ev.AnyEvent], last: int | None, now: float) -> Listing:
+    """The newest ``last`` incidents of a journal, or all of them."""
+    every = stories(events)
+    chosen = every[-last:] if last is not None else every
+    summary = summarize(events, now)
+    return Listing(
+        job_id=summary.job_id,
+        phase=summary.phase,
+        incidents=tuple(_row(story) for story in chosen),
+        left_out=len(every) - len(chosen),
+    )
+
+
+def _row(story: Story) -> Row:
+    summary = story.summary
+    return Row(
+        number=story.number,
+        t=summary.t,
+        standing=story.standing,
+        symptom=summary.symptom,
+        detail=summary.detail,
+        blamed=words.blamed(story),
+        suspects=story.suspects,
+        done=words.done(story),
+        outcome=words.outcome(story),
+        detect_s=summary.detect_s,
+        localise_s=summary.localise_s,
+        recover_s=summary.recover_s,
+        steps_repeated=story.steps,
+    )
+
+
+def render(found: Listing) -> RenderableType:
+    """The whole screen."""
+    left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
+    title = Text(f"job {found.job_id} ({found.phase}): ", style="bold")
+    if not found.incidents:
+        return title.append("no incident", style="")
+    title.append(f"{count(len(found.incidents), 'incident')}{left_out}")
+    return Group(title, _table(found.incidents))
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=0)
+    table.add_column("#", justify="right", no_wrap=True)
+    for name in ("when", "symptom", "blamed", "done"):
+        table.add_column(name, overflow="fold")
+    for name in ("detect\ns", "localise\ns", "recover\ns", "steps\nagain"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        done = Text(row.done or "-")
+        if row.standing is not Standing.OVER:
+            open_or_ended = row.outcome if row.standing is Standing.OPEN else row.standing.value
+            done.append(f"\n{open_or_ended}", style=STYLES[row.standing])
+        table.add_row(
+            str(row.number),
+            time.strftime("%m-%d %H:%M:%S", time.localtime(row.t)),
+            Text(row.symptom),
+            Text(row.blamed),
+            done,
+            seconds(row.detect_s),
+            seconds(row.localise_s),
+            seconds(row.recover_s),
+            "-" if row.steps_repeated is None else str(row.steps_repeated),
+        )
+    return table
+
+
+# -- what both commands share ----------------------------------------------------------------------
+
+
+def load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent]]:
+    """The job that a person named. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
+    directory = find_directory(name, job_dir, job)
+    return directory, load_events(directory)
+
+
+def print_json(value: Record) -> None:
+    """To standard output, for programs."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def make_console() -> Console:
+    """Standard output, for people."""
+    # Without a terminal (a file, a pipe) rich would fold everything into 80 columns.
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=140, highlight=False)
