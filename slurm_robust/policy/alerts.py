@@ -1,0 +1,227 @@
+"""From what agents have seen of their nodes to who is evicted, before the training shows anything. Pure.
+
+Damping: a link may heal by itself, so alerts of the network are counted; and what many nodes see at once is
+no fault of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.model.alerts import Alert
+from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.record import Record
+
+T = TypeVar("T")
+
+# Beyond the time between two looks at the network: how far apart nodes see one event at most.
+_APART_S = 5.0
+# So many nodes, and more than this share of the job, do not break in the same way at once.
+_CROWD = 3
+_CROWD_SHARE = 1 / 3
+# Looks in a row at a link that is down or slow, after which it counts as a second alert.
+_MISSES = 2
+_MOST_NAMES = 8
+
+# Of a link's other checks a failure stands for long after the event.
+_STATES = ("infiniband.state", "infiniband.rate", "ethernet.state", "ethernet.speed", "gpu.nvlink")
+# What makes a node slow at most: whether that matters, the pace of the training tells.
+_SLOWS = ("gpu.throttle", "gpu.temperature", "gpu.clocks", "gpu.pcie")
+
+_WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
+
+
+class Judgement(Record):
+    """Nodes to evict with the reason in words: ``evict`` at once, ``network`` for their links.
+
+    ``waits`` has lines that say why nobody else is evicted although there are alerts.
+    """
+
+    evict: dict[str, str] = {}
+    network: dict[str, str] = {}
+    waits: tuple[str, ...] = ()
+
+
+class _Event(Record):
+    """What happened to the links of one node at one time, whatever it was noticed by; oldest alert first."""
+
+    node: str
+    leaf: str
+    alerts: tuple[Alert, ...]
+
+    @property
+    def age_s(self) -> float:
+        """Since it began."""
+        return self.alerts[0].age_s
+
+
+def judge(
+    alerts: Mapping[str, Sequence[Alert]], switches: Mapping[str, str], config: DetectConfig, *, nodes: int
+) -> Judgement:
+    """What follows from the alerts of each node.
+
+    ``switches`` has the leaf switch of each node as far as it is known, ``nodes`` says how many the job has.
+    With ``config.network_alerts`` of 0 nobody is evicted for the network.
+    """
+    together_s = config.network_s + _APART_S
+    evict, crowds = _certain(alerts, nodes, together_s)
+    events = [event for node in sorted(alerts) for event in _events(node, alerts, switches, config)]
+    shared = _shared(events, nodes, together_s)
+    network, counted = _count([event for event in events if event not in shared], config)
+    return Judgement(
+        evict=evict,
+        network={node: reason for node, reason in network.items() if node not in evict},
+        waits=(
+            *crowds,
+            *_switch_lines(shared),
+            *(line for node, line in counted.items() if node not in evict),
+            *(line for node in sorted(alerts) if node not in evict for line in _others(node, alerts[node])),
+        ),
+    )
+
+
+# -- what a node itself is to blame for ------------------------------------------------------------
+
+
+def _certain(
+    alerts: Mapping[str, Sequence[Alert]], nodes: int, together_s: float
+) -> tuple[dict[str, str], list[str]]:
+    """Nodes to evict at once, and lines about faults that too many have at once."""
+    by_check: dict[str, list[tuple[str, Alert]]] = {}
+    for node in sorted(alerts):
+        for alert in filter(_is_certain, alerts[node]):
+            by_check.setdefault(alert.check, []).append((node, alert))
+    own: dict[str, list[Alert]] = {}
+    lines = []
+    for check, found in sorted(by_check.items()):
+        for group in _at_once(found, lambda pair: pair[1].age_s, together_s):
+            names = {node for node, _ in group}
+            if len(names) >= _CROWD and len(names) > nodes * _CROWD_SHARE:
+                lines.append(f"{check} fails on {_names(names)} at once: no fault of the nodes")
+            else:
+                for node, alert in group:
+                    own.setdefault(node, []).append(alert)
+    return {node: _reason(found) for node, found in sorted(own.items())}, lines
+
+
+def _is_certain(alert: Alert) -> bool:
+    return (
+        alert.ended_s is None
+        and alert.blame is Party.NODE
+        and not alert.is_link
+        and alert.suggestion.keeps_jobs_away
+        and alert.check not in _SLOWS
+    )
+
+
+def _others(node: str, alerts: Iterable[Alert]) -> Iterator[str]:
+    """Why the rest of what stands is no reason to evict the node."""
+    for alert in alerts:
+        if alert.ended_s is not None or alert.is_link or not alert.suggestion.keeps_jobs_away:
+            continue
+        if alert.blame is not Party.NODE:
+            yield f"{node}: {_words(alert)}: lies with the {alert.blame.value}, not with the node"
+        elif alert.check in _SLOWS:
+            yield f"{node}: {_words(alert)}: the pace of the training tells whether it matters"
+
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+def _events(
+    node: str, alerts: Mapping[str, Sequence[Alert]], switches: Mapping[str, str], config: DetectConfig
+) -> Iterator[_Event]:
+    """Alerts of links within the window, those of one event together: several checks notice one loss."""
+    recent = [a for a in alerts[node] if a.is_link and a.age_s <= config.network_window_s]
+    recent.sort(key=lambda alert: (-alert.age_s, alert.number))
+    while recent:
+        begun = recent[0].age_s
+        one = tuple(alert for alert in recent if begun - alert.age_s <= config.network_s + _APART_S)
+        yield _Event(node=node, leaf=switches.get(node, ""), alerts=one)
+        recent = recent[len(one) :]
+
+
+def _shared(events: Sequence[_Event], nodes: int, together_s: float) -> dict[_Event, str]:
+    """Events that more than one node has seen, with the leaf switch behind them, "" for a wider one.
+
+    Two nodes behind one leaf that lose their links at once are its doing. Where the leaf is not known, or
+    more than one is concerned, it takes a good part of the job.
+    """
+    shared: dict[_Event, str] = {}
+    for leaf in {event.leaf for event in events} - {""}:
+        for group in _at_once([e for e in events if e.leaf == leaf], lambda event: event.age_s, together_s):
+            if len({event.node for event in group}) > 1:
+                shared |= dict.fromkeys(group, leaf)
+    for group in _at_once(events, lambda event: event.age_s, together_s):
+        names = {event.node for event in group}
+        if len(names) > 1 and len(names) > nodes * _CROWD_SHARE:
+            leaves = {event.leaf for event in group}
+            shared |= dict.fromkeys(group, leaves.pop() if len(leaves) == 1 else "")
+    return shared
+
+
+def _count(events: Iterable[_Event], config: DetectConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """Nodes whose links have failed often enough, and lines about those that have not, by node."""
+    by_node: dict[str, list[_Event]] = {}
+    for event in events:
+        by_node.setdefault(event.node, []).append(event)
+    evict, wait = {}, {}
+    for node, own in by_node.items():
+        count = sum(1 + any(_lasts(alert, config) for alert in event.alerts) for event in own)
+        newest = own[-1].alerts[-1]
+        times = f"{count} network alert{'s' if count > 1 else ''} within {config.network_window_s:g} s"
+        if 0 < config.network_alerts <= count:
+            evict[node] = f"{times}: {_words(newest)}"
+        else:
+            limit = (
+                f"evicted at {config.network_alerts}" if config.network_alerts else "nobody is evicted for it"
+            )
+            wait[node] = f"{node}: {_words(newest)}: {times}, {limit}"
+    return evict, wait
+
+
+def _lasts(alert: Alert, config: DetectConfig) -> bool:
+    return alert.check in _STATES and alert.age_s - (alert.ended_s or 0.0) >= _MISSES * config.network_s
+
+
+def _switch_lines(shared: Mapping[_Event, str]) -> list[str]:
+    by_leaf: dict[str, set[str]] = {}
+    for event, leaf in shared.items():
+        by_leaf.setdefault(leaf, set()).add(event.node)
+    return [
+        f"links of {_names(names)} fail at once: an event of {leaf or 'the fabric'}, nobody is evicted for it"
+        for leaf, names in sorted(by_leaf.items())
+    ]
+
+
+def _at_once(items: Iterable[T], age_s: Callable[[T], float], within_s: float) -> Iterator[list[T]]:
+    """The items in groups between which there is a longer pause than ``within_s``."""
+    group: list[T] = []
+    for item in sorted(items, key=age_s):
+        if group and age_s(item) - age_s(group[-1]) > within_s:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def _words(alert: Alert) -> str:
+    return f"{alert.subject} {alert.text or 'fails'} ({alert.check})".lstrip()
+
+
+def _reason(alerts: Sequence[Alert]) -> str:
+    worst = max(alerts, key=lambda alert: (_WEIGHT[alert.suggestion], -alert.number))
+    more = f" (+{len(alerts) - 1})" if len(alerts) > 1 else ""
+    return _words(worst) + more
+
+
+def _names(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return ", ".join(found[:_MOST_NAMES]) + more
