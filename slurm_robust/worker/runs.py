@@ -32,6 +32,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
+from slurm_robust.worker.replay import REPLAY, ReplayRun
 
 _log = logging.getLogger(__name__)
 _UNUSABLE = (CorruptPart, ForeignPart, MissingCheckpoint)
@@ -285,6 +286,8 @@ def _place(environ: Mapping[str, str]) -> tuple[int, int]:
 
 def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, overlap: bool) -> Run:
     """The run that ``environ`` says this process belongs to."""
+    if environ.get(REPLAY):
+        return ReplayRun(environ[REPLAY])
     environment = WorkerEnvironment.from_env(environ)
     if environment is None:
         return OwnFolder(path, keep, environ, every=every)

@@ -1,0 +1,155 @@
+"""``python -m slurm_robust.diagnostics.replay.node``: one node's part of a group, started by srun.
+
+The first node of the group chooses the port where its ranks meet and leaves it in the group's folder. Each
+node then starts its ranks and adds to each one's digests how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.agent.ports import PortHolder, local_address
+from slurm_robust.agent.rankenv import prepare_inherited
+from slurm_robust.diagnostics.replay.rank import PARENT
+from slurm_robust.diagnostics.replay.traces import leave_failure, output_path, trace_path
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+from slurm_robust.worker import environment
+from slurm_robust.worker.replay import ENVIRONMENT, REPLAY, REPLAY_STEPS, End, add_line
+
+_POLL_S = 0.1
+_RENDEZVOUS = "rendezvous"
+# A replay is no run of the job: it restores nothing, writes no checkpoint and reports to no agent.
+_OF_A_RUN = (environment.RUN_ID, environment.JOB_DIR, environment.RECORD, environment.GENERATION)
+
+
+class Task(Record):
+    """A group's work, the same for all its nodes, which are named in the order of their ranks.
+
+    ``folder`` is the group's own on storage of all nodes, ``cwd`` where the script runs; ``limit_s`` seconds
+    are given to it all. ``ports`` are those to meet at, (0,) for any free one.
+    """
+
+    folder: str
+    nodes: tuple[str, ...]
+    nproc: int
+    steps: int
+    limit_s: float
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    ports: tuple[int, ...] = (0,)
+
+    def words(self) -> tuple[str, ...]:
+        """The command that does one node's part of it."""
+        module = "slurm_robust.diagnostics.replay.node"
+        return (sys.executable, "-m", module, msgspec.json.encode(self).decode())
+
+
+def main() -> int:
+    """Run this node's ranks to their end; 0 however they ended, 3 if nobody said in time where to meet."""
+    task = msgspec.json.decode(sys.argv[1], type=Task)
+    deadline = time.monotonic() + task.limit_s
+    folder = Path(task.folder)
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    index = task.nodes.index(node)
+    os.chdir(task.cwd)
+    holder = PortHolder(task.ports) if index == 0 else None
+    if holder is not None:
+        _announce(folder, node, holder.port)
+    place = _await_place(folder, deadline)
+    if place is None:
+        return 3
+    ranks = range(index * task.nproc, (index + 1) * task.nproc)
+    _watch(folder, node, {rank: _start(task, place, rank) for rank in ranks}, deadline)
+    return 0
+
+
+def _announce(folder: Path, name: str, port: int) -> None:
+    # The way to the node of srun is the way to the other nodes, which a name may not be.
+    peer = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or name
+    beside = folder / f"{_RENDEZVOUS}.tmp"
+    beside.write_text(f"{local_address(peer, port)} {port}")
+    beside.rename(folder / _RENDEZVOUS)
+
+
+def _await_place(folder: Path, deadline: float) -> tuple[str, str] | None:
+    """Address and port of rank 0; None when they do not come in time."""
+    while _RENDEZVOUS not in os.listdir(folder):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_S)
+    address, port = (folder / _RENDEZVOUS).read_text().split()
+    return address, port
+
+
+def _start(task: Task, place: tuple[str, str], rank: int) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RUN}
+    prepare_inherited(inherited)
+    world, local = len(task.nodes) * task.nproc, rank % task.nproc
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": task.nproc,
+        "GROUP_RANK": rank // task.nproc,
+        "GROUP_WORLD_SIZE": len(task.nodes),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": place[0],
+        "MASTER_PORT": place[1],
+        REPLAY: trace_path(Path(task.folder), rank),
+        REPLAY_STEPS: task.steps,
+        PARENT: os.getpid(),
+    }
+    words = [sys.executable, "-m", "slurm_robust.diagnostics.replay.rank", task.kind.value, *task.command]
+    with output_path(Path(task.folder), rank).open("ab") as output:
+        return subprocess.Popen(
+            words,
+            env={**ENVIRONMENT, **inherited, **{name: str(value) for name, value in own.items()}},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _watch(folder: Path, node: str, ranks: dict[int, subprocess.Popen[bytes]], deadline: float) -> None:
+    """Wait until all have ended, one has failed, or the time is over; ends those that are left."""
+    left = dict(ranks)
+    try:
+        while left and time.monotonic() < deadline:
+            for rank, child in list(left.items()):
+                code = child.poll()
+                if code is None:
+                    continue
+                del left[rank]
+                add_line(trace_path(folder, rank), End(code=code))
+                if code:
+                    leave_failure(folder, f"rank {rank} on {node}: {_how(code)}")
+                    return
+            time.sleep(_POLL_S)
+    finally:
+        for child in left.values():
+            child.kill()
+
+
+def _how(code: int) -> str:
+    if code > 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""The real replayer: groups of nodes as concurrent job steps, one phase after the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from slurm_robust.analysis.replay import (
+    CannotReplay,
+    Grid,
+    GroupRun,
+    GroupSeen,
+    Phase,
+    ReplayVerdict,
+    conclude,
+    fit,
+    groups,
+    is_settled,
+    judge,
+    nodes_of,
+)
+from slurm_robust.diagnostics.replay.node import Task
+from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.diagnostics.replay.traces import group_run, has_failed
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.client import SlurmClient, StepHandle
+from slurm_robust.slurm.errors import SlurmCommandError
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.requests import whole_node_steps
+
+_POLL_S = 0.2
+_CLEAR_AWAY_S = 15.0
+# When most groups have ended, one that takes so many times their time gives no result any more.
+_PATIENCE = 3.0
+_LEAST_PATIENCE_S = 30.0
+
+
+class StepReplayer:
+    """A :class:`~slurm_robust.diagnostics.replay.replayer.Replayer` by steps of this job.
+
+    ``folder``, on storage that all nodes share, gets a new folder for each replay with what every rank
+    computed and printed. ``ports`` are those where ranks may meet, None for any free one.
+    """
+
+    def __init__(
+        self, slurm: SlurmClient, allocation: Allocation, folder: Path, *, ports: range | None = None
+    ) -> None:
+        self._slurm = slurm
+        self._allocation = allocation
+        self._folder = folder
+        self._ports = tuple(ports or (0,))
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Have the replay that runs end now, without a verdict. From any thread."""
+        self._stopped.set()
+
+    def replay(
+        self,
+        nodes: Sequence[str],
+        layout: ParallelLayout,
+        command: ReplayCommand,
+        *,
+        steps: int,
+        budget_s: float,
+    ) -> ReplayVerdict:
+        """See the protocol."""
+        begun = time.monotonic()
+        if command.kind is CommandKind.EXEC:
+            return ReplayVerdict(reason="no replay: only a Python script or module can be replayed")
+        try:
+            order = _Order(
+                folder=_new_folder(self._folder),
+                grid=fit(len(nodes), layout),
+                nodes=tuple(nodes),
+                nproc=layout.nproc_per_node,
+                steps=steps,
+                command=command,
+            )
+            horizontal = self._phase(Phase.HORIZONTAL, order, begun + budget_s / 2)
+            vertical: tuple[GroupSeen, ...] = ()
+            if not is_settled(horizontal) and not self._stopped.is_set():
+                vertical = self._phase(Phase.VERTICAL, order, begun + budget_s)
+        except (CannotReplay, OSError) as error:
+            return ReplayVerdict(reason=f"no replay: {error}")
+        if self._stopped.is_set():
+            return ReplayVerdict(reason="the replay was stopped before its end")
+        verdict = conclude(order.grid, order.nodes, horizontal, vertical)
+        return msgspec.structs.replace(verdict, took_s=time.monotonic() - begun)
+
+    def _phase(self, phase: Phase, order: _Order, deadline: float) -> tuple[GroupSeen, ...]:
+        """What was seen of each group; ``deadline`` is one of ``time.monotonic()``. Raises ``OSError``."""
+        begun = time.monotonic()
+        running: list[_Group] = []
+        try:
+            for number, units in enumerate(groups(phase, order.grid)):
+                members = nodes_of(order.grid, units, order.nodes)
+                group = _Group(order.folder / f"{phase.value}-{number}", members)
+                running.append(group)
+                if order.grid.holds_model(len(units)):
+                    self._start(group, order, deadline - begun)
+                else:
+                    group.left_out = "too few nodes for a replica of the model"
+            self._wait(running, begun, deadline)
+        finally:
+            self._clear_away([group for group in running if not group.is_gone()])
+        waited_s = time.monotonic() - begun
+        return judge([group.run(order.nproc, waited_s) for group in running])
+
+    def _start(self, group: _Group, order: _Order, limit_s: float) -> None:
+        group.folder.mkdir()
+        task = Task(
+            folder=str(group.folder),
+            nodes=group.nodes,
+            nproc=order.nproc,
+            steps=order.steps,
+            limit_s=limit_s,
+            kind=order.command.kind,
+            command=order.command.command,
+            cwd=order.command.cwd,
+            ports=self._ports,
+        )
+        try:
+            for request in whole_node_steps(
+                self._allocation, group.nodes, task.words(), name=group.step_name
+            ):
+                group.handles.append(self._slurm.launch_step(request, group.folder / "step.log"))
+        except SlurmCommandError as error:
+            group.trouble = f"it cannot be started: {error}"
+
+    def _wait(self, running: Sequence[_Group], begun: float, deadline: float) -> None:
+        """Until every group has ended or failed, most have and the others are far behind, or ``deadline``."""
+        took: dict[str, float] = {}
+        while len(took) < len(running):
+            now = time.monotonic()
+            for group in running:
+                if group.step_name not in took and group.has_ended():
+                    took[group.step_name] = now - begun
+            patience_s = deadline - begun
+            if 2 * len(took) > len(running):
+                patience_s = min(patience_s, max(_PATIENCE * median(took.values()), _LEAST_PATIENCE_S))
+            if now - begun > patience_s or self._stopped.wait(_POLL_S):
+                return
+
+    def _clear_away(self, running: Sequence[_Group]) -> None:
+        """End these groups' steps; tasks outlive their srun on some releases, so steps are cancelled too."""
+        handles = [handle for group in running for handle in group.handles]
+        if not handles:
+            return
+        for handle in handles:
+            handle.kill()
+        names = {group.step_name for group in running}
+        try:
+            for step in self._slurm.steps(self._allocation.job_id):
+                if step.name in names:
+                    self._slurm.cancel(step.job_id, step_id=step.step_id)
+        except SlurmCommandError:
+            pass  # Each node ends its part by itself when the time is over.
+        deadline = time.monotonic() + _CLEAR_AWAY_S
+        while any(handle.poll() is None for handle in handles) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+
+class _Order(Record):
+    """What is replayed, and how its groups are formed. ``folder`` is that of this replay."""
+
+    folder: Path
+    grid: Grid
+    nodes: tuple[str, ...]
+    nproc: int
+    steps: int
+    command: ReplayCommand
+
+
+class _Group:
+    """One group while it runs."""
+
+    def __init__(self, folder: Path, nodes: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.nodes = nodes
+        self.handles: list[StepHandle] = []
+        self.left_out = ""
+        self.trouble = ""
+
+    @property
+    def step_name(self) -> str:
+        """Unlike that of every other step of the job."""
+        return f"{self.folder.parent.name}-{self.folder.name}"
+
+    def is_gone(self) -> bool:
+        """Whether nothing of it runs."""
+        return all(handle.poll() is not None for handle in self.handles)
+
+    def has_ended(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.is_gone() or has_failed(self.folder)
+
+    def run(self, nproc: int, waited_s: float) -> GroupRun:
+        """What it did. Raises ``OSError``."""
+        if self.left_out or self.trouble:
+            return GroupRun(nodes=self.nodes, left_out=self.left_out, trouble=self.trouble)
+        return group_run(self.folder, self.nodes, nproc, waited_s)
+
+
+def _new_folder(parent: Path) -> Path:
+    """``replay-1``, ``replay-2``, … in ``parent``. Raises ``OSError``."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / f"replay-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
