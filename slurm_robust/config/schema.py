@@ -12,6 +12,7 @@ from typing import Literal
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.errors import InvalidValue
 from slurm_robust.config.ranges import at_least, not_empty, positive
+from slurm_robust.config.replay import ReplayConfig
 
 HIGHEST_PORT = 65535
 
@@ -249,6 +250,9 @@ class JobConfig:
 
     detect: DetectConfig = field(default_factory=DetectConfig)
     """What is noticed while the training runs."""
+
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """How the training is replayed in small groups of nodes."""
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """Sizes of the parallel groups."""

@@ -61,6 +61,7 @@ _EXAMPLES: dict[str, object] = {
     "checkpoint.peer_mb_s": 2000,
     "checkpoint.every_steps": 500,
     "checkpoint.local_directory": "/scratch/me",
+    "replay.args": ["--layers", "2"],
     "rendezvous.port_range": "29500-29600",
 }
 
