@@ -14,7 +14,7 @@ from typing import NoReturn
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.wire.spawning import Spawn, WorkerSpec
-from slurm_robust.worker import crash, process, rendezvous, script, stepcount
+from slurm_robust.worker import crash, dump, process, rendezvous, script, stepcount
 
 _HIDDEN = script.RUNNER_FILES | {__file__}
 # The shell's codes for a program that is not there, or is no program.
@@ -22,8 +22,12 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _FLUSH_FAILED = 120  # Python's own
 
 
-def become_worker(spawn: Spawn, worker: WorkerSpec, zygote: int, blocked: Iterable[int]) -> NoReturn:
+def become_worker(
+    spawn: Spawn, worker: WorkerSpec, zygote: int, agent: int, blocked: Iterable[int]
+) -> NoReturn:
     """Turn this process, a fresh fork of process ``zygote``, into the worker; never returns.
+
+    Process ``agent`` and its children may trace it.
 
     All signals are blocked when it is called and those in ``blocked`` stay so: a signal that comes in
     between must find the worker's handlers, not the zygote's.
@@ -31,6 +35,7 @@ def become_worker(spawn: Spawn, worker: WorkerSpec, zygote: int, blocked: Iterab
     code = 1
     try:
         _separate(worker, zygote, blocked)
+        dump.allow_tracing(agent)
         if _enter_environment(spawn, worker):
             code = _execute(spawn, worker) if spawn.command_kind is CommandKind.EXEC else _run(spawn, worker)
     finally:
@@ -96,6 +101,7 @@ def _run(spawn: Spawn, worker: WorkerSpec) -> int:
     if entry is not None:
         sys.path[0] = entry
     stepcount.count_optimizer_steps(worker.record)
+    dump.prepare(worker.record)
     rendezvous.await_rank_zero()
     interrupted = False
     try:

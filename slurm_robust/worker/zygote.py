@@ -126,13 +126,13 @@ class Zygote:
     def _fork(self, spawn: Spawn, worker: WorkerSpec) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        zygote = os.getpid()
+        zygote, agent = os.getpid(), os.getppid()
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:
                 self._forget_parent()
-                become_worker(spawn, worker, zygote, blocked)
+                become_worker(spawn, worker, zygote, agent, blocked)
         except OSError as error:
             reason = f"fork: {error.strerror}; see ulimit -u and the memory of the node"
             self._tell(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
