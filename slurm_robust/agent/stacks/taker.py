@@ -1,15 +1,156 @@
-"""Takes stacks."""
+"""Takes the stacks of all workers of a node, within a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from slurm_robust.model.stacks import RankStacks
+import msgspec
+
+from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, recorder
+from slurm_robust.agent.stacks.pyspy import CannotTake
+from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
+
+BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
+
+_AT_ONCE = 16
+# Shares of the budget: of one run of py-spy, of all of them, and of everything. The rest is for the system.
+_ONE_SHARE, _PYSPY_SHARE, _SHARE = 0.3, 0.6, 0.9
+
+# A signal wakes only these.
+_RUNNING, _SLEEPING = "R", "S"
 
 
 class StackTaker:
-    """Takes the stacks of workers and their helpers."""
+    """Takes the stacks of workers and of the processes that fetch data or write checkpoints for them.
+
+    By py-spy, which reads their memory and stops nothing; where it may not, by the handler that
+    :mod:`slurm_robust.worker.dump` has installed in them. ``runtime`` is the agent's runtime folder, where
+    the handlers write: needed only on a kernel that hides the workers' open files from the agent. With
+    ``native`` the calls in libraries are there too, at the price of a pause of each process. ``program`` is
+    py-spy, by default this environment's or that in PATH.
+    """
+
+    def __init__(self, runtime: Path | None = None, *, native: bool = False, program: str = "") -> None:
+        self._runtime = runtime
+        self._native = native
+        self._program = program or pyspy.find_pyspy()
 
     def take(self, workers: Mapping[int, int], *, node: str, budget_s: float) -> tuple[RankStacks, ...]:
-        """What each worker (rank to pid) does, within ``budget_s`` seconds."""
-        return tuple(RankStacks(rank=rank, node=node) for rank in workers)
+        """What each worker (rank to pid) does, within ``budget_s`` seconds whatever the processes do.
+
+        Stops and continues no process (but see ``native``), and no signal is sent where none is handled.
+        """
+        taking = _Taking(self._program, self._native, budget_s)
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="srobust-stacks") as pool:
+            looks = list(pool.map(taking.read, sorted(_candidates(workers), key=_urgency)))
+
+            def finish(rank: int) -> RankStacks:
+                mine = tuple(look for look in looks if look.rank == rank)
+                return taking.finish(rank, node, mine, self._known_file(rank))
+
+            return tuple(pool.map(finish, workers))
+
+    def _known_file(self, rank: int) -> Path | None:
+        if self._runtime is None:
+            return None
+        return max(self._runtime.glob(f"gen-*/rank-{rank:05d}{STACKS_SUFFIX}"), default=None)
+
+
+class _Look(Record):
+    """A process of a rank and what was seen of it; ``source`` as in :class:`RankStacks`."""
+
+    rank: int
+    stacks: ProcessStacks
+    source: str = ""
+
+    def seen(self, threads: tuple[ThreadStack, ...], source: str) -> _Look:
+        kind = self.stacks.kind
+        if kind is ProcessKind.OTHER:
+            kind = kinds.kind_by_stack(threads)
+        stacks = msgspec.structs.replace(self.stacks, kind=kind, threads=threads, error="")
+        return _Look(rank=self.rank, stacks=stacks, source=source)
+
+    def failed(self, error: str) -> _Look:
+        both = "; ".join(filter(None, (self.stacks.error, error)))
+        return _Look(rank=self.rank, stacks=msgspec.structs.replace(self.stacks, error=both))
+
+
+class _Taking:
+    """One order and its deadlines."""
+
+    def __init__(self, program: str, native: bool, budget_s: float) -> None:
+        self._program = program
+        self._native = native
+        self._began = time.monotonic()
+        self._one_s = _ONE_SHARE * budget_s
+        self._end_of_reading = self._began + _PYSPY_SHARE * budget_s
+        self._deadline = self._began + _SHARE * budget_s
+
+    def read(self, look: _Look) -> _Look:
+        """Read the memory of one process."""
+        pid, state = look.stacks.pid, look.stacks.state
+        deadline = min(time.monotonic() + self._one_s, self._end_of_reading)
+        if not state or state in proc.DEAD:
+            return look.failed("the process has ended")
+        if not self._program:
+            return look.failed("py-spy is not installed")
+        try:
+            threads = pyspy.take(self._program, pid, deadline)
+        except CannotTake as error:
+            return look.failed(str(error))
+        if self._native and state in (_RUNNING, _SLEEPING):
+            try:
+                threads = pyspy.take(self._program, pid, deadline, native=True)
+            except CannotTake:
+                pass  # what the interpreter calls is known
+        return look.seen(threads, BY_PYSPY)
+
+    def finish(self, rank: int, node: str, looks: tuple[_Look, ...], known: Path | None) -> RankStacks:
+        """Ask the processes that could not be read, and the worker's flight recorder."""
+        looks = tuple(self._ask(look, known) for look in looks)
+        return RankStacks(
+            rank=rank,
+            node=node,
+            processes=tuple(look.stacks for look in looks if look.stacks.kind is not ProcessKind.OTHER),
+            collectives=self._collectives(looks[0].stacks, known),
+            source=next((look.source for look in looks if look.source), ""),
+            took_s=time.monotonic() - self._began,
+        )
+
+    def _ask(self, look: _Look, known: Path | None) -> _Look:
+        if look.stacks.threads or look.stacks.state not in (_RUNNING, _SLEEPING):
+            return look
+        try:
+            return look.seen(handler.take(look.stacks.pid, known, self._deadline), BY_SIGNAL)
+        except CannotTake as error:
+            return look.failed(str(error))
+
+    def _collectives(self, worker: ProcessStacks, known: Path | None) -> tuple[Collective, ...]:
+        # The server's threads are stopped with the others.
+        if not worker.state or worker.state in proc.STOPPED | proc.DEAD:
+            return ()
+        try:
+            file = proc.stacks_file(worker.pid, known)
+        except OSError:
+            return ()
+        return recorder.take(file.with_suffix(RECORDER_SUFFIX), self._deadline) if file else ()
+
+
+def _candidates(workers: Mapping[int, int]) -> Iterator[_Look]:
+    table = proc.process_table()
+    for rank, pid in workers.items():
+        state = table[pid].state if pid in table else ""
+        yield _Look(rank=rank, stacks=ProcessStacks(pid=pid, kind=ProcessKind.WORKER, state=state))
+        for child in proc.descendants(table, pid):
+            kind = kinds.kind_by_name(child.name)
+            yield _Look(rank=rank, stacks=ProcessStacks(pid=child.pid, kind=kind, state=child.state))
+
+
+def _urgency(look: _Look) -> int:
+    """Workers first; last what may be anything, such as dozens of compilers."""
+    return (ProcessKind.WORKER, ProcessKind.LOADER, ProcessKind.OTHER).index(look.stacks.kind)

@@ -1,0 +1,82 @@
+"""Stacks by the signal handler in the worker, where nobody may read its memory.
+
+:mod:`slurm_robust.worker.dump` has installed it, with :mod:`faulthandler`: C code that runs whoever holds the
+interpreter, in the worker and in the processes that it has forked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+from slurm_robust.agent.stacks import proc
+from slurm_robust.agent.stacks.pyspy import CannotTake
+from slurm_robust.model.stacks import Frame, ThreadStack
+from slurm_robust.worker.dump import DUMP_SIGNAL
+
+# The handler takes about a millisecond.
+_LOOK_EVERY_S = 0.002
+
+_THREAD = re.compile(
+    r"(?:Current thread|Thread) 0x[0-9a-f]+ (?:\[(?P<name>.*)\] +)?\(most recent call first\):"
+)
+_FRAME = re.compile(r'  File (?:"(?P<file>.*)"|\?\?\?), line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+
+
+def take(pid: int, known: Path | None, deadline: float) -> tuple[ThreadStack, ...]:
+    """All threads of process ``pid``, at the latest at ``deadline`` (monotonic seconds).
+
+    ``known`` is the file that it writes to, for when the kernel does not show which one it has open. It is
+    the same one for a worker and its forks, so these are asked one after the other. Raises
+    :class:`CannotTake`; the signal is sent to nobody that it could kill.
+    """
+    try:
+        return parse(_ask(pid, known, deadline))
+    except OSError as error:
+        raise CannotTake(f"the handler of signal {DUMP_SIGNAL}: {error.strerror}") from None
+
+
+def parse(text: str) -> tuple[ThreadStack, ...]:
+    """The threads in what faulthandler has written; lines that are none of its are left out."""
+    threads: list[tuple[str, list[Frame]]] = []
+    cut = False
+    for line in text.splitlines():
+        if found := _THREAD.fullmatch(line):
+            threads.append((found["name"] or "", []))
+        elif threads and (found := _FRAME.fullmatch(line)):
+            number = int(found["line"]) if found["line"].isdigit() else 0
+            file, function = _unescaped(found["file"] or ""), _unescaped(found["function"])
+            threads[-1][1].append(Frame(function=function, file=file, line=number))
+        cut = cut or line == "..."
+    # Newest thread first; the main one is the last, unless faulthandler has stopped at its hundredth.
+    last = -1 if cut else len(threads) - 1
+    return tuple(
+        ThreadStack(name=name, is_main=index == last, frames=tuple(frames))
+        for index, (name, frames) in enumerate(threads)
+    )
+
+
+def _ask(pid: int, known: Path | None, deadline: float) -> str:
+    file = proc.stacks_file(pid, known)
+    if file is None:
+        raise CannotTake(f"it has no handler of signal {DUMP_SIGNAL}")
+    if proc.is_pending(pid):
+        raise CannotTake(f"it has not taken an earlier signal {DUMP_SIGNAL}")
+    os.truncate(file, 0)
+    blocking = proc.blocking_threads(pid)
+    os.kill(pid, DUMP_SIGNAL)
+    pause = threading.Event()
+    # A thread blocks the signal while it runs the handler, so that has ended when nobody blocks it any more.
+    while proc.is_pending(pid) or proc.blocking_threads(pid) - blocking:
+        if time.monotonic() > deadline:
+            raise CannotTake(f"signal {DUMP_SIGNAL} was not handled in time")
+        pause.wait(_LOOK_EVERY_S)
+    return file.read_text(errors="replace")
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(next(filter(None, found.groups())), 16)), text)

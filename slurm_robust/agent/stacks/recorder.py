@@ -1,0 +1,111 @@
+"""The flight recorder of a worker, asked at the server that PyTorch runs in threads of C++.
+
+The server (``torch._C._distributed_c10d._WorkerServer``) answers whoever holds the interpreter. gloo's
+entries are at ``fr_trace_json`` and NCCL's at ``dump_nccl_trace_json``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Collective
+
+HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+
+_CHUNK_BYTES = 256 * 1024
+
+
+class _Entry(Record):
+    collective_seq_id: int = 0
+    is_p2p: bool = False
+    process_group: tuple[str, ...] = ()
+    profiling_name: str = ""
+    retired: bool = False
+    state: str = ""
+
+
+class _Group(Record):
+    ranks: str = ""
+
+
+class _Dump(Record):
+    entries: tuple[_Entry, ...] = ()
+    pg_config: dict[str, _Group] = {}
+
+
+def take(address: Path, deadline: float) -> tuple[Collective, ...]:
+    """What the worker's process groups did last, at the latest at ``deadline`` (monotonic seconds).
+
+    Nothing where nobody answers.
+    """
+    answers = (ask(address, handler, deadline) for handler in HANDLERS)
+    return tuple(collective for answer in answers for collective in parse(answer))
+
+
+def ask(address: Path, handler: str, deadline: float) -> bytes:
+    """The answer of one handler of PyTorch's server at socket ``address``, empty when there is none."""
+    chunks: list[bytes] = []
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            _limit(server, deadline)
+            server.connect(str(address))
+            server.sendall(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
+            while chunk := server.recv(_CHUNK_BYTES):
+                chunks.append(chunk)
+                _limit(server, deadline)
+    except OSError:
+        return b""
+    head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
+    return body if b" 200 " in head.partition(b"\r\n")[0] else b""
+
+
+def parse(dump: bytes) -> tuple[Collective, ...]:
+    """The newest collective of each process group in a flight recorder's JSON; none in anything else.
+
+    Sends and receives are left out: their counts differ from rank to rank.
+    """
+    try:
+        found = msgspec.json.decode(dump, type=_Dump)
+    except msgspec.DecodeError:
+        return ()
+    newest: dict[str, _Entry] = {}
+    for entry in found.entries:
+        group = ":".join(entry.process_group)
+        if not entry.is_p2p and (
+            group not in newest or entry.collective_seq_id >= newest[group].collective_seq_id
+        ):
+            newest[group] = entry
+    return tuple(
+        Collective(
+            group=group,
+            sequence=entry.collective_seq_id,
+            operation=entry.profiling_name,
+            state=_state(entry),
+            ranks=_ranks(found.pg_config, entry.process_group),
+        )
+        for group, entry in newest.items()
+    )
+
+
+def _state(entry: _Entry) -> str:
+    # gloo's operations stay "scheduled" to their end, and only then are retired.
+    return "completed" if entry.retired and entry.profiling_name.startswith("gloo:") else entry.state
+
+
+def _ranks(groups: dict[str, _Group], names: Iterable[str]) -> tuple[int, ...]:
+    group = next((groups[name] for name in names if name in groups), _Group())
+    return tuple(int(rank) for rank in re.findall(r"\d+", group.ranks))
+
+
+def _limit(server: socket.socket, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    server.settimeout(left)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.agent.stacks import recorder
+from slurm_robust.model.stacks import Collective
+
+# Of torch 2.13.0 with gloo, shortened: rank 0 of two waits in the third operation of the default group.
+GLOO = """{"comm_lib_version": "", "entries": [
+ {"collective_seq_id": 1, "input_dtypes": ["Float"], "input_sizes": [[10]], "is_p2p": false, "op_id": 1,
+  "p2p_seq_id": 0, "pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce",
+  "record_id": 0, "retired": true, "state": "scheduled", "thread_name": "python", "timeout_ms": 1800000},
+ {"collective_seq_id": 1, "is_p2p": false, "op_id": 1, "pg_id": 1, "process_group": ["1", "undefined"],
+  "profiling_name": "gloo:broadcast", "record_id": 2, "retired": true, "state": "scheduled"},
+ {"collective_seq_id": 2, "is_p2p": false, "op_id": 2, "pg_id": 0, "process_group": ["0", "default_pg"],
+  "profiling_name": "gloo:all_gather", "record_id": 3, "retired": false, "state": "scheduled"}],
+ "nccl_comm_state": {}, "pg_config": {"": {"desc": "", "name": "", "ranks": "[]"}},
+ "pg_status": {"0": {"last_completed_collective": "1", "last_enqueued_collective": "2"}},
+ "version": "2.10"}"""
+
+# As the fields of NCCL's are named in torch 2.13.0's FlightRecorder.hpp; written by hand.
+NCCL = """{"comm_lib_version": "2.27.5", "entries": [
+ {"collective_seq_id": 7, "is_p2p": false, "op_id": 9, "pg_id": 3, "process_group": ["17", "mesh_dp"],
+  "profiling_name": "nccl:_reduce_scatter_base", "retired": false, "state": "started"},
+ {"collective_seq_id": 7, "is_p2p": true, "op_id": 12, "pg_id": 4, "process_group": ["21", "mesh_pp"],
+  "profiling_name": "nccl:recv 2<-1", "retired": false, "state": "scheduled"}],
+ "pg_config": {"17": {"desc": "mesh_dp", "name": "17", "ranks": "[0, 8, 16, 24]"}}, "version": "2.10"}"""
+
+
+@contextmanager
+def server(address: Path, answer: bytes | None) -> Iterator[None]:
+    """Answers every request with ``answer``; with None never."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address))
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    if answer is not None:
+                        client.recv(4096)
+                        client.sendall(answer)
+                    else:
+                        client.recv(4096)
+                        client.recv(4096)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+
+
+def test_the_newest_collective_of_each_group() -> None:
+    assert recorder.parse(GLOO.encode()) == (
+        Collective(group="0:default_pg", sequence=2, operation="gloo:all_gather", state="scheduled"),
+        Collective(group="1:undefined", sequence=1, operation="gloo:broadcast", state="completed"),
+    )
+
+
+def test_sends_and_receives_are_left_out() -> None:
+    assert recorder.parse(NCCL.encode()) == (
+        Collective(
+            group="17:mesh_dp",
+            sequence=7,
+            operation="nccl:_reduce_scatter_base",
+            state="started",
+            ranks=(0, 8, 16, 24),
+        ),
+    )
+
+
+def test_an_operation_of_nccl_that_timed_out_has_not_completed() -> None:
+    retired = json.loads(NCCL)
+    retired["entries"][0]["retired"] = True
+    assert recorder.parse(json.dumps(retired).encode())[0].state == "started"
+
+
+@pytest.mark.parametrize("dump", [b"", b"Handler not found", b"[]", GLOO[:300].encode(), b'{"entries": 1}'])
+def test_anything_else_has_no_collectives(dump: bytes) -> None:
+    assert recorder.parse(dump) == ()
+
+
+def test_both_recorders_of_a_process_are_asked(tmp_path: Path) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + NCCL.encode()
+    with server(tmp_path / "sock", answer):
+        assert len(recorder.take(tmp_path / "sock", time.monotonic() + 5)) == len(recorder.HANDLERS)
+
+
+def test_a_handler_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
+    with server(tmp_path / "sock", b"HTTP/1.1 404 Not Found\r\n\r\n" + GLOO.encode()):
+        assert recorder.take(tmp_path / "sock", time.monotonic() + 5) == ()
+
+
+def test_a_server_that_does_not_answer_costs_the_budget_only(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with server(tmp_path / "sock", None):
+        assert recorder.take(tmp_path / "sock", began + 0.1) == ()
+        assert time.monotonic() - began < 1
+
+
+def test_where_there_is_no_server_there_are_no_collectives(tmp_path: Path) -> None:
+    assert recorder.take(tmp_path / "sock", time.monotonic() + 5) == ()

@@ -1,0 +1,162 @@
+"""What a taker does about processes that are not there, not Python, or not to be read."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.agent.stacks import StackTaker
+from slurm_robust.agent.stacks.proc import descendants, process_table, read_process
+from slurm_robust.model.stacks import ProcessKind, RankStacks
+from tests.unit.agent.stacks.programs import HANG, PREPARE, program
+from tests.unit.agent.stacks.workers import functions, process
+from tests.waiting import wait_for
+
+BUDGET_S = 10.0
+
+# A parent waits in the kernel for a child of vfork(2), in state D; here the child has memory of its own.
+IN_THE_KERNEL = """
+import ctypes, sys
+def suspended():
+    if ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0) == 0:
+        hangs()
+def hangs():
+    sys.stdin.read()
+print("up", flush=True)
+suspended()
+print("went on", flush=True)
+"""
+WRITER = """
+import multiprocessing, sys, threading
+sys.path.insert(0, sys.argv[1].rpartition("/")[0])
+from my_checkpointing import write
+multiprocessing.get_context("spawn").Process(target=write, daemon=True).start()
+"""
+
+
+def take_one(pid: int, taker: StackTaker | None = None, budget_s: float = BUDGET_S) -> RankStacks:
+    (stacks,) = (taker or StackTaker()).take({3: pid}, node="n1", budget_s=budget_s)
+    assert (stacks.rank, stacks.node) == (3, "n1")
+    return stacks
+
+
+def test_nobody_is_no_problem() -> None:
+    assert StackTaker().take({}, node="n1", budget_s=1) == ()
+
+
+def test_a_worker_that_has_ended_is_told() -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    zombie = process(take_one(ended.pid))
+    ended.wait()
+    gone = process(take_one(ended.pid))
+    assert (zombie.state, gone.state) == ("Z", "")
+    assert zombie.error == gone.error == "the process has ended"
+
+
+def test_a_program_that_is_no_python_is_told() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        stacks = take_one(sleeper.pid)
+        alive = read_process(sleeper.pid)
+        sleeper.kill()
+    assert (stacks.source, process(stacks).threads) == ("", ())
+    assert "py-spy" in process(stacks).error
+    assert "no handler" in process(stacks).error
+    assert alive is not None
+    assert alive.state == "S"
+
+
+def test_a_program_of_its_own_is_read_too(tmp_path: Path) -> None:
+    with program("import sys\n" + HANG, tmp_path) as worker:
+        stacks = take_one(worker.pid)
+        assert worker.goes_on()
+    assert (stacks.source, functions(process(stacks))) == ("py-spy", ["hangs", "<module>"])
+
+
+def test_a_stopped_process_stays_stopped(tmp_path: Path) -> None:
+    with program(PREPARE + HANG, tmp_path) as worker:
+        os.kill(worker.pid, signal.SIGSTOP)
+        wait_for(lambda: worker.state() == "T")
+        stacks = take_one(worker.pid)
+        assert (process(stacks).state, worker.state()) == ("T", "T")
+        os.kill(worker.pid, signal.SIGCONT)
+        assert worker.goes_on()
+    assert functions(process(stacks)) == ["hangs", "<module>"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="clone(2) has another number")
+def test_a_process_in_the_kernel_is_read(tmp_path: Path) -> None:
+    with program(IN_THE_KERNEL, tmp_path) as worker:
+        wait_for(lambda: worker.state() == "D")
+        stacks = take_one(worker.pid)
+        (child,) = descendants(process_table(), worker.pid)
+        os.kill(child.pid, signal.SIGKILL)
+        assert worker.line() == "went on"
+    assert (process(stacks).state, functions(process(stacks))) == ("D", ["suspended", "<module>"])
+
+
+def test_children_that_write_checkpoints_are_shown_and_others_not(tmp_path: Path) -> None:
+    (tmp_path / "my_checkpointing.py").write_text("import threading\ndef write(): threading.Event().wait()\n")
+    with program(WRITER + HANG, tmp_path) as worker:
+
+        def looks() -> RankStacks | None:
+            stacks = take_one(worker.pid)
+            kinds = {p.kind for p in stacks.processes}
+            return stacks if ProcessKind.WRITER in kinds else None
+
+        stacks = wait_for(looks, message="the writer writes")
+        children = descendants(process_table(), worker.pid)
+    assert stacks is not None
+    assert functions(process(stacks, ProcessKind.WRITER))[-1] == "<module>"
+    assert len(children) == 2  # the resource tracker of multiprocessing is the other one
+    assert {p.kind for p in stacks.processes} == {ProcessKind.WORKER, ProcessKind.WRITER}
+
+
+def test_a_pyspy_that_hangs_leaves_time_for_the_handler(tmp_path: Path) -> None:
+    hanging = tmp_path / "py-spy"
+    hanging.write_text("#!/bin/sh\nexec sleep 1000\n")
+    hanging.chmod(0o700)
+    with program(PREPARE + HANG, tmp_path) as worker:
+        began = time.monotonic()
+        stacks = take_one(worker.pid, StackTaker(program=str(hanging)), budget_s=1.5)
+        assert time.monotonic() - began < 1.5
+        assert worker.goes_on()
+    assert (stacks.source, functions(process(stacks))) == ("signal", ["hangs", "<module>"])
+    assert not [child for child in descendants(process_table(), os.getpid()) if child.name == "sleep"]
+
+
+def test_without_time_there_is_no_look_but_a_state(tmp_path: Path) -> None:
+    with program("import sys\n" + HANG, tmp_path) as worker:
+        stacks = take_one(worker.pid, budget_s=0.0)
+        assert worker.goes_on()
+    assert (stacks.source, process(stacks).state) == ("", "S")
+
+
+def test_descendants_are_children_and_theirs() -> None:
+    shell = f"{sys.executable} -c 'import sys; print(); sys.stdin.read()'; true"
+    with subprocess.Popen(shell, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        table = process_table()
+        assert child.pid in {p.pid for p in descendants(table, os.getpid())}
+        assert child.pid not in {p.pid for p in descendants(table, child.pid)}
+        assert descendants(table, child.pid)[0].parent == child.pid
+        child.communicate()
+
+
+def test_a_name_with_brackets_and_blanks_is_read(tmp_path: Path) -> None:
+    odd = tmp_path / "a) R (b"
+    odd.symlink_to("/bin/sleep")
+    with subprocess.Popen([odd, "1000"]) as sleeper:
+        wait_for(lambda: (found := read_process(sleeper.pid)) is not None and found.name == "a) R (b")
+        found = read_process(sleeper.pid)
+        sleeper.kill()
+    assert found is not None
+    assert found.parent == os.getpid()
