@@ -9,12 +9,24 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from slurm_robust.cli import admin, check, checkpoint, config, drill, nodes, run, sandbox, status, version
+from slurm_robust.cli import (
+    admin,
+    check,
+    checkpoint,
+    config,
+    diagnose,
+    drill,
+    nodes,
+    run,
+    sandbox,
+    status,
+    version,
+)
 from slurm_robust.cli.parsing import Parser, UsageError
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 
-COMMANDS = (run, status, checkpoint, drill, check, nodes, admin, sandbox, config, version)
+COMMANDS = (run, status, checkpoint, drill, check, diagnose, nodes, admin, sandbox, config, version)
 
 
 def make_parser() -> Parser:

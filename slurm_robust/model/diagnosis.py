@@ -10,7 +10,9 @@ class TestResult(Record):
     """One test on one node. ``text`` says in a few words what is wrong.
 
     ``peers`` are the nodes that took part, ``value`` was measured, ``limit`` allowed; ``digest`` is what must
-    be equal on all nodes, for tests whose result is compared. ``took_s`` in seconds.
+    be equal on all nodes, for tests whose result is compared, and ``rate`` (in GB/s, 0 for none) what must
+    not be far below that of others; both are compared among results of one ``kind`` only (the models of
+    processors, the version of PyTorch). ``took_s`` in seconds.
     """
 
     __test__ = False  # pytest takes every class with this beginning for tests
@@ -23,6 +25,8 @@ class TestResult(Record):
     value: str = ""
     limit: str = ""
     digest: str = ""
+    rate: float = 0.0
+    kind: str = ""
     took_s: float = 0.0
 
 

@@ -1,0 +1,137 @@
+"""``python -m slurm_robust.diagnostics gemm,memory``: this node's part of tests, one line for each.
+
+Every test runs in a process of its own. One that hangs is killed and is a result like any other, so only a
+node that cannot even say so is silent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from slurm_robust.diagnostics.part import Answer, Found, NotHere, Part, failed, unknown
+from slurm_robust.diagnostics.plan import BY_NAME, Program
+from slurm_robust.health import isolate
+from slurm_robust.model.diagnosis import TestResult
+from slurm_robust.worker.process import die_with_parent
+
+_LEAST_S = 2.0
+_ENOUGH = 0.9  # of the time that a program needs, before not to end is its node's fault
+_WITHOUT_TORCH = frozenset({"dcgm", "memory", "storage"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tests and print what they find; 0 whatever that is."""
+    args = _parse(argv)
+    programs = [BY_NAME[name] for name in args.programs.split(",")]
+    # As for workers: one thread until a program wants more, so that cores are not fought for.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if any(program.name not in _WITHOUT_TORCH for program in programs):
+        try:
+            importlib.import_module("torch")  # once, for all children
+        except ImportError:
+            pass  # said by each program that needs it
+    for answer in answers(programs, _part(args), time.monotonic() + args.budget):
+        line = msgspec.json.encode(answer) if args.json else _in_words(answer).encode()
+        os.write(sys.stdout.fileno(), line + b"\n")  # at once, so that srun does not mix it with others
+    return 0
+
+
+def answers(programs: Sequence[Program], part: Part, end: float) -> Iterator[Answer]:
+    """Run one after the other; each gets its share of the time that is left until ``end`` (monotonic)."""
+    for index, program in enumerate(programs):
+        left = end - time.monotonic()
+        share = program.needs_s / sum(p.needs_s for p in programs[index:])
+        yield answer(program, msgspec.structs.replace(part, limit_s=left * share))
+
+
+def answer(program: Program, part: Part) -> Answer:
+    """Run one program in a child for ``part.limit_s`` seconds at most."""
+    begun = time.monotonic()
+    if part.limit_s < _LEAST_S:
+        return _answer(program, part, unknown("no time was left"), 0.0)
+    task = partial(_child, program.name, part, os.getpid())
+    limits = {program.name: part.limit_s}
+    said = isolate.call({program.name: task}, limits, part.limit_s + 1.0)[program.name]
+    took_s = time.monotonic() - begun
+    if said.value is None:
+        words = f"did not end within {part.limit_s:.0f} s" if said.hung or said.is_cut else said.error
+        cut = (said.hung or said.is_cut) and part.limit_s < _ENOUGH * program.needs_s
+        return _answer(program, part, unknown(words) if cut else failed(words), took_s)
+    found, left_out = msgspec.json.decode(said.value, type=tuple[Found, bool])
+    return _answer(program, part, found, took_s, left_out=left_out)
+
+
+def _child(name: str, part: Part, parent: int) -> bytes:
+    die_with_parent(parent)
+    left_out = False
+    try:
+        found = importlib.import_module(f"slurm_robust.diagnostics.programs.{name}").run(part)
+    except NotHere as reason:
+        found, left_out = unknown(str(reason)), True
+    except ImportError as error:
+        found = unknown(str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a driver or library raises is a result
+        first = str(error).strip().partition("\n")[0]
+        found = failed(f"{type(error).__name__}: {first}"[:300])
+    return msgspec.json.encode((found, left_out))
+
+
+def _answer(program: Program, part: Part, found: Found, took_s: float, *, left_out: bool = False) -> Answer:
+    # In tests of single nodes nobody else takes part.
+    peers = part.group if program.pairs else (part.node,)
+    fields = msgspec.structs.asdict(found)
+    result = TestResult(test=program.name, node=part.node, peers=peers, took_s=round(took_s, 2), **fields)
+    return Answer(result=result, left_out=left_out)
+
+
+def _part(args: argparse.Namespace) -> Part:
+    groups = (text.partition("=") for text in args.groups.split())
+    address, group = next(
+        ((address, tuple(names.split(","))) for address, _, names in groups if args.node in names.split(",")),
+        ("127.0.0.1", (args.node,)),
+    )
+    return Part(
+        node=args.node,
+        group=group,
+        address=address,
+        port=args.port,
+        gpus=int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) if args.gpus is None else args.gpus,
+        together_on_gpus=args.nccl,
+        storage=args.storage,
+    )
+
+
+def _in_words(answer: Answer) -> str:
+    found = answer.result
+    word = "left out" if answer.left_out else found.outcome.value
+    return f"{found.test} on {found.node}: {word} {found.text or found.value}".rstrip()
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m slurm_robust.diagnostics", allow_abbrev=False)
+    parser.add_argument("programs", help=f"names with commas between them, of: {', '.join(BY_NAME)}")
+    parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    parser.add_argument("--groups", default="", help="'ADDRESS=NODE,NODE ...': who runs tests together")
+    parser.add_argument("--port", type=int, default=0, help="where a group meets, on its first node")
+    parser.add_argument("--nccl", action="store_true", help="groups use their GPUs")
+    parser.add_argument("--gpus", type=int, help="GPUs of this node (default: those of the Slurm step)")
+    parser.add_argument("--storage", default="", help="folder to be tested")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds for all, once they begin")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    if unknown_names := sorted(set(args.programs.split(",")) - BY_NAME.keys()):
+        parser.error(f"there is no test {', '.join(unknown_names)}")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Processors that programs compute on: each core and each GPU by itself. Imports torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from slurm_robust.diagnostics.part import NotHere, Part
+
+
+def gpus_of(part: Part) -> list[torch.device]:
+    """The node's GPUs; [] where it should have none.
+
+    Raises :class:`NotHere` where this PyTorch cannot use GPUs at all, and ``RuntimeError`` where it sees
+    fewer than there should be.
+    """
+    if not part.gpus:
+        return []
+    if not can_use_gpus():
+        raise NotHere(f"PyTorch {torch.__version__} is built without support of GPUs")
+    seen = torch.cuda.device_count()
+    if seen < part.gpus:
+        raise RuntimeError(f"{seen} of {part.gpus} GPUs can be used")
+    return [torch.device("cuda", index) for index in range(seen)]
+
+
+def can_use_gpus() -> bool:
+    """Whether this PyTorch was built for GPUs, whether or not there are any."""
+    return torch.version.cuda is not None or torch.version.hip is not None
+
+
+def each_core(until: float) -> Iterator[int]:
+    """The cores that this process may use, one after the other, with the calling thread bound to each.
+
+    Ends when all had their turn or ``time.monotonic()`` is beyond ``until``, but not before the first. The
+    binding is as before when it ends.
+    """
+    before = os.sched_getaffinity(0)
+    try:
+        for index, core in enumerate(sorted(before)):
+            if index and time.monotonic() > until:
+                return
+            os.sched_setaffinity(0, {core})
+            yield core
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computing on the CPU in the calling thread only, so that sums are always made in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def name_of(device: torch.device) -> str:
+    """The model of the processor, with what decides how this PyTorch computes on it."""
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        libraries = f"CUDA {torch.version.cuda or torch.version.hip}, cuDNN {cudnn}"
+        return f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}, {libraries}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{_cpu_model()} ({capability}), PyTorch {torch.__version__}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "cpu model", "CPU part"):
+            return value.strip()
+    return os.uname().machine

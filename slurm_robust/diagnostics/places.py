@@ -1,0 +1,193 @@
+"""Where parts of tests run: on nodes of a Slurm job, as a step beside the others, or on this node alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slurm_robust.slurm.client import SlurmClient, StepHandle
+from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.process import spawn_detached
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.requests import whole_node_steps
+
+_MOST_READ = 1 << 20
+_CANCEL_S = 10.0
+
+
+class Launched(Protocol):
+    """One command, started on some nodes."""
+
+    def lines(self) -> Iterator[str]:
+        """Whole lines written since the last call."""
+        ...
+
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        ...
+
+    def end(self) -> None:
+        """Kill all that is left of it. Bounded in time; raises nothing."""
+        ...
+
+
+class Place(Protocol):
+    """Knows some nodes, and starts commands there."""
+
+    def gpus(self, node: str) -> int:
+        """How many GPUs we hold there."""
+        ...
+
+    def addresses(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """Where the nodes reach each other. Raises ``SlurmError``."""
+        ...
+
+    def launch(self, nodes: Sequence[str], command: tuple[str, ...], folder: Path) -> Launched:
+        """Start ``command`` once on each node, output in ``folder``. Raises ``SlurmError``, ``OSError``."""
+        ...
+
+
+class Output:
+    """A file that grows, read by whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """Those written since the last call."""
+        while True:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_MOST_READ)
+            self._offset += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+            if not data:
+                return
+
+
+class SlurmPlace:
+    """The nodes of a job. Steps overlap with those that hold the nodes already, and end with their sruns."""
+
+    def __init__(self, slurm: SlurmClient, allocation: Allocation) -> None:
+        self._slurm = slurm
+        self._allocation = allocation
+        self._count = 0
+
+    def gpus(self, node: str) -> int:
+        """See the protocol."""
+        return self._allocation.gpus_per_node.get(node, 0)
+
+    def addresses(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """See the protocol."""
+        return {node.name: node.address or node.name for node in self._slurm.nodes(nodes)}
+
+    def launch(self, nodes: Sequence[str], command: tuple[str, ...], folder: Path) -> Launched:
+        """See the protocol."""
+        self._count += 1
+        # A name of its own for each launch: a step that was killed may still be listed.
+        name = f"diagnose-{os.getpid()}-{self._count}"
+        steps = _Steps(self._slurm, self._allocation.job_id, name)
+        try:
+            for request in whole_node_steps(self._allocation, tuple(nodes), command, name=name):
+                path = folder / f"{name}-{len(steps.parts)}.log"
+                steps.parts.append((Output(path), self._slurm.launch_step(request, path)))
+        except BaseException:
+            steps.end()
+            raise
+        return steps
+
+
+class HerePlace:
+    """This node alone. ``names`` are those under which it takes part: one, but in tests of this package."""
+
+    def __init__(self, names: Sequence[str], gpus: int = 0) -> None:
+        self._names = tuple(names)
+        self._gpus = gpus
+
+    def gpus(self, node: str) -> int:
+        """See the protocol."""
+        return self._gpus
+
+    def addresses(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """See the protocol."""
+        return dict.fromkeys(nodes, "127.0.0.1")
+
+    def launch(self, nodes: Sequence[str], command: tuple[str, ...], folder: Path) -> Launched:
+        """See the protocol."""
+        started = _Started()
+        try:
+            for node in nodes:
+                path = folder / f"{node}-{time.monotonic_ns()}.log"
+                # In a session of their own, as by srun: Ctrl-C is for us, and we end them.
+                whole = (*command, "--node", node, "--gpus", str(self._gpus))
+                started.parts.append((Output(path), spawn_detached(whole, output=path, env=os.environ)))
+        except BaseException:
+            started.end()
+            raise
+        return started
+
+
+def gpus_here() -> int:
+    """The GPUs of this node that NVML shows; 0 without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return 0
+    finally:
+        pynvml.nvmlShutdown()
+
+
+class _Started:
+    """Processes with their output."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Output, StepHandle]] = []
+
+    def lines(self) -> Iterator[str]:
+        """See the protocol."""
+        for output, _ in self.parts:
+            yield from output.lines()
+
+    def ended(self) -> bool:
+        """See the protocol."""
+        return all(handle.poll() is not None for _, handle in self.parts)
+
+    def end(self) -> None:
+        """See the protocol."""
+        for _, handle in self.parts:
+            handle.kill()
+
+
+class _Steps(_Started):
+    """Steps of one name."""
+
+    def __init__(self, slurm: SlurmClient, job_id: int, name: str) -> None:
+        super().__init__()
+        self._slurm = slurm
+        self._job_id = job_id
+        self._name = name
+
+    def end(self) -> None:
+        """See the protocol. Tasks may outlive their srun, so the steps are cancelled as well."""
+        if self.ended():
+            return
+        deadline = time.monotonic() + _CANCEL_S
+        try:
+            for step in self._slurm.steps(self._job_id):
+                if step.name == self._name and time.monotonic() < deadline:
+                    self._slurm.cancel(self._job_id, step_id=step.step_id, signal="KILL")
+        except SlurmError:
+            pass  # Without an answer killing srun is all that can be done.
+        super().end()

@@ -1,0 +1,46 @@
+"""Everything to everybody within the node: its GPUs over NCCL, or two processes over gloo."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from slurm_robust.agent.ports import PortHolder
+from slurm_robust.diagnostics.devices import gpus_of, name_of
+from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, run_ranks
+
+_CPU_WORDS = 1 << 19  # 2 MiB to each
+_GPU_WORDS = 1 << 25  # 128 MiB to each
+_REPEATS = 5
+
+
+def run(part: Part) -> Found:
+    """See the module. Raises ``NotHere``, ``RuntimeError``, ``OSError``."""
+    gpus = len(gpus_of(part))
+    if gpus == 1:
+        raise NotHere("the node has one GPU only")
+    holder = PortHolder()
+    count = gpus or 2
+    ranks = Ranks(
+        count=count, first=0, world=count, address="127.0.0.1", port=holder.port, on_gpus=bool(gpus)
+    )
+    try:
+        return run_ranks(ranks, exchange, part)
+    finally:
+        holder.close()
+
+
+def exchange(rank: int, device: torch.device) -> Found:
+    """One rank's part."""
+    words = _GPU_WORDS if device.type == "cuda" else _CPU_WORDS
+    world = dist.get_world_size()
+    sent = torch.cat([pattern(rank, other, words, device) for other in range(world)])
+    received = torch.empty_like(sent)
+    bytes_sent = words * 4 * (world - 1)
+    rate = best_rate(lambda: dist.all_to_all_single(received, sent), bytes_sent, _REPEATS, device)
+    for other, chunk in enumerate(received.view(world, words)):
+        unlike = int((chunk != pattern(other, rank, words, device)).sum())
+        if unlike:
+            return failed(f"{unlike} of {words} words from rank {other} to rank {rank} are wrong")
+    return Found(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(device))

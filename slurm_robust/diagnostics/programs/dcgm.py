@@ -1,0 +1,76 @@
+"""NVIDIA's own tests, where they are installed: ``dcgmi diag``, and with much time its EUD.
+
+They have been seen to leave clocks changed (EUD removes a frequency lock), which makes a GPU slow for every
+job after it. So settings are read before and put back afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import msgspec
+
+from slurm_robust.diagnostics.gpusettings import restored
+from slurm_robust.diagnostics.part import Found, NotHere, Part, failed, unknown
+
+# Seconds that must be left for a level of tests; 4 has the EUD (and needs root).
+_LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
+
+
+def run(part: Part) -> Found:
+    """See the module. Raises ``NotHere`` where it is not installed."""
+    program = shutil.which("dcgmi")
+    if program is None:
+        raise NotHere("dcgmi is not installed")
+    level = next(level for seconds, level in _LEVELS if part.limit_s >= seconds)
+    with restored() as trouble:
+        done = subprocess.run(
+            [program, "diag", "--run", str(level), "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=max(1.0, part.limit_s - 2.0),
+            check=False,
+        )
+    found = read(done.stdout.decode(errors="replace"))
+    # Not a fault of the GPU, but somebody must know.
+    words = "; ".join((found.text, *trouble)).strip("; ")
+    return msgspec.structs.replace(found, text=words, value=f"level {level}")
+
+
+def read(output: str) -> Found:
+    """What ``dcgmi diag --json`` says, of release 2 to 4."""
+    try:
+        document = msgspec.json.decode(output[output.index("{") :])
+        (report,) = [v for v in document.values() if isinstance(v, dict) and "test_categories" in v]
+        results = [*_results(report)]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return unknown(f"dcgmi says: {' '.join(output.split())[:200] or 'nothing'}")
+    failures = [words for status, words in results if status == "fail"]
+    if failures:
+        return failed("; ".join(dict.fromkeys(failures))[:400])
+    if not any(status == "pass" for status, _ in results):
+        return unknown("dcgmi ran no test")
+    return Found()
+
+
+def _results(report: dict[str, list[dict[str, list[dict[str, object]]]]]) -> Iterator[tuple[str, str]]:
+    """Status and words of every result of every test."""
+    for category in report["test_categories"]:
+        for test in category["tests"]:
+            results = test["results"]
+            for result in results if isinstance(results, list) else ():
+                gpu = next((result[k] for k in ("gpu_id", "gpu_ids", "entity_id") if k in result), "")
+                words = _words(result.get("warnings")) or _words(result.get("info"))
+                yield str(result["status"]).lower(), f"gpu{gpu}: {test['name']}: {words}".rstrip(": ")
+
+
+def _words(said: object) -> str:
+    """Text, a list of texts, or a list of objects with one, as the release has it."""
+    if isinstance(said, list):
+        return "; ".join(filter(None, map(_words, said)))
+    if isinstance(said, dict):
+        return str(said.get("warning", ""))
+    return str(said or "")

@@ -1,0 +1,72 @@
+"""The memory of the host: patterns, written everywhere before the first is read back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import psutil
+
+from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+
+_SHARE = 1 / 16  # of what is available: the node is somebody's
+_MOST = 8 << 30  # bytes
+_CHUNK = 1 << 26  # bytes
+_SECONDS = 10.0
+_PATTERNS = (0x5555555555555555, 0xAAAAAAAAAAAAAAAA)
+
+Words: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
+
+def run(part: Part) -> Found:
+    """Walk over a bounded part of the free memory for a bounded time. Raises ``NotHere``."""
+    wanted = min(_MOST, int(available() * _SHARE)) // _CHUNK
+    if wanted == 0:
+        raise NotHere("too little memory is free")
+    return walk(wanted, _CHUNK // 8, time.monotonic() + min(_SECONDS, part.limit_s / 3))
+
+
+def available() -> int:
+    """Bytes that may be taken without harm: what the machine and the process's cgroup have left."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+        limit = int((folder / "memory.max").read_text())
+        return min(free, limit - int((folder / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return free  # no limit, or none that can be seen
+
+
+def walk(chunks: int, words: int, until: float) -> Found:
+    """Fill up to ``chunks`` of ``words`` of 64 bits; less where ``time.monotonic()`` passes ``until``."""
+    held: list[Words] = []
+    for pattern in _PATTERNS:
+        for number in range(chunks):
+            if number == len(held):
+                if held and time.monotonic() > until:
+                    break
+                held.append(np.empty(words, dtype=np.uint64))
+            fill(held[number], number, pattern)
+        chunks = len(held)
+        for number, chunk in enumerate(held):
+            if wrong := unlike(chunk, number, pattern):
+                return failed(f"{wrong} words changed within {words * 8 >> 20} MiB")
+    return Found(value=f"{chunks * words * 8 >> 20} MiB")
+
+
+def fill(chunk: Words, number: int, pattern: int) -> None:
+    """Write the pattern, crossed with each word's own place, into chunk ``number``."""
+    np.bitwise_xor(_places(chunk, number), np.uint64(pattern), out=chunk)
+
+
+def unlike(chunk: Words, number: int, pattern: int) -> int:
+    """How many words are not as :func:`fill` wrote them."""
+    return int(np.count_nonzero(chunk ^ np.uint64(pattern) != _places(chunk, number)))
+
+
+def _places(chunk: Words, number: int) -> Words:
+    first = number * chunk.size
+    return np.arange(first, first + chunk.size, dtype=np.uint64)

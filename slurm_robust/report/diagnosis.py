@@ -1,0 +1,143 @@
+"""``srobust diagnose``: tests nodes by hand, and shows what each of them found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from functools import partial
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.diagnostics.places import HerePlace, Place, SlurmPlace, gpus_here
+from slurm_robust.diagnostics.plan import BY_NAME, PROGRAMS
+from slurm_robust.diagnostics.runner import PlaceDiagnoser
+from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.findings import Outcome
+from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+
+_STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
+_RANK = {Outcome.FAIL: 0, Outcome.UNKNOWN: 1, Outcome.PASS: 2}
+
+
+class Code(IntEnum):
+    """Exit codes of this command."""
+
+    PASSED = 0
+    FAILED = 1
+    USAGE = 2
+    NOTHING = 3
+
+
+class WrongWords(SrobustError):
+    """A test or node that is not there."""
+
+    exit_code = Code.USAGE
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+def main(
+    *, nodes: str, tests: Sequence[str], bitwise: bool, storage: str, budget_s: float, json: bool
+) -> int:
+    """Run the tests and print what they found. Raises :class:`WrongWords`, ``SlurmError``."""
+    if strange := [test for test in tests if test not in BY_NAME]:
+        raise WrongWords(f"there is no test {', '.join(strange)}", f"use some of {', '.join(BY_NAME)}")
+    if budget_s <= 0:
+        raise WrongWords(f"--budget {budget_s:g} is no time", "name some seconds")
+    place, names = _place(os.environ, nodes)
+    # Where Slurm or a shell ends us, the steps must end as with Ctrl-C: they would outlive us.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    tell = partial(print, file=sys.stderr, flush=True)
+    diagnoser = PlaceDiagnoser(place, tests=tests, tell=tell)
+    diagnosis = diagnoser.diagnose(names, bitwise=bitwise, storage=storage, budget_s=budget_s)
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n")
+    else:
+        _console().print(render(diagnosis, names))
+    return code_of(diagnosis)
+
+
+def code_of(diagnosis: Diagnosis) -> Code:
+    """What the diagnosis means for a script."""
+    outcomes = {result.outcome for result in diagnosis.results}
+    if Outcome.FAIL in outcomes or diagnosis.suspects:
+        return Code.FAILED
+    return Code.PASSED if Outcome.PASS in outcomes else Code.NOTHING
+
+
+def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
+    """Who is to blame, a row for each node with a column for each test, and what is behind the failures."""
+    suspects = ", ".join(diagnosis.suspects)
+    style = "bold red" if suspects else "bold"
+    parts: list[RenderableType] = [Text(f"suspects: {suspects or 'none'}", style=style)]
+    if diagnosis.reason:
+        parts.append(Text(diagnosis.reason))
+    if diagnosis.results:
+        parts.append(_table(diagnosis.results, nodes))
+    parts += [
+        Text(f"{r.node}: {r.test}{_with(r)}: {r.text}", style=_STYLES[r.outcome])
+        for r in diagnosis.results
+        if r.outcome is not Outcome.PASS
+    ]
+    parts += [Text(f"left out: {test} ({why})", style="dim") for test, why in diagnosis.left_out.items()]
+    return Group(*parts)
+
+
+def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
+    ran = {result.test for result in results}
+    tests = [program.name for program in PROGRAMS if program.name in ran]
+    table = Table("node", *tests)
+    for node in nodes:
+        cells = [[r for r in results if r.node == node and r.test == test] for test in tests]
+        table.add_row(Text(node), *map(_cell, cells))
+    return table
+
+
+def _cell(results: Sequence[TestResult]) -> Text:
+    if not results:
+        return Text("-", style="dim")
+    worst = min(results, key=lambda result: _RANK[result.outcome])
+    value = ", ".join(dict.fromkeys(result.value for result in results if result.value))
+    return Text(f"{worst.outcome.value} {value}".strip(), style=_STYLES[worst.outcome])
+
+
+def _with(result: TestResult) -> str:
+    others = [peer for peer in result.peers if peer != result.node]
+    return f" with {', '.join(others)}" if others else ""
+
+
+def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str]]:
+    """Where to test, and the nodes there."""
+    if not environ.get("SLURM_JOB_ID"):
+        here = socket.gethostname().partition(".")[0]
+        if wanted and wanted != here:
+            raise WrongWords("outside a job only this node can be tested", "use it inside sbatch or salloc")
+        return HerePlace((here,), gpus_here()), (here,)
+    slurm = CliSlurmClient()
+    # Slurm's own word: the variables are stale once a node is lost.
+    allocation = slurm.allocation(allocation_from_environment(environ).job_id)
+    try:
+        names = expand(wanted) if wanted else allocation.nodes
+    except InvalidHostlist as error:
+        raise WrongWords(f"--nodes: {error}", "write it as Slurm does: n[1-4,7]") from error
+    if foreign := [name for name in names if name not in allocation.nodes]:
+        raise WrongWords(f"the job does not hold {', '.join(foreign)}", "name nodes of this job only")
+    # In the order of Slurm, in which neighbours are near each other.
+    return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]
+
+
+def _console() -> Console:
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.diagnostics.judge import far_below, judge
+from slurm_robust.diagnostics.part import Answer
+from slurm_robust.diagnostics.plan import Round, neighbours
+from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.model.findings import Outcome
+
+SIZES = st.integers(min_value=2, max_value=40)
+
+
+def names(count: int) -> list[str]:
+    return [f"n{index}" for index in range(count)]
+
+
+def result(node: str, test: str = "gemm", outcome: Outcome = Outcome.PASS, **fields: object) -> TestResult:
+    fields.setdefault("peers", (node,))
+    return TestResult(test=test, node=node, outcome=outcome, **fields)  # type: ignore[arg-type]
+
+
+def failure(node: str, text: str, test: str = "gemm") -> TestResult:
+    return result(node, test, Outcome.FAIL, text=text)
+
+
+def alone(results: Iterable[TestResult], nodes: Sequence[str] = ()) -> Diagnosis:
+    """Judge one round of single nodes; ``nodes``: who took part, if others than have results."""
+    results = list(results)
+    tests = tuple(dict.fromkeys(r.test for r in results)) or ("gemm",)
+    took_part = nodes or tuple(dict.fromkeys(r.node for r in results))
+    round_ = Round(programs=tests, groups=tuple((node,) for node in took_part))
+    return judge([round_], [Answer(result=r) for r in results], {})
+
+
+def pairs(nodes: Sequence[str], bad: set[str], broken: frozenset[str] = frozenset()) -> Diagnosis:
+    """Judge the rounds of neighbours: ``bad`` nodes fail with everybody, the two ``broken`` together."""
+    rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
+    answers = []
+    for round_ in rounds:
+        for group in round_.groups:
+            fails = bool(bad & set(group)) or frozenset(group) == broken
+            for node in group:
+                outcome = Outcome.FAIL if fails else Outcome.PASS
+                text = "timed out" if fails else ""
+                answers.append(Answer(result=result(node, "all_gather", outcome, peers=group, text=text)))
+    return judge(rounds, answers, {})
+
+
+@given(SIZES.filter(lambda n: n > 2), st.data())
+def test_one_bad_node_is_found_by_its_neighbours_and_nobody_else_is_blamed(
+    count: int, data: st.DataObject
+) -> None:
+    nodes = names(count)
+    bad = data.draw(st.sampled_from(nodes))
+    found = pairs(nodes, {bad})
+    assert found.suspects == (bad,)
+    assert found.reason.count("timed out") == 2
+
+
+@given(SIZES, st.data())
+def test_one_broken_cable_blames_nobody_and_names_both_ends(count: int, data: st.DataObject) -> None:
+    nodes = names(count)
+    index = data.draw(st.integers(0, count - 1))
+    ends = frozenset((nodes[index], nodes[(index + 1) % count]))
+    found = pairs(nodes, set(), ends)
+    assert found.suspects == ()
+    assert all(end in found.reason for end in ends)
+
+
+@given(st.integers(5, 40), st.data())
+def test_two_bad_nodes_apart_from_each_other_are_both_found(count: int, data: st.DataObject) -> None:
+    nodes = names(count)
+    first = data.draw(st.integers(0, count - 1))
+    distance = data.draw(st.integers(1, count - 1).filter(lambda d: d not in (2, count - 2)))
+    bad = {nodes[first], nodes[(first + distance) % count]}
+    found = pairs(nodes, bad)
+    # Between them no pair passes in a ring of so few that each good one has a bad neighbour on both sides.
+    assert set(found.suspects) == bad or "no pair passes" in found.reason
+
+
+@given(SIZES)
+def test_when_no_pair_works_it_is_no_node_s_fault(count: int) -> None:
+    found = pairs(names(count), set(names(count)))
+    assert found.suspects == ()
+    assert "nobody is to blame" in found.reason
+
+
+@given(SIZES)
+def test_good_nodes_pass(count: int) -> None:
+    found = pairs(names(count), set())
+    assert found.suspects == ()
+    assert found.reason == f"all {count} nodes passed all_gather"
+
+
+def test_who_fails_alone_is_to_blame_unless_all_do() -> None:
+    found = alone([result("n1"), failure("n2", "gpu3: wrong"), result("n3")])
+    assert found.suspects == ("n2",)
+    assert found.reason == "n2 (gemm: gpu3: wrong)"
+    everybody = alone([failure("n1", "no driver"), failure("n2", "no driver")])
+    assert everybody.suspects == ()
+    assert "all 2 nodes fail gemm (no driver)" in everybody.reason
+    assert alone([failure("n1", "wrong")]).suspects == ("n1",)
+
+
+def test_what_is_unknown_blames_nobody() -> None:
+    found = alone([result("n1"), result("n2", outcome=Outcome.UNKNOWN, text="no time was left")])
+    assert found.suspects == ()
+    assert found.reason == "unknown on n2: gemm (no time was left)"
+
+
+def test_who_is_silent_is_to_blame_with_the_test_and_only_when_others_speak() -> None:
+    spoken = [result("n1", "gemm"), result("n2", "gemm"), result("n1", "memory")]
+    found = alone(spoken, ("n1", "n2"))
+    assert found.suspects == ("n2",)
+    assert found.reason == "n2 (no answer in memory)"
+    (silence,) = [r for r in found.results if r.outcome is Outcome.FAIL]
+    assert (silence.node, silence.test, silence.text) == ("n2", "memory", "no answer")
+    nobody = alone([], ("n1", "n2"))
+    assert (nobody.suspects, nobody.results) == ((), ())
+    assert nobody.left_out == {"gemm": "no node answered"}
+
+
+def test_what_was_done_with_a_silent_node_says_nothing_of_the_other_one() -> None:
+    rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(names(3))]
+    outcomes = {("n0", "n1"): Outcome.FAIL, ("n1", "n2"): Outcome.FAIL, ("n2", "n0"): Outcome.PASS}
+    answers = [
+        Answer(result=result(node, "all_gather", outcomes[group], peers=group))
+        for round_ in rounds
+        for group in round_.groups
+        for node in group
+        if node != "n1"
+    ]
+    found = judge(rounds, answers, {})
+    assert found.suspects == ("n1",)
+    assert "n0" not in found.reason
+    assert "n2" not in found.reason
+
+
+def reference(node: str, digest: str, kind: str = "h200") -> TestResult:
+    return result(node, "reference", digest=digest, kind=kind)
+
+
+@given(st.integers(3, 30), st.data())
+def test_the_majority_of_results_is_right(count: int, data: st.DataObject) -> None:
+    nodes = names(count)
+    bad = data.draw(st.sets(st.sampled_from(nodes), min_size=1, max_size=(count - 1) // 2))
+    found = alone([reference(node, f"bad {node}" if node in bad else "good") for node in nodes])
+    assert set(found.suspects) == bad
+    failures = {r.node for r in found.results if r.outcome is Outcome.FAIL}
+    assert failures == bad
+
+
+@pytest.mark.parametrize("digests", ["ab", "aabb", "aabbc", "abc"])
+def test_without_a_majority_nobody_is_to_blame(digests: str) -> None:
+    found = alone([reference(f"n{index}", digest) for index, digest in enumerate(digests)])
+    assert found.suspects == ()
+    assert "none of them in the majority" in found.reason
+
+
+def test_only_nodes_of_one_kind_are_compared() -> None:
+    two_kinds = [reference("n1", "a"), reference("n2", "a"), reference("n3", "b", "a100")]
+    found = alone([*two_kinds, reference("n4", "c", "mi300"), reference("n5", "c", "mi300")])
+    assert found.suspects == ()
+    assert found.left_out == {"reference": "n3 has none of its kind to be compared with"}
+    assert found.reason == "all 5 nodes passed reference"
+
+
+def test_a_rate_far_below_that_of_others_is_a_failure() -> None:
+    rates = {"n1": 40.0, "n2": 42.0, "n3": 8.0, "n4": 39.0}
+    of_one_kind = [result(node, rate=rate, kind="x") for node, rate in rates.items()]
+    slow = [r.node for r in far_below(of_one_kind) if r.outcome is Outcome.FAIL]
+    assert slow == ["n3"]
+    # A half may have other reasons, a few are no crowd, and other hardware is no measure.
+    half = [*of_one_kind[:2], result("n3", rate=20.0, kind="x"), of_one_kind[3]]
+    for results in (half, of_one_kind[1:], [*of_one_kind[:2], result("n3", rate=1.0, kind="y")]):
+        assert far_below(results) == list(results)
+
+
+def test_tests_that_nodes_left_out_are_told_and_nobody_is_silent_in_them() -> None:
+    round_ = Round(programs=("dcgm", "gemm"), groups=(("n1",), ("n2",)))
+    absent = [
+        Answer(result=result(n, "dcgm", Outcome.UNKNOWN, text="not installed"), left_out=True)
+        for n in ("n1", "n2")
+    ]
+    found = judge([round_], [*absent, *(Answer(result=result(n)) for n in ("n1", "n2"))], {"storage": "no"})
+    assert found.left_out == {"dcgm": "not installed (n1, n2)", "storage": "no"}
+    assert [r.test for r in found.results] == ["gemm", "gemm"]
+    assert found.reason == "all 2 nodes passed gemm"

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from slurm_robust.cli.main import main
+from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.model.findings import Outcome
+from slurm_robust.report.diagnosis import Code, code_of, render
+
+
+def results(*outcomes: Outcome) -> tuple[TestResult, ...]:
+    return tuple(
+        TestResult(test="gemm", node=f"n{i}", peers=(f"n{i}",), outcome=outcome, text="[/bold] is wrong")
+        for i, outcome in enumerate(outcomes, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "code"),
+    [
+        (Diagnosis(results=results(Outcome.PASS, Outcome.PASS)), Code.PASSED),
+        (Diagnosis(results=results(Outcome.PASS, Outcome.UNKNOWN)), Code.PASSED),
+        (Diagnosis(results=results(Outcome.PASS, Outcome.FAIL)), Code.FAILED),
+        (Diagnosis(results=results(Outcome.UNKNOWN)), Code.NOTHING),
+        (Diagnosis(), Code.NOTHING),
+    ],
+)
+def test_exit_codes(diagnosis: Diagnosis, code: Code) -> None:
+    assert code_of(diagnosis) == code
+
+
+def test_the_table_shows_every_node_and_what_failed() -> None:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    diagnosis = Diagnosis(
+        results=results(Outcome.PASS, Outcome.FAIL),
+        suspects=("n2",),
+        reason="n2 (gemm)",
+        left_out={"dcgm": "no"},
+    )
+    console.print(render(diagnosis, ("n1", "n2", "n3")))
+    text = console.export_text()
+    assert text.splitlines()[0] == "suspects: n2"
+    assert [line.split()[3] for line in text.splitlines() if line.startswith("│ n")] == ["pass", "fail", "-"]
+    assert "n2: gemm: [/bold] is wrong" in text
+    assert "left out: dcgm (no)" in text
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("outside")
+def test_outside_a_job_this_node_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "--tests", "storage", "--storage", str(tmp_path), "--json"]) == Code.PASSED
+    said = capsys.readouterr()
+    assert [r["outcome"] for r in json.loads(said.out)["results"]] == ["pass"]
+    assert "storage on 1 node(s)" in said.err
+    missing = str(tmp_path / "gone")
+    assert main(["diagnose", "--tests", "storage", "--storage", missing]) == Code.FAILED
+    assert "No such file or directory" in capsys.readouterr().out
+    assert main(["diagnose", "--tests", "storage"]) == Code.NOTHING
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tests", "nonsense"], "there is no test nonsense"),
+        (["--nodes", "n[1-4]"], "only this node"),
+        (["--budget", "0"], "is no time"),
+    ],
+)
+def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", *words]) == Code.USAGE
+    assert message in capsys.readouterr().err

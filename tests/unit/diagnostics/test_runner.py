@@ -1,0 +1,110 @@
+"""Diagnosers, the fake one and the one that starts processes, with nodes that are bad for real."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.diagnostics.places import HerePlace, SlurmPlace
+from slurm_robust.diagnostics.runner import Diagnoser, PlaceDiagnoser
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.diagnoser_contract import NODES, DiagnoserContract
+from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
+from slurm_robust.testing.fake_slurm import FakeSlurm
+
+FAULTY = Path(__file__).with_name("faulty")
+
+
+class FakeWorld:
+    def diagnoser(self, *, wrong: tuple[str, ...] = (), silent: tuple[str, ...] = ()) -> Diagnoser:
+        return FakeDiagnoser(dict.fromkeys(wrong, "reference"), silent=silent)
+
+
+class TestFakeDiagnoser(DiagnoserContract):
+    @pytest.fixture
+    def world(self) -> FakeWorld:
+        return FakeWorld()
+
+
+class ProcessWorld:
+    """Processes of this machine that take part as nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def diagnoser(self, *, wrong: tuple[str, ...] = (), silent: tuple[str, ...] = ()) -> Diagnoser:
+        for node in wrong:
+            (self.folder / node).write_text("arithmetic")
+        for node in silent:
+            (self.folder / node).write_text("stop")
+        return PlaceDiagnoser(HerePlace(NODES), tests=("memory",))
+
+
+@pytest.mark.slow
+class TestProcesses(DiagnoserContract):
+    @pytest.fixture
+    def world(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessWorld:
+        paths = (str(FAULTY), os.environ.get("PYTHONPATH", ""))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        monkeypatch.setenv("SROBUST_TEST_FAULTS", str(tmp_path))
+        return ProcessWorld(tmp_path)
+
+
+@pytest.mark.slow
+def test_neighbours_exchange_what_they_have() -> None:
+    told: list[str] = []
+    diagnoser = PlaceDiagnoser(HerePlace(NODES), tests=("all_to_all", "all_gather"), tell=told.append)
+    found = diagnoser.diagnose(NODES, bitwise=False, storage="", budget_s=240.0)
+    assert found.suspects == (), found.reason
+    pairs = {r.peers for r in found.results if r.test == "all_gather"}
+    assert pairs == {("n1", "n2"), ("n2", "n3"), ("n3", "n1")}
+    assert all(r.rate > 0 for r in found.results)
+    assert len(told) == 4
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    return FakeSlurm()
+
+
+def running(slurm: FakeSlurm) -> Allocation:
+    job_id = slurm.submit(SubmitRequest(command=("true",), nodes=2))
+    return slurm.allocation(job_id)
+
+
+@pytest.mark.slow
+def test_a_step_is_ended_and_its_nodes_are_silent(slurm: FakeSlurm) -> None:
+    held = running(slurm)
+    diagnoser = PlaceDiagnoser(SlurmPlace(slurm, held), tests=("memory",))
+    found = diagnoser.diagnose(held.nodes, bitwise=False, storage="", budget_s=5.5)
+    (step,) = slurm.cluster.launched
+    assert step.request.nodes == held.nodes
+    assert step.request.command[1:4] == ("-m", "slurm_robust.diagnostics", "memory")
+    assert step.exit_code is not None  # nothing of it is left
+    assert (found.suspects, found.left_out) == ((), {"memory": "no node answered"})
+
+
+def test_what_slurm_says_of_a_step_that_cannot_start_is_told(slurm: FakeSlurm) -> None:
+    held = running(slurm)
+    slurm.cancel(held.job_id)
+    found = PlaceDiagnoser(SlurmPlace(slurm, held), tests=("memory",)).diagnose(
+        held.nodes, bitwise=False, storage="", budget_s=60.0
+    )
+    assert found.suspects == ()
+    assert "memory" in found.left_out
+
+
+def test_nodes_with_unlike_gpus_get_a_step_each(slurm: FakeSlurm, tmp_path: Path) -> None:
+    held = running(slurm)
+    unlike = Allocation(
+        job_id=held.job_id, nodes=held.nodes, gpus_per_node=dict(zip(held.nodes, (4, 8), strict=True))
+    )
+    place = SlurmPlace(slurm, unlike)
+    launched = place.launch(held.nodes, ("true",), tmp_path)
+    assert [step.request.gpus_per_node for step in slurm.cluster.launched] == [4, 8]
+    assert not launched.ended()
+    launched.end()
+    assert launched.ended()
