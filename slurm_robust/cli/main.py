@@ -16,6 +16,7 @@ from slurm_robust.cli import (
     config,
     diagnose,
     drill,
+    incidents,
     nodes,
     run,
     sandbox,
@@ -26,7 +27,20 @@ from slurm_robust.cli.parsing import Parser, UsageError
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 
-COMMANDS = (run, status, checkpoint, drill, check, diagnose, nodes, admin, sandbox, config, version)
+COMMANDS = (
+    run,
+    status,
+    incidents,
+    checkpoint,
+    drill,
+    check,
+    diagnose,
+    nodes,
+    admin,
+    sandbox,
+    config,
+    version,
+)
 
 
 def make_parser() -> Parser:

@@ -29,8 +29,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
-from slurm_robust.report.incidents import STYLES, load, make_console, print_json
-from slurm_robust.report.summary import summarize
+from slurm_robust.report.incidents import STYLES, job_in_words, load, make_console, print_json
 
 MOST_LOGS = 8
 """Files of which ``--logs`` shows the end; the folder has the others."""
@@ -53,10 +52,10 @@ class NoSuchIncident(SrobustError):
 class Bundle(Record):
     """All that ``--json`` prints. ``files``: names in ``folder`` with their bytes.
 
-    ``phase`` is the job's. ``damaged``: files that cannot be read, with the reason.
+    ``job`` is its state in words. ``damaged``: files that cannot be read, with the reason.
     """
 
-    phase: str
+    job: str
     facts: dict[str, str]
     incident: Story
     folder: str
@@ -68,8 +67,8 @@ class Bundle(Record):
 
 def main(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_dir: str | None) -> int:
     """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
-    directory, events = load(name, job_dir)
-    bundle = gather(directory, events, number, time.time())
+    directory, events, slurm = load(name, job_dir)
+    bundle = gather(directory, events, number, job_in_words(events, slurm))
     if json:
         print_json(bundle)
         return 0
@@ -82,8 +81,8 @@ def main(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_di
     return 0
 
 
-def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, now: float) -> Bundle:
-    """One incident and what its folder holds. Raises :class:`NoSuchIncident`."""
+def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, job: str) -> Bundle:
+    """One incident, and what its folder holds; ``job``: how it is. Raises :class:`NoSuchIncident`."""
     every = {story.number: story for story in stories(events)}
     if number not in every:
         those = f"it has {ranks_in_words(every)}" if every else "it has none"
@@ -91,7 +90,7 @@ def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, 
     story, folder = every[number], folder_of(directory, number)
     damaged: dict[str, str] = {}
     return Bundle(
-        phase=summarize(events, now).phase,
+        job=job,
         facts=dict(words.facts(story)),
         incident=story,
         folder=str(folder),
@@ -126,7 +125,7 @@ def render(bundle: Bundle) -> RenderableType:
         (f"Incident {story.number} of job {story.job_id}", "bold"),
         time.strftime(", %Y-%m-%d %H:%M:%S (", time.localtime(story.summary.t)),
         (story.standing.value, STYLES[story.standing]),
-        f"); the job: {bundle.phase}",
+        f"); the job: {bundle.job}",
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")

@@ -45,18 +45,18 @@ class Row(Record):
 
 
 class Listing(Record):
-    """All that ``--json`` prints. ``phase`` is the job's; ``left_out``: older ones, by ``--last``."""
+    """All that ``--json`` prints. ``job`` is its state in words; ``left_out``: older ones, by ``--last``."""
 
     job_id: int
-    phase: str
+    job: str
     incidents: tuple[Row, ...]
     left_out: int = 0
 
 
 def main(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:
     """Print the incidents of a job. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    _, events = load(name, job_dir)
-    found = listing(events, last, time.time())
+    _, events, slurm = load(name, job_dir)
+    found = listing(events, last, job_in_words(events, slurm))
     if json:
         print_json(found)
     else:
@@ -64,14 +64,13 @@ def main(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int
     return 0
 
 
-def listing(events: Sequence[ev.AnyEvent], last: int | None, now: float) -> Listing:
-    """The newest ``last`` incidents of a journal, or all of them."""
+def listing(events: Sequence[ev.AnyEvent], last: int | None, job: str) -> Listing:
+    """The newest ``last`` incidents of a journal, or all of them. ``job``: how it is."""
     every = stories(events)
     chosen = every[-last:] if last is not None else every
-    summary = summarize(events, now)
     return Listing(
-        job_id=summary.job_id,
-        phase=summary.phase,
+        job_id=next((e.job_id for e in events if isinstance(e, ev.RunStarted)), 0),
+        job=job,
         incidents=tuple(_row(story) for story in chosen),
         left_out=len(every) - len(chosen),
     )
@@ -99,7 +98,7 @@ def _row(story: Story) -> Row:
 def render(found: Listing) -> RenderableType:
     """The whole screen."""
     left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
-    title = Text(f"job {found.job_id} ({found.phase}): ", style="bold")
+    title = Text(f"job {found.job_id} ({found.job}): ", style="bold")
     if not found.incidents:
         return title.append("no incident", style="")
     title.append(f"{count(len(found.incidents), 'incident')}{left_out}")
@@ -135,11 +134,17 @@ def _table(rows: Sequence[Row]) -> Table:
 # -- what both commands share ----------------------------------------------------------------------
 
 
-def load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent]]:
-    """The job that a person named. Raises ``NoSuchJob``, ``JournalDamaged``."""
+def load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str]:
+    """The job that a person named, and Slurm's state of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
     job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
     directory = find_directory(name, job_dir, job)
-    return directory, load_events(directory)
+    return directory, load_events(directory), "+".join(sorted(job.states)) if job else ""
+
+
+def job_in_words(events: Sequence[ev.AnyEvent], slurm: str) -> str:
+    """How the job is: ``training; Slurm: RUNNING``. A job that Slurm ended never wrote that down."""
+    phase = summarize(events, time.time()).phase
+    return f"{phase}; Slurm: {slurm}" if slurm else phase
 
 
 def print_json(value: Record) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePath
 
 import msgspec
 
@@ -74,7 +73,7 @@ def _shape(stack: RankStacks) -> object:
 
 def _shape_of(process: ProcessStacks) -> tuple[str, str, tuple[str, ...]]:
     main = [t for t in process.threads if t.is_main] or list(process.threads[:1])
-    calls = tuple(f"{f.function} {PurePath(f.file).name}" for thread in main for f in thread.frames)
+    calls = tuple(f"{f.function} {f.file.rpartition('/')[2]}" for thread in main for f in thread.frames)
     return process.state if process.state in _STATES else "", process.error, calls
 
 
@@ -142,7 +141,7 @@ def placed(localisation: Localisation) -> str:
     where = "exactly there" if localisation.exact else f"all of {localisation.group or 'their group'}"
     return (
         f"They place the fault at {named(localisation.ranks)} ({where}, confidence "
-        f"{localisation.confidence:.0%}): {one_line(localisation.reason)}"
+        f"{localisation.confidence:.0%}): {one_line(localisation.reason) or 'no reason is told'}"
     )
 
 

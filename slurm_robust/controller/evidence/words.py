@@ -300,7 +300,7 @@ def result_rows(results: Iterable[TestResult]) -> list[ResultRow]:
             nodes=fold(result.node for result in alike),
             outcome=outcome,
             text=one_line(text),
-            value=one_line(alike[0].value) if len(alike) == 1 else "",
+            value=one_line(alike[0].value) if len({result.value for result in alike}) == 1 else "",
             limit=one_line(alike[0].limit),
             took_s=max(result.took_s for result in alike),
         )

@@ -1,0 +1,102 @@
+"""What belongs to the story of an incident."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurm_robust.analysis.incidents import Standing, stories
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Blame, Symptom
+from tests.unit.report import incident_journal as made_up
+
+
+def launched(generation: int, restore_step: int) -> ev.GenerationLaunched:
+    return ev.GenerationLaunched(
+        t=0.0, generation=generation, slots=("n1",), master="n1:1",
+        restore="x" if restore_step >= 0 else "", restore_step=restore_step,
+    )  # fmt: skip
+
+
+def step(generation: int, number: int, reported: bool = True) -> ev.ProgressMade:
+    return ev.ProgressMade(t=0.0, generation=generation, step=number, reported=reported)
+
+
+def opened(number: int = 1, t: float = 100.0) -> ev.IncidentOpened:
+    return ev.IncidentOpened(
+        t=t, incident=number, generation=1, symptom=Symptom.HANG, detail="", detect_s=5.0, best_step=1
+    )
+
+
+def closed(number: int = 1) -> ev.IncidentClosed:
+    return ev.IncidentClosed(t=110.0, incident=number, generation=2, step=51, recover_s=1.0)
+
+
+def test_each_incident_of_a_job_has_its_own_story() -> None:
+    found = stories(made_up.whole())
+    assert [story.number for story in found] == [1, 2, 3, 4, 5, 6]
+    assert [story.standing for story in found] == [*[Standing.OVER] * 5, Standing.ENDED]
+    assert [story.suspects for story in found] == [(), ("n2",), ("n3",), ("n4",), ("n6",), ()]
+    assert [story.blame for story in found] == [
+        Blame.NOBODY, Blame.NODE, Blame.NODE, Blame.NODE, Blame.NODE, Blame.CODE
+    ]  # fmt: skip
+    assert found[5].generations == (6, 7)
+    assert found[1].placements[2].slots == ("n1", "n2", "n3", "n4")
+    assert found[1].placements[3].slots == ("n1", "n5", "n3", "n4")
+
+
+def test_the_root_is_who_failed_first_by_cause() -> None:
+    killed = stories(made_up.whole())[0]
+    assert killed.root is not None
+    assert (killed.root.exit.rank, len(killed.failed)) == (3, 2)
+
+
+def test_while_nodes_are_tested_nobody_is_blamed() -> None:
+    until_tested = made_up.not_a_number()[:3]
+    story = stories([*made_up.start(), *until_tested])[0]
+    assert (story.testing, story.blame, story.verdict) == (True, None, None)
+    assert story.standing is Standing.OPEN
+
+
+@pytest.mark.parametrize(
+    ("own", "steps"),
+    [
+        ([launched(2, 40), step(2, 51)], 10),
+        ([step(1, 52), launched(2, 40), step(2, 53)], 12),  # the failed generation was further than seen
+        ([launched(2, -1), step(2, 51)], 51),  # from the beginning
+        ([launched(2, 50), step(2, 51)], 0),
+        ([launched(2, 40), step(2, 45)], 5),  # up to now
+        ([launched(2, 40), step(2, 44), launched(3, 42), step(3, 51)], 12),  # a second failure in between
+        ([launched(2, 40)], 0),
+        ([launched(2, 40), step(2, 3, reported=False)], None),
+    ],
+)
+def test_steps_that_were_done_again(own: list[ev.AnyEvent], steps: int | None) -> None:
+    (story,) = stories([launched(1, -1), step(1, 50), opened(), *own])
+    assert story.steps == steps
+
+
+def test_a_drill_shortly_before_belongs_to_the_story_and_an_older_note_does_not() -> None:
+    journal = [
+        ev.Noted(t=10.0, text="long ago"),
+        ev.Noted(t=94.0, text="drill: kill-rank"),
+        opened(),
+        ev.Noted(t=101.0, text="within"),
+        closed(),
+        ev.Noted(t=111.0, text="after"),
+        opened(2, t=112.0),
+    ]
+    first, second = stories(journal)
+    texts = [[e.text for e in story.events if isinstance(e, ev.Noted)] for story in (first, second)]
+    assert texts == [["drill: kill-rank", "within"], ["after"]]
+
+
+def test_an_incident_that_was_never_closed_ends_where_the_next_begins() -> None:
+    first, second = stories([opened(), opened(2), closed(2)])
+    assert (first.standing, second.standing) == (Standing.OPEN, Standing.OVER)
+    assert len(first.events) == 1
+
+
+def test_a_story_survives_the_way_through_json() -> None:
+    story = stories(made_up.whole())[3]
+    assert msgspec.json.decode(msgspec.json.encode(story), type=type(story)) == story

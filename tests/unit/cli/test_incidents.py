@@ -1,0 +1,87 @@
+"""The two commands as they are typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.cli.main import main
+from slurm_robust.controller import evidence
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import JobDirectory
+from tests.unit.report import incident_journal as made_up
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    return str(made_up.bundle_of_all(tmp_path / str(made_up.JOB)).path)
+
+
+def test_the_list_for_people_and_for_programs(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incidents", job]) == 0
+    assert capsys.readouterr().out.startswith("job 4711 (stopped): 6 incidents\n")
+    assert main(["incidents", job, "--last", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["left_out"], found["job"], len(found["incidents"])) == (5, "stopped", 1)
+    assert found["incidents"][0]["blamed"] == "the code (ValueError at train.py:88)"
+
+
+def test_one_for_programs(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incident", job, "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["incident"]["verdict"]["suspects"] == ["n3"]
+    assert found["stacks"]["groups"][0]["ranks"] == [4]
+    assert set(found["files"]) > {"README.txt", "incident.json", "stacks.txt", "logs/gen-003/rank-00004.err"}
+    assert Path(found["folder"], "README.txt").is_file()
+
+
+def test_stacks_and_logs_are_shown_on_demand(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["incident", job, "3"])
+    short = capsys.readouterr().out
+    main(["incident", job, "3", "--stacks", "--logs"])
+    long = capsys.readouterr().out
+    assert long.startswith(short)
+    assert "launch_kernel (/opt/venv/launch_kernel.py:14)" in long[len(short) :]
+    # First those of the node that was blamed, before and after.
+    order = [line for line in long.splitlines() if line.startswith("logs/")]
+    assert order[:4] == [f"logs/gen-00{g}/rank-0000{r}.err" for r in (4, 5) for g in (3, 4)]
+    assert "4 files more in" in long
+
+
+def test_nothing_of_a_log_is_obeyed_by_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = JobDirectory(tmp_path)
+    events = [*made_up.start(), *made_up.rank_killed()]
+    made_up.write(directory, events)
+    made_up.write_logs(
+        directory, 1, range(8), "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J[bold]not markup[/]\n"
+    )
+    evidence.save(directory, 1, events)
+    main(["incident", str(tmp_path), "1", "--logs"])
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\x9b" not in said
+    assert "  red[bold]not markup[/]\n" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["incident", "JOB", "9"], ExitCode.NO_INPUT, "has no incident 9; it has 1-6"),
+        (["incident", "JOB", "x"], ExitCode.USAGE, "'x' is no number from 1"),
+        (["incident", "JOB", "0"], ExitCode.USAGE, "'0' is no number from 1"),
+        (["incident", "JOB"], ExitCode.USAGE, "required: N"),
+        (["incidents", "JOB", "--last", "-1"], ExitCode.USAGE, "argument --last"),
+        (["incidents", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    words: list[str], code: int, message: str, job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([job if word == "JOB" else word for word in words]) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert "\n  fix: " in said

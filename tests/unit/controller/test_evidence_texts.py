@@ -1,0 +1,112 @@
+"""Bytes of logs are data: nothing of them reaches a terminal as an order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.controller.evidence import stacks, words
+from slurm_robust.controller.evidence.texts import MOST_TEXT, clean, one_line, ranks_in_words
+from slurm_robust.model import incident as inc
+from slurm_robust.model.diagnosis import TestResult
+from slurm_robust.model.findings import Outcome
+from slurm_robust.model.stacks import Collective, Localisation, RankStacks
+from tests.unit.report import incident_journal as made_up
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mERROR\x1b[0m: no", "ERROR: no"),
+        ("\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b", "ab"),
+        ("a\x1b[2J\x1b[1;1Hb\x9b5mc", "abc"),
+        ("\x1b]52;c;never ended\nnext line", "\nnext line"),  # must not swallow what follows
+        ("\x1bP1$q\x1b\\ok\x1bcok\x1b", "okok"),
+        ("10%\r20%\r30%\r\ndone\r\n", "30%\ndone\n"),
+        ("a\tb\x00c\x7f\u202ed", "a    b?c??d"),
+        ("\x1b[31", "31"),
+        ("grün 漢字", "grün 漢字"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_taken_out(text: str, shown: str) -> None:
+    assert clean(text) == shown
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=0x2FF)))
+def test_no_text_keeps_a_control_character(text: str) -> None:
+    assert all(char.isprintable() for char in clean(text) if char != "\n")
+
+
+def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
+    assert one_line(" a\n\n b ") == "a b"
+    assert len(one_line("x" * 5000)) == MOST_TEXT
+
+
+def test_ranks_are_folded() -> None:
+    assert ranks_in_words([8, 0, 1, 2, 3, 3]) == "0-3,8"
+    assert ranks_in_words([]) == ""
+
+
+def test_many_nodes_are_folded_in_what_was_done() -> None:
+    bad, good = [f"n{i}" for i in range(1, 9)], [f"n{i}" for i in range(11, 19)]
+    swaps = [inc.Replace(node=b, standby=g) for b, g in zip(bad, good, strict=True)]
+    actions = (*(inc.Evict(node=b, reason="") for b in bad), *swaps, inc.Restart())
+    verdict = made_up.node("n1", 4, 1.0, "why")
+    decided = made_up.decided(0, 1, verdict, "how", *actions)
+    assert words.in_short(decided) == "evict n[1-8], n[11-18] take their slots, restart"
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (inc.StartAgents(nodes=("n1", "n2")), "start agents again on n[1-2]"),
+        (inc.RollBack(release="ab12"), "roll back to release ab12"),
+        (inc.Replay(reason=""), "replay the training in small groups"),
+        (inc.Diagnose(reason=""), "test the nodes"),
+        (inc.Requeue(exclude=(), reason=""), "requeue"),
+        (inc.Finish(code=0), "finish"),
+    ],
+)
+def test_every_action_has_words(action: inc.Action, text: str) -> None:
+    assert words.in_short(made_up.decided(0, 1, made_up.node("n1", 1, 1.0, ""), "", action)) == text
+
+
+def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None:
+    def result(node: str, outcome: Outcome, value: str) -> TestResult:
+        return TestResult(test="gpu", node=node, outcome=outcome, value=value, took_s=float(node[1:]))
+
+    rows = words.result_rows(
+        [
+            result("n1", Outcome.PASS, "5"),
+            result("n2", Outcome.FAIL, "9"),
+            result("n3", Outcome.PASS, "6"),
+            result("n4", Outcome.UNKNOWN, ""),
+        ]
+    )
+    assert [(row.nodes, row.outcome.value, row.value, row.took_s) for row in rows] == [
+        ("n2", "fail", "9", 2.0),
+        ("n4", "unknown", "", 4.0),
+        ("n[1,3]", "pass", "", 3.0),
+    ]
+
+
+def test_process_groups_whose_ranks_are_together_are_only_counted() -> None:
+    def rank(number: int, sequence: int) -> RankStacks:
+        same = Collective(group="tp", sequence=7, operation="all_gather", state="completed")
+        behind = Collective(group="dp", sequence=sequence, operation="all_reduce", state="started")
+        return RankStacks(rank=number, node="n1", collectives=(same, behind))
+
+    assert stacks.flight([rank(0, 5), rank(1, 5), rank(2, 4)]) == [
+        "dp: rank 2 at #4 all_reduce, started; ranks 0-1 at #5 all_reduce, started",
+        "1 process group with all ranks at the same place",
+    ]
+
+
+def test_members_of_a_blamed_group_that_do_what_most_do_are_not_called_unlike_most() -> None:
+    groups = stacks.group(made_up.STACKS, made_up.PLACED)
+    assert [(group.ranks, group.is_outlier) for group in groups] == [
+        ((4,), True),
+        ((0, 1, 2, 3, 5, 6, 7), False),
+    ]
+    assert not any(group.is_outlier for group in stacks.group(made_up.STACKS, Localisation()))
