@@ -43,6 +43,8 @@ def read_process(pid: int) -> Process | None:
     # pid (name) state parent ...: the name may hold anything, so look for its last bracket.
     head, _, rest = text.rpartition(")")
     fields = rest.split()
+    if len(fields) < 2:
+        return None
     return Process(pid=pid, parent=int(fields[1]), name=head.partition("(")[2], state=fields[0])
 
 

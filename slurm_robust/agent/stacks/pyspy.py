@@ -6,13 +6,14 @@ it, the process goes on, and it reads stopped processes and those in the kernel 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -71,7 +72,7 @@ def parse(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
     """The threads in the output of ``py-spy dump --json``. Raises :class:`CannotTake` when it is not that."""
     try:
         threads = msgspec.json.decode(output, type=tuple[_Thread, ...])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CannotTake(f"py-spy: {error}") from None
     return tuple(
         ThreadStack(
@@ -88,8 +89,9 @@ def _frame(frame: _Frame) -> Frame:
 
 
 def _run(command: tuple[str, ...], deadline: float) -> bytes:
-    # Files, not pipes: nobody has to read while the program runs, and it may be given up at any time.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    # Not pipes: nobody has to read while the program runs, and it may be given up at any time. Nor files of
+    # a disk, which may be full.
+    with _memory("stdout") as out, _memory("stderr") as err:
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         except OSError as error:
@@ -104,6 +106,10 @@ def _run(command: tuple[str, ...], deadline: float) -> bytes:
         if code != 0:
             raise CannotTake(f"py-spy: {_reason(err.read().decode(errors='replace'))}")
         return out.read()
+
+
+def _memory(name: str) -> BinaryIO:
+    return open(os.memfd_create(name), "w+b")
 
 
 def _give_up(process: subprocess.Popen[bytes]) -> None:

@@ -73,7 +73,7 @@ def parse(dump: bytes) -> tuple[Collective, ...]:
     """
     try:
         found = msgspec.json.decode(dump, type=_Dump)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ()
     newest: dict[str, _Entry] = {}
     for entry in found.entries:

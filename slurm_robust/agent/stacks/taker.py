@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, recorder
 from slurm_robust.agent.stacks.pyspy import CannotTake
+from slurm_robust.agent.stacks.together import together
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
 BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
 
-_AT_ONCE = 16
 # Shares of the budget: of one run of py-spy, of all of them, and of everything. The rest is for the system.
 _ONE_SHARE, _PYSPY_SHARE, _SHARE = 0.3, 0.6, 0.9
 
@@ -45,15 +44,17 @@ class StackTaker:
 
         Stops and continues no process (but see ``native``), and no signal is sent where none is handled.
         """
-        taking = _Taking(self._program, self._native, budget_s)
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="srobust-stacks") as pool:
-            looks = list(pool.map(taking.read, sorted(_candidates(workers), key=_urgency)))
-
-            def finish(rank: int) -> RankStacks:
-                mine = tuple(look for look in looks if look.rank == rank)
-                return taking.finish(rank, node, mine, self._known_file(rank))
-
-            return tuple(pool.map(finish, workers))
+        taking = _Taking(self._program, self._native, node, budget_s)
+        looks = taking.read_all(sorted(_candidates(workers), key=_urgency))
+        ranks = [
+            _Rank(
+                rank=rank,
+                looks=tuple(look for look in looks if look.rank == rank),
+                known=self._known_file(rank),
+            )
+            for rank in workers
+        ]
+        return taking.finish_all(ranks)
 
     def _known_file(self, rank: int) -> Path | None:
         if self._runtime is None:
@@ -80,25 +81,41 @@ class _Look(Record):
         return _Look(rank=self.rank, stacks=msgspec.structs.replace(self.stacks, error=both))
 
 
+class _Rank(Record):
+    """The looks at a rank's processes, the worker's first; ``known`` is the file of its handler."""
+
+    looks: tuple[_Look, ...]
+    rank: int
+    known: Path | None
+
+
 class _Taking:
     """One order and its deadlines."""
 
-    def __init__(self, program: str, native: bool, budget_s: float) -> None:
+    def __init__(self, program: str, native: bool, node: str, budget_s: float) -> None:
         self._program = program
         self._native = native
+        self._node = node
         self._began = time.monotonic()
         self._one_s = _ONE_SHARE * budget_s
         self._end_of_reading = self._began + _PYSPY_SHARE * budget_s
         self._deadline = self._began + _SHARE * budget_s
 
-    def read(self, look: _Look) -> _Look:
-        """Read the memory of one process."""
+    def read_all(self, looks: Sequence[_Look]) -> tuple[_Look, ...]:
+        """Read the memory of all processes."""
+        return together(self._read, looks, deadline=self._end_of_reading, otherwise=_too_late)
+
+    def finish_all(self, ranks: Sequence[_Rank]) -> tuple[RankStacks, ...]:
+        """Ask the processes that could not be read, and the workers' flight recorders."""
+        return together(self._finish, ranks, deadline=self._deadline, otherwise=self._stacks)
+
+    def _read(self, look: _Look) -> _Look:
         pid, state = look.stacks.pid, look.stacks.state
-        deadline = min(time.monotonic() + self._one_s, self._end_of_reading)
         if not state or state in proc.DEAD:
             return look.failed("the process has ended")
         if not self._program:
             return look.failed("py-spy is not installed")
+        deadline = min(time.monotonic() + self._one_s, self._end_of_reading)
         try:
             threads = pyspy.take(self._program, pid, deadline)
         except CannotTake as error:
@@ -110,15 +127,18 @@ class _Taking:
                 pass  # what the interpreter calls is known
         return look.seen(threads, BY_PYSPY)
 
-    def finish(self, rank: int, node: str, looks: tuple[_Look, ...], known: Path | None) -> RankStacks:
-        """Ask the processes that could not be read, and the worker's flight recorder."""
-        looks = tuple(self._ask(look, known) for look in looks)
+    def _finish(self, rank: _Rank) -> RankStacks:
+        looks = tuple(self._ask(look, rank.known) for look in rank.looks)
+        asked = msgspec.structs.replace(rank, looks=looks)
+        return self._stacks(asked, self._collectives(looks[0].stacks, rank.known))
+
+    def _stacks(self, rank: _Rank, collectives: tuple[Collective, ...] = ()) -> RankStacks:
         return RankStacks(
-            rank=rank,
-            node=node,
-            processes=tuple(look.stacks for look in looks if look.stacks.kind is not ProcessKind.OTHER),
-            collectives=self._collectives(looks[0].stacks, known),
-            source=next((look.source for look in looks if look.source), ""),
+            rank=rank.rank,
+            node=self._node,
+            processes=tuple(look.stacks for look in rank.looks if look.stacks.kind is not ProcessKind.OTHER),
+            collectives=collectives,
+            source=next((look.source for look in rank.looks if look.source), ""),
             took_s=time.monotonic() - self._began,
         )
 
@@ -149,6 +169,10 @@ def _candidates(workers: Mapping[int, int]) -> Iterator[_Look]:
         for child in proc.descendants(table, pid):
             kind = kinds.kind_by_name(child.name)
             yield _Look(rank=rank, stacks=ProcessStacks(pid=child.pid, kind=kind, state=child.state))
+
+
+def _too_late(look: _Look) -> _Look:
+    return look.failed("it was not read in time")
 
 
 def _urgency(look: _Look) -> int:

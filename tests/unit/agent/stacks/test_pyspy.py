@@ -11,6 +11,7 @@ from slurm_robust.agent.stacks import pyspy
 from slurm_robust.agent.stacks.pyspy import CannotTake
 from slurm_robust.model.stacks import Frame, ThreadStack
 from tests.unit.agent.stacks.programs import HANG, program
+from tests.waiting import wait_for
 
 # Of py-spy 0.4.3 with --native, shortened.
 NATIVE = b"""[
@@ -56,7 +57,9 @@ def test_threads_are_parsed() -> None:
     )
 
 
-@pytest.mark.parametrize("output", [b"", b"[", b"{}", b"Process 5: python", NATIVE[:-40], b'[{"pid": 5}]'])
+@pytest.mark.parametrize(
+    "output", [b"", b"[", b"{}", b"Process 5: python", NATIVE[:-40], b'[{"pid": 5}]', b'["\xff"]']
+)
 def test_anything_else_is_refused(output: bytes) -> None:
     with pytest.raises(CannotTake):
         pyspy.parse(output, 5)
@@ -114,5 +117,5 @@ def test_a_native_look_that_is_cut_short_leaves_the_process_running(tmp_path: Pa
                 pyspy.take(pyspy.find_pyspy(), worker.pid, deadline, native=True)
             except CannotTake:
                 pass
-            assert worker.state() == "S"
+            wait_for(lambda: worker.state() == "S", message="it sleeps in its read again")
         assert worker.goes_on()

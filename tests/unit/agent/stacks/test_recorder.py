@@ -88,7 +88,9 @@ def test_an_operation_of_nccl_that_timed_out_has_not_completed() -> None:
     assert recorder.parse(json.dumps(retired).encode())[0].state == "started"
 
 
-@pytest.mark.parametrize("dump", [b"", b"Handler not found", b"[]", GLOO[:300].encode(), b'{"entries": 1}'])
+@pytest.mark.parametrize(
+    "dump", [b"", b"Handler not found", b"[]", GLOO[:300].encode(), b'{"entries": 1}', b'{"version": "\xff"}']
+)
 def test_anything_else_has_no_collectives(dump: bytes) -> None:
     assert recorder.parse(dump) == ()
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import threading
+import time
+
+from slurm_robust.agent.stacks.together import together
+
+
+def late(thing: int) -> str:
+    return f"{thing} is late"
+
+
+def test_results_are_in_order_whoever_is_first() -> None:
+    last_done = threading.Event()
+
+    def job(thing: int) -> str:
+        if thing == 3:
+            last_done.set()
+        else:
+            assert last_done.wait(10)
+        return f"{thing} is done"
+
+    found = together(job, [1, 2, 3], deadline=time.monotonic() + 20, otherwise=late)
+    assert found == ("1 is done", "2 is done", "3 is done")
+
+
+def test_what_hangs_is_not_waited_for_and_holds_nobody_up() -> None:
+    never = threading.Event()
+
+    def job(thing: int) -> str:
+        if thing == 0:
+            never.wait()
+        return f"{thing} is done"
+
+    began = time.monotonic()
+    found = together(job, range(100), deadline=began + 0.2, otherwise=late)
+    assert 0.2 <= time.monotonic() - began < 2
+    assert found == ("0 is late", *(f"{thing} is done" for thing in range(1, 100)))
+    never.set()
+
+
+def test_nothing_is_begun_after_the_deadline() -> None:
+    begun: list[int] = []
+    assert together(begun.append, [1], deadline=time.monotonic(), otherwise=lambda _: None) == (None,)
+    assert begun == []
+
+
+def test_no_things_need_no_time() -> None:
+    assert together(late, [], deadline=0.0, otherwise=late) == ()
