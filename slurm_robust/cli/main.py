@@ -18,6 +18,7 @@ from slurm_robust.cli import (
     drill,
     incidents,
     nodes,
+    replay,
     run,
     sandbox,
     status,
@@ -35,6 +36,7 @@ COMMANDS = (
     drill,
     check,
     diagnose,
+    replay,
     nodes,
     admin,
     sandbox,
@@ -83,9 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(words: list[str]) -> argparse.Namespace:
     command: tuple[str, ...] = ()
     verbatim = False
-    if words[:1] == ["run"]:
+    if words[:1] in (["run"], ["replay"]):
         own, command, verbatim = run.split_command(words[1:])
-        words = ["run", *own]
+        words = [words[0], *own]
     given = argparse.Namespace(command=command, verbatim=verbatim)
     args, unknown = make_parser().parse_known_args(words, given)
     if unknown:

@@ -73,15 +73,16 @@ def handle(args: argparse.Namespace) -> int:
     from slurm_robust.config.reader import load
     from slurm_robust.controller.main import run
 
-    kind = _kind(args)
+    kind = kind_of(args, USAGE)
     _check_name(args.name)
     config = load(args.config, os.environ, settings_of(args) | _own_settings(args))
     return run(config, args.command, kind, args.name)
 
 
-def _kind(args: argparse.Namespace) -> CommandKind:
+def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
+    """How the user's command is to be run. Raises UsageError, which shows ``usage`` where there is none."""
     if not args.command:
-        raise UsageError("nothing to run", f"usage: {USAGE}")
+        raise UsageError("nothing to run", f"usage: {usage}")
     if args.module and args.verbatim:
         raise UsageError("-m and -- exclude each other", "after -m comes a module; after -- any command")
     if args.verbatim:

@@ -74,6 +74,8 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["run", "--set", "nodes", "a.py"], ExitCode.USAGE, "--set nodes: no value"),
         (["run", "--nodes", "0", "a.py"], ExitCode.CONFIG, "option --nodes: nodes is 0"),
         (["run", "--set", "nodez=1", "a.py"], ExitCode.CONFIG, "did you mean nodes"),
+        (["replay"], ExitCode.USAGE, "usage: srobust replay"),
+        (["replay", "--", "x"], ExitCode.USAGE, "only a Python script or module can be replayed"),
         (["config", "check", "/nowhere/job.yaml"], ExitCode.CONFIG, "cannot be read"),
         (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),
         (["status", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),

@@ -1,0 +1,52 @@
+"""``srobust replay``: replays a training in small groups of this allocation's nodes, and says who errs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli import run
+from slurm_robust.cli.parsing import UsageError, add_config_options, settings_of
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+
+USAGE = """srobust replay [options] script.py [args ...]
+       srobust replay [options] -m package.module [args ...]"""
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "replay",
+        help="find the node that computes wrongly, by a training in small groups",
+        description="Run a few steps of a training in small groups of the nodes of this Slurm job, in two "
+        "phases, and name the node that the groups with other results have in common. docs/replay.md says "
+        "what the script must do. Options end at the script: all that follows belongs to it.",
+        epilog="Exit codes: 0 all groups agree, 1 a node is named, 3 no verdict.",
+        usage=USAGE,
+    )
+    parser.add_argument(
+        "--nproc-per-node", type=int, metavar="P", help="workers per node (default: its GPUs, 1 without)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")
+    add_config_options(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(args: argparse.Namespace) -> int:
+    """Read the configuration and hand over to the report."""
+    from slurm_robust.config.reader import load
+    from slurm_robust.config.settings import Setting
+    from slurm_robust.model.job import CommandKind
+    from slurm_robust.report import replay
+
+    kind = run.kind_of(args, USAGE)
+    if kind is CommandKind.EXEC:
+        raise UsageError("only a Python script or module can be replayed", "leave out the --")
+    said = settings_of(args)
+    if args.nproc_per_node is not None:
+        said["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node")
+    return replay.main(load(args.config, os.environ, said), args.command, kind, json=args.json)
