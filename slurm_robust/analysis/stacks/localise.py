@@ -1,0 +1,241 @@
+"""Where a hang or decline sits, by what all ranks do at one moment. Pure.
+
+Everybody waits for the one that is stuck, so what most ranks do is healthy and the others are outliers. What
+names a rank exactly goes first: a process that is halted, the flight recorder, a rank that does something of
+its own while the others wait. Else the smallest parallel group that covers the outliers is blamed.
+docs/stacks.md has the rules with their reasons.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+
+from slurm_robust.analysis.stacks.activity import Activity, is_point_to_point
+from slurm_robust.analysis.stacks.groups import covering, fold, node_count, nodes_of
+from slurm_robust.analysis.stacks.ranks import RankView, views
+from slurm_robust.analysis.stacks.recorder import recorded
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.stacks import Localisation, RankStacks
+
+MOST_SHARE = 0.25
+"""Of all nodes: more than these are never blamed together."""
+
+DOMINANT = 0.5
+"""What so many ranks do, relative to what most do, is as healthy."""
+
+STAGE_SHARE = 0.75
+"""What so many ranks of one pipeline stage do belongs to the stage: its code differs from the others'."""
+
+_HALTED = (Activity.STOPPED, Activity.GONE)
+_OF_STORAGE = (Activity.DATA, Activity.IO, Activity.CHECKPOINT, Activity.KERNEL)
+_SURE = {
+    Activity.STOPPED: 0.95,
+    Activity.GONE: 0.95,
+    Activity.KERNEL: 0.85,
+    Activity.COMPUTE: 0.8,
+    Activity.SILENT: 0.7,
+    Activity.IO: 0.7,
+}
+
+
+def localise(
+    stacks: Sequence[RankStacks],
+    layout: ParallelLayout,
+    missing: Collection[int] = (),
+    *,
+    most_share: float = MOST_SHARE,
+) -> Localisation:
+    """Who is to blame, by the stacks of the ranks of ``layout``; the agents of those ``missing`` were silent.
+
+    A group is blamed if it has at most ``most_share`` of the nodes; ranks named exactly also if they are on
+    one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
+    """
+    scene = _Scene(views(stacks, layout, missing), layout, most_share)
+    if all(view.activity is Activity.SILENT for view in scene.views.values()):
+        return scene.nobody("no stacks could be taken")
+    taken = sorted((s for s in stacks if s.rank in scene.views), key=lambda s: s.rank)
+    judges: tuple[Callable[[], Localisation | None], ...] = (
+        lambda: _halted(scene),
+        lambda: _behind(scene, taken),
+        lambda: _elsewhere(scene),
+    )
+    return next((found for judge in judges if (found := judge()) is not None), None) or _differing(scene)
+
+
+class _Scene:
+    """All ranks at one moment."""
+
+    def __init__(self, views: Mapping[int, RankView], layout: ParallelLayout, most_share: float) -> None:
+        self.views = views
+        self.layout = layout
+        self.most_share = most_share
+
+    @cached_property
+    def healthy(self) -> frozenset[int]:
+        """Ranks that do what most do, or what nearly all of their pipeline stage do in every pipeline."""
+        counts = Counter(view.key for view in self.views.values())
+        largest = max(counts.values())
+        usual = {key for key, count in counts.items() if count >= DOMINANT * largest}
+        stages: defaultdict[int, list[int]] = defaultdict(list)
+        stage_of = _stages(self.layout)
+        for rank in self.views:
+            stages[stage_of(rank)].append(rank)
+        replicas = dict(self.layout.sizes).get("dp", 1)
+        found = {rank for rank, view in self.views.items() if view.key in usual}
+        for ranks in stages.values() if replicas > 1 else ():
+            key, count = Counter(self.views[rank].key for rank in ranks).most_common(1)[0]
+            if count >= STAGE_SHARE * len(ranks):
+                found.update(rank for rank in ranks if self.views[rank].key == key)
+        return frozenset(found)
+
+    @property
+    def outliers(self) -> frozenset[int]:
+        return frozenset(self.views) - self.healthy
+
+    def doing(self, *activities: Activity) -> frozenset[int]:
+        """Ranks with one of these activities."""
+        return frozenset(rank for rank, view in self.views.items() if view.activity in activities)
+
+    def waiting(self) -> frozenset[int]:
+        """Ranks that wait, as far as can be seen, for other ranks."""
+        return frozenset(rank for rank, view in self.views.items() if view.activity.waits)
+
+    def describe(self, ranks: Collection[int]) -> str:
+        """``rank 5 computes in forward train.py:12``; of several the most frequent."""
+        counts = Counter(self.views[rank].describe() for rank in ranks)
+        text, _ = min(counts.items(), key=lambda item: (-item[1], item[0]))
+        several = len(ranks) > 1
+        more = f" and {len(counts) - 1} other stacks" if len(counts) > 1 else ""
+        return f"{'ranks' if several else 'rank'} {fold(ranks)}: {text}{more}"
+
+    def most(self) -> str:
+        """What most of the others do."""
+        return f"{len(self.healthy)} of {len(self.views)} ranks do what most do"
+
+    def nobody(self, reason: str) -> Localisation:
+        """No verdict."""
+        return Localisation(outliers=tuple(sorted(self.outliers)), healthy=len(self.healthy), reason=reason)
+
+    def exact(self, ranks: Collection[int], confidence: float, reason: str) -> Localisation:
+        """These ranks, if they are few enough."""
+        if not allowed(ranks, self.layout, self.most_share):
+            return self.nobody(f"{reason}: {too_many(ranks, self.layout)}, so the cause is a common one")
+        return Localisation(
+            outliers=tuple(sorted(self.outliers | set(ranks))),
+            ranks=tuple(sorted(ranks)),
+            exact=True,
+            healthy=len(self.healthy - set(ranks)),
+            confidence=confidence,
+            reason=reason,
+        )
+
+    def group(self, ranks: Collection[int], reason: str) -> Localisation:
+        """The smallest group that covers these ranks, if there is one that is small enough."""
+        total = node_count(self.layout)
+        groups = covering(ranks, self.layout, self.most_share * total)
+        if not groups:
+            text = f"no parallel group of at most {self.most_share:.0%} of the nodes covers them"
+            return self.nobody(f"{reason}; {text}")
+        found = groups[0]
+        return Localisation(
+            outliers=tuple(sorted(self.outliers | set(ranks))),
+            ranks=tuple(sorted(found.ranks)),
+            group=found.name,
+            healthy=len(self.healthy - set(ranks)),
+            confidence=round(0.4 + 0.4 * len(ranks) / len(found.ranks), 2),
+            reason=f"{reason}; the smallest group with all of them is {found.name}",
+        )
+
+
+def allowed(ranks: Collection[int], layout: ParallelLayout, most_share: float) -> bool:
+    """Whether so many ranks that are named exactly may be blamed."""
+    count, total = len(nodes_of(ranks, layout)), node_count(layout)
+    if count <= max(1.0, most_share * total):
+        return True
+    return 2 * count < total and bool(covering(ranks, layout, (total - 1) / 2))
+
+
+def too_many(ranks: Collection[int], layout: ParallelLayout) -> str:
+    """``they are on 5 of 8 nodes``."""
+    return f"they are on {len(nodes_of(ranks, layout))} of {node_count(layout)} nodes"
+
+
+def _stages(layout: ParallelLayout) -> Callable[[int], int]:
+    """The pipeline stage of a rank."""
+    stride = 1
+    for name, size in layout.sizes:
+        if name == "pp":
+            return lambda rank: rank // stride % size
+        stride *= size
+    return lambda rank: 0
+
+
+def _halted(scene: _Scene) -> Localisation | None:
+    """A process that is stopped or dead cannot go on, whatever the others do."""
+    ranks = scene.doing(*_HALTED)
+    return scene.exact(ranks, _SURE[Activity.STOPPED], scene.describe(ranks)) if ranks else None
+
+
+def _behind(scene: _Scene, stacks: Iterable[RankStacks]) -> Localisation | None:
+    """Who has not come to a collective, by the flight recorder."""
+    waiting = scene.waiting()
+    found = recorded(stacks, lambda rank: rank not in waiting and rank not in scene.healthy)
+    if found is None or not found.ranks <= scene.views.keys():
+        return None
+    reason = f"flight recorder: {found.reason}"
+    if not found.exact:
+        return scene.group(found.ranks, reason)
+    return scene.exact(found.ranks, 0.9, f"{reason}; {scene.describe(found.ranks)}")
+
+
+def _elsewhere(scene: _Scene) -> Localisation | None:
+    """Who does something of its own while at least half of all ranks wait for peers."""
+    waiting = scene.waiting()
+    ranks = frozenset(scene.views) - waiting
+    if not ranks or 2 * len(waiting) < len(scene.views):
+        return None
+    reason = f"{len(waiting)} of {len(scene.views)} ranks wait; {scene.describe(ranks)}"
+    nodes, total = len(nodes_of(ranks, scene.layout)), node_count(scene.layout)
+    if nodes > 1 and ranks & scene.doing(*_OF_STORAGE) and not covering(ranks, scene.layout, total / 2):
+        return scene.nobody(f"{reason}: {nodes} nodes of no common group, so it is rather the storage")
+    return scene.exact(ranks, min(_SURE.get(scene.views[rank].activity, 0.75) for rank in ranks), reason)
+
+
+def _differing(scene: _Scene) -> Localisation:
+    """Who does something else than most."""
+    ranks = scene.outliers
+    if not ranks:
+        view = scene.views[min(scene.views)]
+        count = len({v.key for v in scene.views.values()})
+        same = f"all ranks do the same: {view.describe()}; the cause is a common one"
+        return scene.nobody(same if count == 1 else f"the ranks are in {count} places, none of them unusual")
+    if 2 * len(scene.healthy) < len(scene.views):
+        return scene.nobody(f"only {scene.most()}: no rank stands out")
+    reason = f"{scene.most()}; {scene.describe(ranks)}"
+    pair = _pair(scene, ranks)
+    if pair is not None and allowed(pair, scene.layout, scene.most_share):
+        return Localisation(
+            outliers=tuple(sorted(ranks)),
+            ranks=tuple(sorted(pair)),
+            group=f"pair {fold(pair)}",
+            healthy=len(scene.healthy),
+            confidence=0.6,
+            reason=f"{reason}; they send to each other",
+        )
+    return scene.group(ranks, reason)
+
+
+def _pair(scene: _Scene, ranks: frozenset[int]) -> frozenset[int] | None:
+    """``ranks``, if they are the two ends of a send: on two nodes, neighbours in one pipeline."""
+    if len(nodes_of(ranks, scene.layout)) != 2:
+        return None
+    if not all(is_point_to_point(scene.views[rank].form) for rank in ranks):
+        return None
+    places = [scene.layout.coordinates(rank) for rank in sorted(ranks)]
+    stages = {place.pop("pp", 0) for place in places}
+    size = dict(scene.layout.sizes).get("pp", 1)
+    near = len(stages) == 2 and (max(stages) - min(stages)) in (1, size - 1)
+    same_pipeline = len({tuple(v for k, v in place.items() if k != "tp") for place in places}) == 1
+    return ranks if near and same_pipeline else None

@@ -1,0 +1,204 @@
+"""Who is blamed, from the paper's example to worlds of two ranks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurm_robust.analysis.stacks import localise
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.stacks import Frame, ProcessKind, RankStacks
+from tests.unit.analysis.stacks.build import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    BARRIER,
+    BUSY_LOADER,
+    COMPUTE,
+    DATA,
+    IDLE_LOADER,
+    IRECV,
+    ISEND,
+    PAPER,
+    TRAIN,
+    Frames,
+    process,
+    rank,
+    world,
+)
+
+PAIR = ParallelLayout.fit(2, 1, {}, "dp")
+EIGHT_NODES = ParallelLayout.fit(32, 4, {"tp": 4, "pp": 2}, "tp-pp-dp")
+# Machine 15 of the paper's example, then 14, then 12 and 13: one pipeline.
+PIPELINE = {30: ALL_GATHER, 31: ALL_GATHER, 28: ISEND, 29: ISEND} | dict.fromkeys(range(24, 28), IRECV)
+
+
+def test_the_papers_example() -> None:
+    found = localise(world(PAPER, PIPELINE), PAPER)
+    assert found.outliers == found.ranks == tuple(range(24, 32))
+    assert (found.group, found.exact, found.healthy) == ("pp 24-31", False, 24)
+    assert "24 of 32 ranks do what most do" in found.reason
+
+
+def test_the_papers_example_with_bare_names() -> None:
+    """As the paper prints stacks: functions, no files."""
+    bare = {number: (Frame(function=frames[0].function),) for number, frames in PIPELINE.items()}
+    found = localise(world(PAPER, bare, (Frame(function="all_reduce"),)), PAPER)
+    assert found.group == "pp 24-31"
+
+
+def test_the_rank_for_which_a_pipeline_waits_is_named_exactly() -> None:
+    found = localise(world(PAPER, PIPELINE | {31: COMPUTE}), PAPER)
+    assert (found.ranks, found.exact) == ((31,), True)
+    assert set(found.outliers) == set(range(24, 32))
+    assert "model.py:12" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "word"), [("T", "stopped"), ("Z", "gone"), ("D", "kernel")], ids=["stopped", "dead", "kernel"]
+)
+def test_a_process_that_is_halted_is_named_by_its_state(state: str, word: str) -> None:
+    """Whatever its stack says; that of a stopped one may be missing."""
+    for frames in (COMPUTE, ()):
+        found = localise(world(PAPER, {5: rank(5, frames, state=state)}), PAPER)
+        assert (found.ranks, found.exact, found.healthy) == ((5,), True, 31)
+        assert word in found.reason
+
+
+def test_a_moment_in_the_kernel_does_not_make_a_waiting_rank_the_culprit() -> None:
+    found = localise(world(PAPER, {5: rank(5, ALL_REDUCE, state="D"), 9: COMPUTE}), PAPER)
+    assert found.ranks == (9,)
+
+
+def test_a_data_loader_that_differs_is_named() -> None:
+    helpers = [process(IDLE_LOADER, ProcessKind.LOADER), process(BUSY_LOADER, ProcessKind.LOADER, pid=101)]
+    found = localise(world(PAPER, {7: rank(7, DATA, helpers=helpers)}), PAPER)
+    assert (found.ranks, found.exact) == ((7,), True)
+    assert "waits for data" in found.reason
+    assert "its data loader is in __getitem__ data.py:35" in found.reason
+
+
+@pytest.mark.parametrize("state", ["T", "Z", "D"])
+def test_a_halted_data_loader_halts_its_rank(state: str) -> None:
+    loader = process((), ProcessKind.LOADER, state=state)
+    found = localise(world(PAPER, {7: rank(7, DATA, helpers=[loader])}), PAPER)
+    assert found.ranks == (7,)
+    assert "data loader" in found.reason
+
+
+def test_a_data_loader_counts_only_while_its_rank_waits_for_data() -> None:
+    loader = process(BUSY_LOADER, ProcessKind.LOADER, state="D")
+    found = localise(world(PAPER, {7: rank(7, ALL_REDUCE, helpers=[loader]), 9: COMPUTE}), PAPER)
+    assert found.ranks == (9,)
+    assert 7 not in found.outliers
+
+
+@pytest.mark.parametrize("own", [COMPUTE, DATA, ()], ids=["computes", "waits for data", "silent"])
+@pytest.mark.parametrize("waits", [ALL_REDUCE, BACKWARD, BARRIER], ids=["collective", "backward", "barrier"])
+def test_of_two_ranks_the_one_that_does_not_wait_is_at_fault(own: Frames, waits: Frames) -> None:
+    found = localise(world(PAIR, {1: own}, waits), PAIR)
+    assert (found.ranks, found.exact) == ((1,), True)
+
+
+def test_two_ranks_that_both_wait_say_nothing() -> None:
+    found = localise(world(PAIR, {1: BARRIER}), PAIR)
+    assert found.ranks == ()
+    assert "2 places" in found.reason
+
+
+def test_nodes_whose_agents_do_not_answer_are_named() -> None:
+    stacks = [s for s in world(EIGHT_NODES, {}) if s.rank not in range(8, 12)]
+    for given, missing in ((stacks, ()), (stacks, range(8, 12)), (world(EIGHT_NODES, {}), range(8, 12))):
+        found = localise(given, EIGHT_NODES, missing)
+        assert (found.ranks, found.exact, found.healthy) == ((8, 9, 10, 11), True, 28)
+        assert "no stacks" in found.reason
+
+
+def test_without_any_stacks_nobody_is_blamed() -> None:
+    assert localise([], EIGHT_NODES).ranks == ()
+    empty = [RankStacks(rank=number, node="n") for number in range(32)]
+    assert "no stacks" in localise(empty, EIGHT_NODES).reason
+
+
+@pytest.mark.parametrize("frames", [ALL_REDUCE, DATA, COMPUTE], ids=["peers", "data", "code"])
+def test_where_all_do_the_same_the_cause_is_a_common_one(frames: Frames) -> None:
+    found = localise(world(EIGHT_NODES, {}, frames), EIGHT_NODES)
+    assert (found.ranks, found.outliers, found.healthy) == ((), (), 32)
+    assert "all ranks do the same" in found.reason
+
+
+def test_half_the_job_is_never_blamed() -> None:
+    for own in (COMPUTE, DATA, IRECV):
+        found = localise(world(EIGHT_NODES, dict.fromkeys(range(16), own)), EIGHT_NODES)
+        assert found.ranks == ()
+        assert found.reason
+
+
+def test_many_stopped_ranks_have_a_common_cause() -> None:
+    stopped = {number: rank(number, (), state="T") for number in range(0, 32, 4)}
+    found = localise(world(EIGHT_NODES, stopped), EIGHT_NODES)
+    assert found.ranks == ()
+    assert "8 of 8 nodes" in found.reason
+
+
+def test_waits_for_storage_on_unrelated_nodes_blame_no_node() -> None:
+    layout = ParallelLayout.fit(64, 4, {"tp": 4, "pp": 4}, "tp-pp-dp")
+    found = localise(world(layout, {0: DATA, 21: DATA, 42: DATA}), layout)
+    assert found.ranks == ()
+    assert "storage" in found.reason
+    assert localise(world(layout, {0: DATA, 1: DATA}), layout).ranks == (0, 1)
+
+
+def test_outliers_of_one_node_are_answered_with_the_node() -> None:
+    found = localise(world(EIGHT_NODES, {9: IRECV}), EIGHT_NODES)
+    assert (found.ranks, found.group, found.exact) == ((8, 9, 10, 11), "tp 8-11", False)
+
+
+def test_outliers_that_no_group_covers_are_answered_with_nobody() -> None:
+    layout = ParallelLayout.fit(64, 4, {"tp": 4, "pp": 4}, "tp-pp-dp")
+    found = localise(world(layout, {0: IRECV, 21: IRECV, 42: IRECV}), layout)
+    assert (found.ranks, found.outliers) == ((), (0, 21, 42))
+    assert "no parallel group" in found.reason
+
+
+def test_the_two_ends_of_a_send_are_blamed_alone() -> None:
+    layout = ParallelLayout.fit(64, 4, {"tp": 4, "pp": 4}, "tp-pp-dp")
+    found = localise(world(layout, {16: ISEND, 20: IRECV}), layout)
+    assert (found.ranks, found.group, found.exact) == ((16, 20), "pair 16,20", False)
+    apart = localise(world(layout, {16: ISEND, 24: IRECV}), layout)
+    assert apart.group == "pp 16-31", "stages 0 and 2 do not talk to each other"
+
+
+def test_what_a_whole_stage_does_belongs_to_the_stage() -> None:
+    """First stages load data or embed; only what differs from the other pipelines is a sign."""
+    layout = ParallelLayout.fit(64, 4, {"tp": 4, "pp": 4}, "tp-pp-dp")
+    first_stages = {r: IRECV for r in range(64) if layout.coordinates(r)["pp"] == 0}
+    assert localise(world(layout, first_stages), layout).outliers == ()
+    found = localise(world(layout, first_stages | {37: ISEND}), layout)
+    assert (found.outliers, found.ranks) == ((37,), (36, 37, 38, 39))
+
+
+def test_ranks_that_wait_unseen_are_healthy_when_they_are_most() -> None:
+    """Without native frames a wait in ``loss.item()`` is a line of the script like any other."""
+    hidden = (Frame(function="train", file="/home/alice/train.py", line=95), *TRAIN[1:])
+    found = localise(world(EIGHT_NODES, {9: ALL_REDUCE}, hidden), EIGHT_NODES)
+    assert (found.outliers, found.exact) == ((9,), False)
+
+
+def test_the_share_is_a_parameter() -> None:
+    layout = ParallelLayout.fit(16, 2, {"tp": 2, "pp": 4}, "tp-pp-dp")
+    outliers = dict(
+        zip(range(8, 16), (IRECV, IRECV, IRECV, IRECV, ISEND, ISEND, BARRIER, BARRIER), strict=True)
+    )
+    assert localise(world(layout, outliers), layout).ranks == ()
+    assert localise(world(layout, outliers), layout, most_share=0.5).group == "pp 8-15"
+
+
+def test_ranks_outside_the_world_are_no_part_of_it() -> None:
+    stacks = [*world(PAPER, PIPELINE), rank(99, COMPUTE)]
+    assert localise(stacks, PAPER).group == "pp 24-31"
+
+
+def test_a_verdict_can_be_written_down() -> None:
+    found = localise(world(PAPER, PIPELINE), PAPER)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=type(found)) == found

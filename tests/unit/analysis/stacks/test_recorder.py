@@ -1,0 +1,122 @@
+"""What the flight recorder names: who is behind, who called something else, who waits for whom."""
+
+from __future__ import annotations
+
+from slurm_robust.analysis.stacks import localise
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.stacks import Collective, RankStacks
+from tests.unit.analysis.stacks.build import ALL_REDUCE, COMPUTE, PAPER, Frames, rank
+
+FOUR = ParallelLayout.fit(4, 1, {}, "dp")
+WORLD = tuple(range(4))
+
+
+def record(
+    sequence: int,
+    *,
+    group: str = "0",
+    operation: str = "nccl:all_reduce",
+    state: str = "started",
+    ranks: tuple[int, ...] = WORLD,
+) -> Collective:
+    return Collective(group=group, sequence=sequence, operation=operation, state=state, ranks=ranks)
+
+
+def stacks(*collectives: tuple[Collective, ...], frames: Frames = ALL_REDUCE) -> list[RankStacks]:
+    return [rank(number, frames, collectives=records) for number, records in enumerate(collectives)]
+
+
+def test_a_rank_that_skipped_a_collective_is_named_though_all_wait() -> None:
+    ahead, behind = (record(10),), (record(9, state="completed"),)
+    found = localise(stacks(ahead, ahead, behind, ahead), FOUR)
+    assert (found.ranks, found.exact) == ((2,), True)
+    assert "did not come to nccl:all_reduce 10" in found.reason
+
+
+def test_a_rank_that_calls_something_else_is_named() -> None:
+    usual, other = (record(10),), (record(10, operation="nccl:broadcast"),)
+    found = localise(stacks(usual, usual, usual, other), FOUR)
+    assert (found.ranks, found.exact) == ((3,), True)
+    assert "another operation" in found.reason
+
+
+def test_two_against_two_is_no_majority() -> None:
+    usual, other = (record(10),), (record(10, operation="nccl:broadcast"),)
+    assert localise(stacks(usual, usual, other, other), FOUR).ranks == ()
+
+
+def test_who_is_behind_because_it_waits_is_not_at_fault() -> None:
+    """Ranks 0 and 1 wait for 2 in the world; 2 waits for 3 in the group of both."""
+    world, pair = record(10), {"group": "tp1", "ranks": (2, 3)}
+    found = localise(
+        stacks(
+            (world,),
+            (world,),
+            (record(9, state="completed"), record(50, **pair)),  # type: ignore[arg-type]
+            (record(9, state="completed"), record(49, state="completed", **pair)),  # type: ignore[arg-type]
+        ),
+        FOUR,
+    )
+    assert (found.ranks, found.exact) == ((3,), True)
+
+
+def test_an_operation_that_all_have_begun_is_its_groups_fault() -> None:
+    ranks = tuple(range(24, 32))
+    everyone = tuple(range(32))
+    given = []
+    for number in range(32):
+        inside = number in ranks
+        last = record(9, state="completed", ranks=everyone) if inside else record(10, ranks=everyone)
+        own = (record(7, group="pp3", ranks=ranks),) if inside else ()
+        given.append(rank(number, ALL_REDUCE, collectives=(last, *own)))
+    found = localise(given, PAPER)
+    assert (found.group, found.exact) == ("pp 24-31", False)
+    assert "have all begun nccl:all_reduce 7 of group pp3 and none ends it" in found.reason
+
+
+def test_a_whole_world_in_one_operation_names_nobody() -> None:
+    assert localise(stacks(*[(record(10),)] * 4), FOUR).ranks == ()
+
+
+def test_ranks_that_wait_for_each_other_in_a_circle_name_nobody() -> None:
+    first, second = {"group": "a", "ranks": (0, 1)}, {"group": "b", "ranks": (0, 1)}
+    one = (record(5, **first), record(3, state="completed", **second))  # type: ignore[arg-type]
+    other = (record(4, state="completed", **first), record(4, **second))  # type: ignore[arg-type]
+    assert localise(stacks(one, other, (), ()), FOUR).ranks == ()
+
+
+def test_operations_that_ended_hold_nobody_up() -> None:
+    """A broadcast ends on its root before the others have come."""
+    done, before = (record(10, state="completed"),), (record(9, state="completed"),)
+    assert localise(stacks(done, before, before, before), FOUR).ranks == ()
+
+
+def test_the_end_of_a_chain_of_receives_is_named() -> None:
+    def receives(own: int) -> tuple[Collective, ...]:
+        return (record(own, operation=f"nccl:recv {own}<-{own - 1}"),)
+
+    idle = (record(2, operation="nccl:recv 0<-1", state="completed"),)
+    found = localise(stacks(idle, receives(1), receives(2), receives(3)), FOUR)
+    assert (found.ranks, found.exact) == ((0,), True)
+
+
+def test_two_ends_of_one_send_that_does_not_end_are_both_named() -> None:
+    layout = ParallelLayout.fit(64, 1, {"pp": 4}, "pp-dp")
+    send = record(8, operation="nccl:send 0->1", ranks=(4, 5, 6, 7), group="pp1")
+    receive = record(9, operation="nccl:recv 1<-0", ranks=(4, 5, 6, 7), group="pp1")
+    given = [rank(n, ALL_REDUCE, collectives={4: (send,), 5: (receive,)}.get(n, ())) for n in range(64)]
+    found = localise(given, layout)
+    assert (found.exact, found.group) == (False, "pp 4-7")
+    assert "ranks 4-5" in found.reason
+
+
+def test_who_computes_is_not_excused_by_a_collective_in_flight() -> None:
+    """Collectives are asynchronous: one that waits for others says nothing of what the host does."""
+    waits, own = record(10, group="dp", ranks=(1, 2)), record(3, group="tp", ranks=(0, 1))
+    given = [
+        rank(0, ALL_REDUCE, collectives=(own,)),
+        rank(1, COMPUTE, collectives=(waits, record(2, group="tp", ranks=(0, 1), state="completed"))),
+        rank(2, ALL_REDUCE, collectives=(record(10, group="dp", ranks=(1, 2)),)),
+        rank(3, ALL_REDUCE),
+    ]
+    assert localise(given, FOUR).ranks == (1,)
