@@ -19,11 +19,13 @@ from slurm_robust.model.stacks import Collective
 
 HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
 
+_COMPLETED = "completed"
 _CHUNK_BYTES = 256 * 1024
 
 
 class _Entry(Record):
     collective_seq_id: int = 0
+    p2p_seq_id: int = 0
     is_p2p: bool = False
     process_group: tuple[str, ...] = ()
     profiling_name: str = ""
@@ -67,36 +69,38 @@ def ask(address: Path, handler: str, deadline: float) -> bytes:
 
 
 def parse(dump: bytes) -> tuple[Collective, ...]:
-    """The newest collective of each process group in a flight recorder's JSON; none in anything else.
+    """What a flight recorder's JSON says last of each process group; nothing from anything else.
 
-    Sends and receives are left out: their counts differ from rank to rank.
+    That is the newest collective, and under the group's name with ``:p2p`` the oldest send or receive that
+    has not completed: these are counted apart, and differently on each rank.
     """
     try:
         found = msgspec.json.decode(dump, type=_Dump)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ()
     newest: dict[str, _Entry] = {}
-    for entry in found.entries:
+    waiting: dict[str, _Entry] = {}
+    for entry in found.entries:  # oldest first
         group = ":".join(entry.process_group)
-        if not entry.is_p2p and (
-            group not in newest or entry.collective_seq_id >= newest[group].collective_seq_id
-        ):
+        if not entry.is_p2p:
             newest[group] = entry
+        elif entry.state != _COMPLETED:
+            waiting.setdefault(f"{group}:p2p", entry)
     return tuple(
         Collective(
             group=group,
-            sequence=entry.collective_seq_id,
+            sequence=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
             operation=entry.profiling_name,
             state=_state(entry),
             ranks=_ranks(found.pg_config, entry.process_group),
         )
-        for group, entry in newest.items()
+        for group, entry in (newest | waiting).items()
     )
 
 
 def _state(entry: _Entry) -> str:
     # gloo's operations stay "scheduled" to their end, and only then are retired.
-    return "completed" if entry.retired and entry.profiling_name.startswith("gloo:") else entry.state
+    return _COMPLETED if entry.retired and entry.profiling_name.startswith("gloo:") else entry.state
 
 
 def _ranks(groups: dict[str, _Group], names: Iterable[str]) -> tuple[int, ...]:

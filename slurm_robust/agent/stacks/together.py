@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -11,13 +12,14 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_AT_ONCE = 16
+_AT_MOST = 16
+_PER_CPU = 2
 
 
 def together(
     job: Callable[[T], R], things: Sequence[T], *, deadline: float, otherwise: Callable[[T], R]
 ) -> tuple[R, ...]:
-    """What ``job`` gives for each of ``things``, at most 16 at a time, the first ones first.
+    """What ``job`` gives for each of ``things``, a few per CPU at a time, the first ones first.
 
     From ``deadline`` (monotonic seconds) on, what ``otherwise`` gives for those that have no result.
     """
@@ -35,7 +37,8 @@ def together(
             results[index] = job(things[index])
 
     # Daemons: starting a program from storage that does not answer hangs in the kernel.
-    threads = [threading.Thread(target=work, daemon=True) for _ in things[:_AT_ONCE]]
+    at_once = min(_AT_MOST, _PER_CPU * len(os.sched_getaffinity(0)))
+    threads = [threading.Thread(target=work, daemon=True) for _ in things[:at_once]]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -30,8 +30,12 @@ GLOO = """{"comm_lib_version": "", "entries": [
 NCCL = """{"comm_lib_version": "2.27.5", "entries": [
  {"collective_seq_id": 7, "is_p2p": false, "op_id": 9, "pg_id": 3, "process_group": ["17", "mesh_dp"],
   "profiling_name": "nccl:_reduce_scatter_base", "retired": false, "state": "started"},
- {"collective_seq_id": 7, "is_p2p": true, "op_id": 12, "pg_id": 4, "process_group": ["21", "mesh_pp"],
-  "profiling_name": "nccl:recv 2<-1", "retired": false, "state": "scheduled"}],
+ {"collective_seq_id": 7, "p2p_seq_id": 3, "is_p2p": true, "op_id": 12, "process_group": ["17", "mesh_dp"],
+  "profiling_name": "nccl:send 2->1", "retired": true, "state": "completed"},
+ {"collective_seq_id": 7, "p2p_seq_id": 4, "is_p2p": true, "op_id": 13, "process_group": ["17", "mesh_dp"],
+  "profiling_name": "nccl:recv 2<-1", "retired": false, "state": "started"},
+ {"collective_seq_id": 7, "p2p_seq_id": 4, "is_p2p": true, "op_id": 14, "process_group": ["17", "mesh_dp"],
+  "profiling_name": "nccl:coalesced", "retired": false, "state": "scheduled"}],
  "pg_config": {"17": {"desc": "mesh_dp", "name": "17", "ranks": "[0, 8, 16, 24]"}}, "version": "2.10"}"""
 
 
@@ -70,16 +74,15 @@ def test_the_newest_collective_of_each_group() -> None:
     )
 
 
-def test_sends_and_receives_are_left_out() -> None:
-    assert recorder.parse(NCCL.encode()) == (
-        Collective(
-            group="17:mesh_dp",
-            sequence=7,
-            operation="nccl:_reduce_scatter_base",
-            state="started",
-            ranks=(0, 8, 16, 24),
-        ),
+def test_sends_and_receives_are_apart_and_the_oldest_is_what_waits() -> None:
+    ranks = (0, 8, 16, 24)
+    scatter = Collective(
+        group="17:mesh_dp", sequence=7, operation="nccl:_reduce_scatter_base", state="started", ranks=ranks
     )
+    receive = Collective(
+        group="17:mesh_dp:p2p", sequence=4, operation="nccl:recv 2<-1", state="started", ranks=ranks
+    )
+    assert recorder.parse(NCCL.encode()) == (scatter, receive)
 
 
 def test_an_operation_of_nccl_that_timed_out_has_not_completed() -> None:
@@ -98,7 +101,8 @@ def test_anything_else_has_no_collectives(dump: bytes) -> None:
 def test_both_recorders_of_a_process_are_asked(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + NCCL.encode()
     with server(tmp_path / "sock", answer):
-        assert len(recorder.take(tmp_path / "sock", time.monotonic() + 5)) == len(recorder.HANDLERS)
+        both = recorder.take(tmp_path / "sock", time.monotonic() + 5)
+    assert both == len(recorder.HANDLERS) * recorder.parse(NCCL.encode())
 
 
 def test_a_handler_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
