@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.incidents import Story, stories
+from slurm_robust.analysis.stacks.groups import fold as fold_ranks
 from slurm_robust.controller.evidence import alerts as alert_text
 from slurm_robust.controller.evidence import stacks as stack_text
 from slurm_robust.controller.evidence import words
@@ -22,7 +23,7 @@ from slurm_robust.controller.evidence.alerts import SavedAlerts
 from slurm_robust.controller.evidence.bundle import folder_of
 from slurm_robust.controller.evidence.folder import wanted_ranks
 from slurm_robust.controller.evidence.stacks import SavedStacks
-from slurm_robust.controller.evidence.texts import clean, count, one_line, ranks_in_words
+from slurm_robust.controller.evidence.texts import clean, count, one_line
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
@@ -85,7 +86,7 @@ def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, 
     """One incident, and what its folder holds; ``job``: how it is. Raises :class:`NoSuchIncident`."""
     every = {story.number: story for story in stories(events)}
     if number not in every:
-        those = f"it has {ranks_in_words(every)}" if every else "it has none"
+        those = f"it has {fold_ranks(every)}" if every else "it has none"
         raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")
     story, folder = every[number], folder_of(directory, number)
     damaged: dict[str, str] = {}
@@ -189,7 +190,7 @@ def _stacks(saved: SavedStacks | None) -> Iterator[RenderableType]:
     table.add_column(overflow="fold")
     for number, each in enumerate(saved.groups[:MOST_GROUPS], 1):
         style = "bold red" if each.is_outlier else ""
-        table.add_row(f"  {number}", Text(stack_text.title(each), style=style), Text(stack_text.top(each)))
+        table.add_row(f"  {number}", Text(stack_text.title(each), style=style), Text(each.doing))
     yield from _section("Stacks", _indented(stack_text.placed(saved.localisation)), table)
     if len(saved.groups) > MOST_GROUPS:
         yield _indented(f"and {count(len(saved.groups) - MOST_GROUPS, 'group')} more", "dim")

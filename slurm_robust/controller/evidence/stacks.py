@@ -11,13 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from slurm_robust.controller.evidence.texts import count, one_line, ranks_in_words
+from slurm_robust.analysis.stacks.groups import fold as fold_ranks
+from slurm_robust.analysis.stacks.normal import Reader
+from slurm_robust.analysis.stacks.ranks import RankView, view
+from slurm_robust.controller.evidence.texts import count, one_line
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Frame, Localisation, ProcessKind, ProcessStacks, RankStacks
+from slurm_robust.model.stacks import Frame, Localisation, ProcessStacks, RankStacks
 from slurm_robust.slurm.hostlist import fold
 
 MOST_FRAMES = 60
-"""Of one thread in the text."""
+"""Calls of one thread in the text."""
+
+MOST_CALLS = 3
+"""Calls that say in one line what a rank does."""
 
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in the kernel", "Z": "dead"}
 
@@ -27,11 +33,15 @@ _Places = dict[tuple[int, str, str], list[int]]
 
 
 class StackGroup(Record):
-    """Ranks with equal stacks, and those of one of them. ``is_outlier``: they do something else than most."""
+    """Ranks with equal stacks, what they do, and the stacks of one of them.
+
+    ``is_outlier``: they do something else than most.
+    """
 
     ranks: tuple[int, ...]
     nodes: str
     is_outlier: bool
+    doing: str
     example: RankStacks
 
 
@@ -47,9 +57,10 @@ class SavedStacks(Record):
 
 def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[StackGroup, ...]:
     """Groups of equal stacks: those at fault first, then other outliers, then the smallest first."""
-    alike: dict[object, list[RankStacks]] = defaultdict(list)
+    alike: dict[RankView, list[RankStacks]] = defaultdict(list)
+    reader = Reader()
     for stack in sorted(stacks, key=lambda stack: stack.rank):
-        alike[_shape(stack)].append(stack)
+        alike[view(stack, reader)].append(stack)
     blamed = set(localisation.ranks)
     outliers = {*localisation.outliers, *(blamed if localisation.exact else ())}
     groups = [
@@ -57,24 +68,21 @@ def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[Sta
             ranks=tuple(stack.rank for stack in members),
             nodes=fold(stack.node for stack in members),
             is_outlier=2 * sum(stack.rank in outliers for stack in members) > len(members),
+            doing=_in_short(seen),
             example=members[0],
         )
-        for members in alike.values()
+        for seen, members in alike.items()
     ]
     return tuple(
         sorted(groups, key=lambda g: (not g.is_outlier, blamed.isdisjoint(g.ranks), len(g.ranks), g.ranks))
     )
 
 
-def _shape(stack: RankStacks) -> object:
-    """What is equal for ranks that do the same: functions and files, not lines, order or waiting threads."""
-    return tuple(sorted((process.kind.value, *_shape_of(process)) for process in stack.processes))
-
-
-def _shape_of(process: ProcessStacks) -> tuple[str, str, tuple[str, ...]]:
-    main = [t for t in process.threads if t.is_main] or list(process.threads[:1])
-    calls = tuple(f"{f.function} {f.file.rpartition('/')[2]}" for thread in main for f in thread.frames)
-    return process.state if process.state in _STATES else "", process.error, calls
+def _in_short(seen: RankView) -> str:
+    """What a rank does, in one line: ``waits for other ranks: all_reduce torch/x.py < train train.py:9``."""
+    calls = " < ".join(seen.form.split("\n")[:MOST_CALLS])
+    text = f"{seen.activity.value}: {calls}" if calls else seen.activity.value
+    return one_line("; ".join(filter(None, (text, seen.helper))))
 
 
 def bounded(stacks: Sequence[RankStacks], localisation: Localisation, most: int) -> bytes:
@@ -124,7 +132,7 @@ def in_words(stacks: Sequence[RankStacks], localisation: Localisation) -> Iterat
     groups = group(stacks, localisation)
     yield from ("", "Groups of equal stacks, outliers first")
     for number, each in enumerate(groups, 1):
-        yield f"  {number}  {title(each)}: {top(each)}"
+        yield f"  {number}  {title(each)}: {each.doing}"
     if lines := flight(stacks):
         yield from ("", "Collectives, by the flight recorder")
         yield from (f"  {line}" for line in lines)
@@ -147,28 +155,13 @@ def placed(localisation: Localisation) -> str:
 
 def named(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-3,8``."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_in_words(ranks)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(ranks)}"
 
 
 def title(each: StackGroup) -> str:
     """``2 ranks (12-13 on n7)``, with a word if they are not like most."""
-    text = f"{count(len(each.ranks), 'rank')} ({ranks_in_words(each.ranks)} on {each.nodes})"
+    text = f"{count(len(each.ranks), 'rank')} ({fold_ranks(each.ranks)} on {each.nodes})"
     return text + (", unlike most" if each.is_outlier else "")
-
-
-def top(each: StackGroup) -> str:
-    """What a group does, in one line: the innermost calls of the worker's main thread, and odd helpers."""
-    processes = each.example.processes
-    words = [_brief(p) for p in processes if p.kind is ProcessKind.WORKER]
-    words += [f"{p.kind.value}: {_brief(p)}" for p in processes if p.kind is not ProcessKind.WORKER]
-    return one_line("; ".join(dict.fromkeys(word for word in words if word))) or "no stack"
-
-
-def _brief(process: ProcessStacks) -> str:
-    main = next((t for t in process.threads if t.is_main), process.threads[0] if process.threads else None)
-    calls = " < ".join(frame.function for frame in main.frames[:4]) if main else process.error
-    state = _STATES.get(process.state, "")
-    return f"{state}, {calls}" if state and calls else state or calls
 
 
 def flight(stacks: Iterable[RankStacks]) -> list[str]:

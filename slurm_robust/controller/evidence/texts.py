@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 MOST_TEXT = 600
 """Characters of one text that are shown; the journal has the whole."""
@@ -30,17 +29,6 @@ def one_line(text: str) -> str:
     """``text`` cleaned, in one line of at most :data:`MOST_TEXT` characters."""
     text = " ".join(clean(text).split())
     return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """``0-3,8``."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def count(number: int, thing: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from slurm_robust.analysis.incidents import Standing, Story
 from slurm_robust.controller.evidence.texts import clean, count, one_line
@@ -17,6 +20,9 @@ from slurm_robust.slurm.hostlist import fold
 
 MOST_LINES = 20
 """Last lines of a worker that are shown as those that decided."""
+
+MOST_ALIKE = 8
+"""Notes, or other things of one kind, that are shown in a row: a thousand nodes may say the same."""
 
 RUNGS = {
     1: "what was observed",
@@ -193,11 +199,18 @@ def deciding_lines(story: Story) -> tuple[str, list[str]]:
 def moments(story: Story) -> list[Moment]:
     """What happened, in the order in which the controller learnt of it."""
     begin = story.summary.t
-    return [
+    every = (
         Moment(t=event.t, after_s=event.t - begin, what=what, text=one_line(text))
         for event in story.events
         for what, text in _told(event, story)
-    ]
+    )
+    found = []
+    for _, alike in itertools.groupby(every, key=lambda moment: moment.what):
+        run = list(alike)
+        found += run[:MOST_ALIKE]
+        if len(run) > MOST_ALIKE:
+            found.append(msgspec.structs.replace(run[-1], text=f"and {len(run) - MOST_ALIKE} more"))
+    return found
 
 
 def _told(event: ev.AnyEvent, story: Story) -> Iterator[tuple[str, str]]:

@@ -171,9 +171,10 @@ def test_stacks_for_people_begin_with_who_is_unlike_most(directory: JobDirectory
     evidence.save_stacks(directory, 3, made_up.STACKS, made_up.PLACED)
     lines = (directory.incidents / "003" / "stacks.txt").read_text().splitlines()
     assert lines[4:6] == [
-        "  1  1 rank (4 on n3), unlike most: waits in the kernel, "
-        "ioctl < launch_kernel < forward < train_step; loader: poll",
-        "  2  7 ranks (0-3,5-7 on n[1-4]): wait < all_reduce < backward < train_step; loader: poll",
+        "  1  1 rank (4 on n3), unlike most: is in the kernel and cannot be interrupted: "
+        "linear torch/nn/modules/linear.py < train_step train.py:88",
+        "  2  7 ranks (0-3,5-7 on n[1-4]): waits for other ranks: "
+        "all_reduce torch/distributed/distributed_c10d.py < train_step train.py:90",
     ]
     assert (
         "  dp_0 (8 ranks): rank 4 at #411 all_reduce, completed; ranks 0-3,5-7 at #412 all_reduce, started"

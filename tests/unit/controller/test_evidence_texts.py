@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_robust.analysis.incidents import stories
 from slurm_robust.controller.evidence import stacks, words
-from slurm_robust.controller.evidence.texts import MOST_TEXT, clean, one_line, ranks_in_words
+from slurm_robust.controller.evidence.texts import MOST_TEXT, clean, one_line
+from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
@@ -43,9 +45,12 @@ def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
     assert len(one_line("x" * 5000)) == MOST_TEXT
 
 
-def test_ranks_are_folded() -> None:
-    assert ranks_in_words([8, 0, 1, 2, 3, 3]) == "0-3,8"
-    assert ranks_in_words([]) == ""
+def test_what_a_thousand_nodes_say_does_not_bury_the_story() -> None:
+    notes = [ev.Noted(t=made_up.BEGIN + 1001, text="no GPU", node=f"n{i}") for i in range(1000)]
+    (story,) = stories([*made_up.start(), *made_up.rank_killed()[:2], *notes, *made_up.rank_killed()[2:]])
+    texts = [moment.text for moment in words.moments(story) if moment.what == "note"][1:]
+    assert texts == [*(f"n{i}: no GPU" for i in range(8)), "and 992 more"]
+    assert words.moments(story)[-1].what == "over"
 
 
 def test_many_nodes_are_folded_in_what_was_done() -> None:

@@ -249,11 +249,19 @@ PLACED = Localisation(
 
 
 def stack_of(rank: int, stuck: bool = False) -> RankStacks:
-    inner = ("ioctl", "launch_kernel", "forward") if stuck else ("wait", "all_reduce", "backward")
-    frames = tuple(
-        Frame(function=f, file=f"/opt/venv/{f}.py", line=10 + rank) for f in (*inner, "train_step")
+    torch = "/opt/venv/lib/python3.11/site-packages/torch"
+    waits = (
+        Frame(function="wait", file="/usr/lib/python3.11/threading.py", line=320),
+        Frame(function="all_reduce", file=f"{torch}/distributed/distributed_c10d.py", line=2501),
+        Frame(function="train_step", file="/home/alice/train.py", line=90),
     )
-    loader = Frame(function="poll", file="/usr/lib/multiprocessing/connection.py", line=5)
+    computes = (
+        Frame(function="ioctl", file="/usr/lib/libc.so.6"),
+        Frame(function="linear", file=f"{torch}/nn/modules/linear.py", line=125),
+        Frame(function="train_step", file="/home/alice/train.py", line=88),
+    )
+    frames = computes if stuck else waits
+    loader = Frame(function="_worker_loop", file=f"{torch}/utils/data/_utils/worker.py", line=275)
     return RankStacks(
         rank=rank, node=f"n{rank // NPROC + 1}", source="py-spy", took_s=0.4,
         processes=(
