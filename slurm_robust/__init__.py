@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slurm_robust.worker.api import Checkpointer
+    from slurm_robust.worker.phases import phase
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "__version__"]
+__all__ = ["Checkpointer", "__version__", "phase"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> object:
         from slurm_robust.worker.api import Checkpointer
 
         return Checkpointer
+    if name == "phase":
+        from slurm_robust.worker.phases import phase
+
+        return phase
     raise AttributeError(f"module 'slurm_robust' has no attribute {name!r}")

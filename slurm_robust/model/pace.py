@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from slurm_robust.model.record import Record
 
+RESTORE = "restore"
+"""The phase in which a rank reads its checkpoint."""
+
+CHECKPOINT = "checkpoint"
+"""The phase in which ``step()`` writes to storage."""
+
+FINISHED = "after training"
+"""The phase of a script that has closed its ``Checkpointer``, until its end."""
+
 
 class PaceHistory(Record):
     """``steps`` were measured; their times in seconds: median, 99th percentile, longest.
 
     ``first_step_s``: the longest time from a launch to the first step; ``phases``: the longest of each phase
-    that the script announces. 0 and absent: not seen yet.
+    that the script announces; ``pause_s``: the longest time without a step that looked like a hang and then
+    ended by itself. 0 and absent: not seen yet. ``hung_after``: the step after which the training was last
+    taken for hanging, -1 once it got beyond.
     """
 
     steps: int = 0
@@ -18,3 +29,5 @@ class PaceHistory(Record):
     longest_s: float = 0.0
     first_step_s: float = 0.0
     phases: dict[str, float] = {}
+    pause_s: float = 0.0
+    hung_after: int = -1

@@ -16,6 +16,7 @@ import msgspec
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.copies import Copy, Peer, Source
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import RankStacks
 
@@ -28,24 +29,6 @@ class Phase(str, Enum):
     RUNNING = "running"  # at least one worker of the generation is alive
     STOPPING = "stopping"  # TERM was sent, KILL follows
     ENDED = "ended"  # every worker of the generation has ended; exits are in the Beat
-
-
-class Progress(Record):
-    """Step record of one rank, read from outside the worker.
-
-    ``step`` is the newest completed step, -1 before the first. ``reported`` is False when the number
-    is only a count of optimizer steps of this generation (script without the library's API).
-    ``age_s``: seconds since that step was completed, by the node's monotonic clock.
-    """
-
-    rank: int
-    step: int
-    reported: bool
-    age_s: float
-    loss: float | None = None
-    grad_norm: float | None = None
-    checkpoint: int = -1  # newest step whose part this rank has published in this generation
-    restored_s: float | None = None  # seconds from fork until restore() had the state, None before
 
 
 # -- agent to controller --------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 The agent reads it from outside, so a worker that hangs, is stopped or was killed in the middle of a
 write still tells how far it came. Times are CLOCK_MONOTONIC, one clock for all processes of a node.
 
-The file has three areas, each with one writer, little-endian, 448 bytes in all::
+The file has four areas, each with one writer, little-endian, 576 bytes in all::
 
     0    header   magic "SRSTEP\\0\\0", version u32, rank i32, generation i64, created f64, crc u32
     128  request  i64: step at which a checkpoint is asked for, -1 none               (agent writes)
@@ -12,15 +12,17 @@ The file has three areas, each with one writer, little-endian, 448 bytes in all:
     192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
     256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
                   checkpoint i64, restored_s f64, flags u32, crc u32                  (worker writes)
+    448  phase    2 slots of 64 bytes: sequence u64, begin f64, name (UTF-8, 32 bytes), crc u32
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
 number; the reader takes the slot with the higher number whose CRC is right. A slot that is being
 written, or was left half written by a killed worker, fails its CRC and the one before it counts. The
-request is one aligned 8-byte store.
+request is one aligned 8-byte store. Phases are rare, so their writer keeps nothing: it reads what is there.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -28,27 +30,39 @@ import time
 import zlib
 from pathlib import Path
 
+from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
-from slurm_robust.wire.messages import Progress
 
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 2
-_SIZE = 448
+_VERSION = 3
+_SIZE = 576
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
 _REPORT = struct.Struct("<QqdddqdI")
+_PHASE = struct.Struct("<Qd32s")
 _CRC = struct.Struct("<I")
 _REQUEST_AT = 128
 _COUNTS_AT = (192, 224)
 _REPORTS_AT = (256, 352)
+_PHASES_AT = (448, 512)
 _REPORTS, _HAS_LOSS, _HAS_GRAD_NORM, _HAS_RESTORED = 1, 2, 4, 8
 _READ_TRIES = 100
 
 
 class RecordError(ValueError):
     """The file is no step record of this version: the message names it."""
+
+
+class RankPhase(Record):
+    """What a rank does between steps, since when; with no ``name``: since when it does nothing of that kind.
+
+    Of the name the first 32 bytes count.
+    """
+
+    name: str = ""
+    begin: float = -math.inf
 
 
 class _Report(Record):
@@ -98,8 +112,8 @@ class StepRecord:
     """One worker's step record. The agent creates it just before it starts the worker.
 
     Writers: the agent only :meth:`request_checkpoint`, :meth:`set_stride` and :meth:`set_flush`; the
-    worker's optimizer hook only :meth:`count_optimizer_step`; the worker's ``Checkpointer`` the rest. Each
-    from one thread at a time. Anybody may read.
+    worker's optimizer hook only :meth:`count_optimizer_step`; the worker's script :meth:`set_phase`; its
+    ``Checkpointer`` that as well and the rest. Each from one thread at a time. Anybody may read.
     """
 
     def __init__(self, mapping: mmap.mmap, path: Path) -> None:
@@ -181,6 +195,21 @@ class StepRecord:
         """The state was restored ``seconds`` after this record was created."""
         self._put(restored_s=seconds)
 
+    def set_phase(self, phase: RankPhase) -> None:
+        """Show ``phase`` from now on."""
+        name = phase.name.encode(errors="replace")[: _PHASE.size - 16]
+        sequence = _count_of(self._read(_PHASES_AT, _PHASE)) + 1
+        self._write(_PHASES_AT[sequence & 1], _PHASE.pack(sequence, phase.begin, name))
+
+    @property
+    def phase(self) -> RankPhase:
+        """What is shown now."""
+        content = self._read(_PHASES_AT, _PHASE)
+        if content is None:
+            return RankPhase()
+        _, begin, name = _PHASE.unpack(content)
+        return RankPhase(name=name.rstrip(b"\0").decode(errors="ignore"), begin=begin)
+
     @property
     def requested_checkpoint(self) -> int:
         """Step at which the controller wants a checkpoint, -1 for none."""
@@ -223,6 +252,7 @@ class StepRecord:
         else:
             step = _count_of(counted) - 1
             when = _COUNT.unpack(counted)[1] if counted else 0.0
+        phase = self.phase
         return Progress(
             rank=self.rank,
             step=step,
@@ -232,7 +262,14 @@ class StepRecord:
             grad_norm=report.grad_norm,
             checkpoint=report.checkpoint,
             restored_s=report.restored_s,
+            phase=phase.name,
+            phase_s=max(0.0, now_monotonic - phase.begin),
         )
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._map.closed
 
     # -- slots ------------------------------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import NotWritten, WrongUse
 from slurm_robust.checkpoint.state import Stateful, Training, apply
+from slurm_robust.worker.phases import phase
 from slurm_robust.worker.runs import own_environ, run_of
 from slurm_robust.worker.values import Scalar, ScalarReader
 
@@ -113,6 +115,11 @@ class Checkpointer:
         if self._run.due(step):
             self._checkpoint(step)
 
+    @staticmethod
+    def phase(name: str) -> AbstractContextManager[None]:
+        """``with ckpt.phase("evaluation"):``, the same as :func:`slurm_robust.phase`."""
+        return phase(name)
+
     @property
     def blocked_s(self) -> float:
         """How long the newest snapshot in memory held training up, in seconds.
@@ -127,7 +134,10 @@ class Checkpointer:
         return self._run.cost().skipped
 
     def close(self) -> None:
-        """Finish what is being copied and let go of the step record. Optional."""
+        """Finish what is being copied and let go of the step record, because no more steps will come.
+
+        Optional; without it, a script that goes on for long after its last step may be taken for hanging.
+        """
         self._run.close()
 
     def _checkpoint(self, step: int) -> None:

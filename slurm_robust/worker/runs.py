@@ -28,8 +28,10 @@ from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.model.copies import Tier
+from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker import phases
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from slurm_robust.worker.replay import REPLAY, ReplayRun
@@ -90,6 +92,8 @@ class ManagedRun:
         self._overlap = overlap
         self._record = StepRecord.open(environment.record)
         self._record.announce_reports()
+        if self._record.phase.name == FINISHED:  # the script has closed another one, and goes on
+            phases.begin(self._record, "")
         self._tier: DiskTier | None = None
         self._reader: ImageReader | None = None
         self._memory: Snapshotter | None = None
@@ -99,6 +103,10 @@ class ManagedRun:
         """Exactly the checkpoint that the environment names."""
         if not self._environment.restore:
             return None
+        with phases.announced(self._record, RESTORE):
+            return self._load(training)
+
+    def _load(self, training: Training) -> tuple[int, Snapshot]:
         ref = CheckpointRef.from_token(self._environment.restore)
         self._restored = ref
         if self._environment.restore_tier in ("", Tier.STORAGE):
@@ -129,9 +137,10 @@ class ManagedRun:
         finally:
             # Asked again: the first snapshot may have found that there is no memory for any.
             if self._due_on_storage(step):
-                snapshot = capture(training.entries, deduplicate=training.deduplicate)
-                ref = CheckpointRef(generation=self._environment.generation, step=step)
-                self._disk().save(ref, snapshot)
+                with phases.announced(self._record, CHECKPOINT):
+                    snapshot = capture(training.entries, deduplicate=training.deduplicate)
+                    ref = CheckpointRef(generation=self._environment.generation, step=step)
+                    self._disk().save(ref, snapshot)
                 self._record.set_checkpoint(step)
 
     def cost(self) -> SnapshotCost:
@@ -141,9 +150,11 @@ class ManagedRun:
         return SnapshotCost(blocked_s=self._memory.blocked_s, skipped=self._memory.skipped)
 
     def close(self) -> None:
-        """Finish the newest snapshot and unmap the record."""
+        """Finish the newest snapshot, say that no more steps will come, and unmap the record."""
         if self._memory is not None:
             self._memory.close()
+        if not self._record.closed:
+            phases.begin(self._record, FINISHED)
         self._record.close()
 
     def _uses_memory(self) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.wire.record import NO_STEP, RecordError, StepRecord
+from slurm_robust.wire.record import NO_STEP, RankPhase, RecordError, StepRecord
 
 
 @pytest.fixture
@@ -123,14 +123,47 @@ def test_damage_to_both_slots_is_an_error(record: StepRecord) -> None:
 def test_foreign_files_are_refused(tmp_path: Path, record: StepRecord) -> None:
     short = tmp_path / "short"
     short.write_bytes(b"x")
-    with pytest.raises(RecordError, match="448 bytes"):
+    with pytest.raises(RecordError, match="576 bytes"):
         StepRecord.open(short)
     zeros = tmp_path / "zeros"
-    zeros.write_bytes(bytes(448))
+    zeros.write_bytes(bytes(576))
     with pytest.raises(RecordError, match="not a step record"):
         StepRecord.open(zeros)
     with pytest.raises(FileNotFoundError):
         StepRecord.open(tmp_path / "none")
+
+
+def test_a_phase_is_shown_with_its_age_until_it_ends(record: StepRecord) -> None:
+    agent = seen_from_outside(record)
+    assert (agent.progress(5.0).phase, agent.progress(5.0).phase_s) == ("", math.inf)
+    record.set_phase(RankPhase(name="evaluation", begin=100.0))
+    assert (agent.progress(107.5).phase, agent.progress(107.5).phase_s) == ("evaluation", 7.5)
+    record.set_phase(RankPhase(begin=110.0))
+    assert (agent.progress(111.0).phase, agent.progress(111.0).phase_s) == ("", 1.0)
+    assert agent.progress(109.0).phase_s == 0.0
+
+
+def test_any_text_is_a_phase_of_32_bytes(record: StepRecord) -> None:
+    for name, shown in [("é" * 40, "é" * 16), ("x" + "é" * 40, "x" + "é" * 15), ("\udcff", "?")]:
+        record.set_phase(RankPhase(name=name, begin=0.0))
+        assert record.phase.name == shown
+
+
+def test_phases_are_written_by_whoever_has_the_record_open(record: StepRecord) -> None:
+    other = seen_from_outside(record)
+    for number in range(5):
+        (record if number % 2 else other).set_phase(RankPhase(name=str(number), begin=float(number)))
+        assert record.phase == other.phase == RankPhase(name=str(number), begin=float(number))
+
+
+def test_a_half_written_phase_does_not_exist(record: StepRecord) -> None:
+    record.set_phase(RankPhase(name="one", begin=1.0))
+    record.set_phase(RankPhase(name="two", begin=2.0))
+    newest = record.path.read_bytes().index(b"two")
+    with record.path.open("r+b") as file:
+        file.seek(newest)
+        file.write(b"three")
+    assert record.phase.name == "one"
 
 
 WRITER = """

@@ -1,0 +1,36 @@
+"""How far one rank of the training is, as its step record says."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import structs
+
+from slurm_robust.model.record import Record
+
+
+class Progress(Record):
+    """Step record of one rank, read from outside the worker.
+
+    ``step`` is the newest completed step, -1 before the first. ``reported`` is False when the number
+    is only a count of optimizer steps of this generation (script without the library's API).
+    ``age_s``: seconds since that step was completed, by the node's monotonic clock; before the first
+    step since the launch. ``phase`` is what the rank does between steps (:mod:`slurm_robust.model.pace`),
+    "" for nothing of that kind; ``phase_s``: seconds since it began or, with no phase, since the last one
+    ended (infinite: there was none).
+    """
+
+    rank: int
+    step: int
+    reported: bool
+    age_s: float
+    loss: float | None = None
+    grad_norm: float | None = None
+    checkpoint: int = -1  # newest step whose part this rank has published in this generation
+    restored_s: float | None = None  # seconds from fork until restore() had the state, None before
+    phase: str = ""
+    phase_s: float = math.inf
+
+    def aged(self, seconds: float) -> Progress:
+        """The same, ``seconds`` later, if nothing was done meanwhile."""
+        return structs.replace(self, age_s=self.age_s + seconds, phase_s=self.phase_s + seconds)

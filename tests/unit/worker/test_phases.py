@@ -1,0 +1,130 @@
+"""Phases are in the step record for as long as they last, whoever announces them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slurm_robust as sr
+from slurm_robust.checkpoint.errors import MissingCheckpoint
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.pace import CHECKPOINT, FINISHED
+from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.environment import RECORD, WorkerEnvironment
+from slurm_robust.worker.environment import RESTORE as RESTORE_VARIABLE
+
+
+class Spy:
+    """An entry that notes which phase is shown while its state is taken."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self._record = record
+        self.taken: list[str] = []
+
+    def state_dict(self) -> dict[str, int]:
+        self.taken.append(shown(self._record))
+        return {"n": 1}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to put back."""
+
+
+def shown(record: StepRecord) -> str:
+    return record.progress(time.monotonic()).phase
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepRecord]:
+    """That of the only worker of a generation without memory for snapshots."""
+    made = StepRecord.create(tmp_path / "record", generation=1, rank=0)
+    environment = WorkerEnvironment(
+        job_dir=str(tmp_path),
+        run_id="run",
+        generation=1,
+        record=str(made.path),
+        checkpoint_dir=str(tmp_path / "ckpt"),
+    )
+    for name, value in {**environment.to_env(), "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
+
+
+def test_a_phase_lasts_as_long_as_its_block(record: StepRecord) -> None:
+    before = time.monotonic()
+    with sr.phase("evaluation"):
+        progress = record.progress(time.monotonic())
+        assert progress.phase == "evaluation"
+        assert progress.phase_s <= time.monotonic() - before
+    ended = record.progress(time.monotonic())
+    assert (ended.phase, math.isfinite(ended.phase_s)) == ("", True)
+
+
+def test_after_an_inner_phase_the_outer_one_goes_on(record: StepRecord) -> None:
+    with sr.phase("epoch end"):
+        outer = record.phase
+        with sr.phase("upload"):
+            assert shown(record) == "upload"
+        assert record.phase == outer
+    assert shown(record) == ""
+
+
+def test_a_phase_that_fails_is_over(record: StepRecord) -> None:
+    with pytest.raises(ZeroDivisionError), sr.phase("evaluation"):
+        raise ZeroDivisionError
+    assert shown(record) == ""
+
+
+def test_elsewhere_a_phase_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(RECORD, raising=False)
+    with sr.phase("evaluation"), sr.Checkpointer.phase("upload"):
+        pass
+
+
+def test_a_record_that_is_gone_does_not_end_training(
+    record: StepRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    record.path.unlink()
+    done = False
+    with sr.phase("evaluation"):
+        done = True
+    assert done
+    assert "is not announced" in caplog.text
+
+
+def test_a_checkpointer_announces_what_it_does_itself(record: StepRecord) -> None:
+    spy = Spy(record)
+    checkpointer = sr.Checkpointer({"spy": spy})
+    for step in range(checkpointer.restore(), 2):
+        checkpointer.step(step)
+        assert shown(record) == ""
+    assert spy.taken == [CHECKPOINT, CHECKPOINT]
+    with checkpointer.phase("evaluation"):
+        assert shown(record) == "evaluation"
+    checkpointer.close()
+    checkpointer.close()
+    assert shown(record) == FINISHED
+
+
+def test_a_second_checkpointer_means_that_training_goes_on(record: StepRecord) -> None:
+    with sr.phase("set-up"):
+        sr.Checkpointer({"spy": Spy(record)}).close()
+        assert shown(record) == FINISHED
+        sr.Checkpointer({"spy": Spy(record)})
+        assert shown(record) == ""
+
+
+def test_a_restore_is_a_phase(record: StepRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert record.progress(time.monotonic()).phase_s == math.inf
+    monkeypatch.setenv(RESTORE_VARIABLE, CheckpointRef(generation=1, step=0).token())
+    begin = time.monotonic()
+    with pytest.raises(MissingCheckpoint):
+        sr.Checkpointer({"spy": Spy(record)}).restore()
+    ended = record.progress(time.monotonic())
+    assert ended.phase == ""
+    assert ended.phase_s <= time.monotonic() - begin
