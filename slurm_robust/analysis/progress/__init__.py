@@ -1,0 +1,1 @@
+"""Pure: whether a training hangs, slows down, or goes astray, from what its step records say."""

@@ -1,0 +1,122 @@
+"""How long no step may come before that is a hang, and why so long. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from slurm_robust.analysis.progress.times import StepTimes
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.model.pace import FINISHED, RESTORE, PaceHistory
+from slurm_robust.model.record import Record
+
+FEW_STEPS = 20
+"""Fewer step times tell nothing about their 99th percentile."""
+
+MANY_STEPS = 1000
+"""After so many steps those of earlier generations do not count any more."""
+
+LEARNED_FACTOR = 3.0
+"""What happens seldom may take so many times as long as it ever did."""
+
+COLD_FACTOR = 4.0
+"""The first step is allowed so many floors: on a new node every file is read from storage once more."""
+
+# How long these take says nothing about the next time: it depends on where the copy is, and on the script.
+_UNLEARNED = (RESTORE, FINISHED)
+
+
+class Bound(Record):
+    """``seconds`` without a step are allowed; ``why``: how that was derived, in words."""
+
+    seconds: float
+    why: str
+
+
+OFF = Bound(seconds=math.inf, why="hangs are not looked for (detect.hang)")
+SILENT = Bound(
+    seconds=math.inf,
+    why="the script has shown no step: without Checkpointer and torch optimizer, silence says nothing",
+)
+
+
+def first_step(config: DetectConfig, longest_s: float) -> Bound:
+    """From the launch until the first step, which took ``longest_s`` at most so far (0: unknown)."""
+    if not longest_s:
+        return Bound(seconds=config.first_step_s, why="first step: detect.first_step_s, none was seen yet")
+    floor = COLD_FACTOR * config.hang_floor_s
+    words = f"first step: {LEARNED_FACTOR:g} x {span(longest_s)}, the longest so far"
+    return _limited(words, LEARNED_FACTOR * longest_s, floor, config.first_step_s, "detect.first_step_s")
+
+
+def in_phases(config: DetectConfig, names: Mapping[str, float], longest: Mapping[str, float]) -> Bound:
+    """While ranks are in the phases ``names``: the longest of their bounds. ``longest``: what they took."""
+    return max((_in_phase(config, name, longest.get(name, 0.0)) for name in names), key=lambda b: b.seconds)
+
+
+def _in_phase(config: DetectConfig, name: str, longest_s: float) -> Bound:
+    if name in _UNLEARNED:
+        return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, since it may take any time")
+    if not longest_s:
+        return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, none was seen to end yet")
+    words = f"{name}: {LEARNED_FACTOR:g} x {span(longest_s)}, the longest so far"
+    return _limited(words, LEARNED_FACTOR * longest_s, config.hang_floor_s, config.phase_s, "detect.phase_s")
+
+
+def between_steps(
+    config: DetectConfig, own: StepTimes, past: PaceHistory, *, hung_here: bool = False
+) -> Bound:
+    """Between two steps, from the times of this generation and of the job's ``past``.
+
+    ``hung_here``: after this very step the training was taken for hanging before.
+    """
+    found = usual(config, own, past) if own.steps >= FEW_STEPS else _begun(config, own, past)
+    pause_s = min(LEARNED_FACTOR * past.pause_s, config.phase_s)
+    if pause_s > found.seconds:
+        words = f"{LEARNED_FACTOR:g} x {span(past.pause_s)}, the longest pause that ended by itself"
+        found = Bound(seconds=pause_s, why=f"{words}; a phase that is announced would have its own bound")
+    if hung_here and config.phase_s > found.seconds:
+        # A fault seldom strikes twice at one step; a long evaluation that nobody announces does.
+        why = "detect.phase_s: it seemed to hang after this very step before, maybe in a phase not announced"
+        found = Bound(seconds=config.phase_s, why=why)
+    return found
+
+
+def usual(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
+    """By the 99th percentile of step times: of this generation, while it is young of the past as well."""
+    p99 = own.quantile(0.99) if own.steps >= FEW_STEPS else 0.0
+    if own.steps < MANY_STEPS:
+        p99 = max(p99, past.p99_s)
+    words = f"{config.hang_factor:g} x {span(p99)}, the 99th percentile of step times"
+    return _at_least(words, config.hang_factor * p99, config.hang_floor_s)
+
+
+def _begun(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
+    """In the first steps, which compile and allocate: by the longest step, or else the first one."""
+    factor = config.hang_factor
+    longest = max(own.longest, past.longest_s, past.p99_s)
+    words = "the longest step so far"
+    if past.steps < FEW_STEPS and past.first_step_s > longest:
+        longest = max(longest, min(past.first_step_s, config.first_step_s / factor))
+        words = "the longest so far with the first step"
+    if not longest:
+        return Bound(seconds=config.first_step_s, why="detect.first_step_s: no step time is known yet")
+    words = f"{factor:g} x {span(longest)}, {words}: this generation has made only few"
+    return _at_least(words, factor * longest, config.hang_floor_s)
+
+
+def _limited(words: str, seconds: float, floor: float, limit: float, setting: str) -> Bound:
+    if max(seconds, floor) > limit:
+        return Bound(seconds=limit, why=f"{setting}, less than {words}")
+    return _at_least(words, seconds, floor)
+
+
+def _at_least(words: str, seconds: float, floor: float) -> Bound:
+    if seconds < floor:
+        return Bound(seconds=floor, why=f"the floor of {span(floor)}, more than {words}")
+    return Bound(seconds=seconds, why=words)
+
+
+def span(seconds: float) -> str:
+    """Seconds for people, in two digits, so that the words change only when it matters."""
+    return f"{float(f'{seconds:.2g}'):g} s"

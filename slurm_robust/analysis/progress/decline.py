@@ -1,0 +1,79 @@
+"""Steps that take longer than the training's own. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from slurm_robust.analysis.progress.bounds import FEW_STEPS
+from slurm_robust.analysis.progress.times import StepTimes
+from slurm_robust.model.pace import PaceHistory
+
+SUSTAINED_S = 60.0
+"""A decline lasts for so long at least,"""
+
+SUSTAINED_MEASURES = 5
+"""and so many measurements."""
+
+
+class Decline:
+    """Compares the median of the last minute of training with the training's own, one generation long.
+
+    ``reference_s`` is that median in seconds per step: of what this generation did before the last minute
+    or, where that is too little, of the job's past; 0 while nothing is known. Times of a decline do not
+    count for it, so a decline does not become the norm.
+    """
+
+    def __init__(self, factor: float, past: PaceHistory) -> None:
+        self._factor = factor
+        self._past = past
+        self._settled = StepTimes()
+        self._recent: deque[tuple[float, float]] = deque()  # seconds measured, seconds per step
+        self._recent_s = 0.0
+        self.is_slow = False
+
+    def add(self, seconds: float, steps: int) -> None:
+        """``steps`` were made within ``seconds``, without a phase in between."""
+        self._recent.append((seconds, seconds / steps))
+        self._recent_s += seconds
+        while len(self._recent) > SUSTAINED_MEASURES and self._recent_s - self._recent[0][0] >= SUSTAINED_S:
+            measured, each = self._recent.popleft()
+            self._recent_s -= measured
+            if not self.is_slow:
+                self._settled.add(each)
+        self._judge()
+
+    @property
+    def reference_s(self) -> float:
+        """Seconds per step that count as normal."""
+        if len(self._settled) >= FEW_STEPS:
+            return self._settled.quantile(0.5)
+        return self._past.p50_s if self._past.steps >= FEW_STEPS else 0.0
+
+    @property
+    def typical_s(self) -> float:
+        """The same or, while nothing counts as normal yet, the median so far; 0 without any step."""
+        return self.reference_s or (median(each for _, each in self._recent) if self._recent else 0.0)
+
+    @property
+    def recent_s(self) -> float:
+        """Seconds per step of the last minute; 0 before it is full."""
+        if self._recent_s < SUSTAINED_S or len(self._recent) < SUSTAINED_MEASURES:
+            return 0.0
+        return median(each for _, each in self._recent)
+
+    @property
+    def measured_s(self) -> float:
+        """Over how many seconds :attr:`recent_s` was measured."""
+        return self._recent_s
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds per step from which on it is a decline."""
+        return self._factor * self.reference_s
+
+    def _judge(self) -> None:
+        ratio = self.recent_s / self.reference_s if self.reference_s else 0.0
+        # It is over at half of the excess, so that times about the limit are one decline and not many.
+        limit = 1 + (self._factor - 1) / 2 if self.is_slow else self._factor
+        self.is_slow = ratio >= limit

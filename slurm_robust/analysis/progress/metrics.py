@@ -1,0 +1,143 @@
+"""Whether loss and gradient norm, as scripts report them, are still those of a training. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from slurm_robust.analysis.progress.series import Series
+from slurm_robust.analysis.progress.words import named_ranks
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.model.progress import Progress
+from slurm_robust.model.record import Record
+
+_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
+# A scaled training in half precision skips single steps whose gradients overflow.
+_GRADIENTS_IN_A_ROW = 2
+
+
+class MetricVerdict(Record):
+    """A metric is no finite number or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
+
+    ``ranks`` are all that show it. ``words`` say what that means.
+    """
+
+    kind: Literal["non_finite", "spike"]
+    rank: int
+    step: int
+    words: str
+    age_s: float
+    ranks: tuple[int, ...]
+
+
+class MetricWatch:
+    """Follows the metrics of one generation; ``best_step``: the newest step of the job before it, -1: none.
+
+    Records are samples: of short steps most are never seen.
+    """
+
+    def __init__(self, config: DetectConfig, best_step: int) -> None:
+        self._config = config
+        self._is_resumed = best_step >= 0
+        self._warm_until: int | None = None
+        self._seen: dict[int, int] = {}  # newest step by rank
+        self._bad_gradients: dict[int, int] = {}  # in a row, by rank
+        self._series = {name: Series(config.spike_factor) for name in _NAMES}
+        self._is_bad = False
+        self._pending: list[MetricVerdict] = []
+        self._healed: list[str] = []
+
+    def see(self, records: Sequence[Progress]) -> None:
+        """Records of all ranks; only new steps count, and only of ranks that report them."""
+        fresh = [r for r in records if r.reported and r.step > self._seen.get(r.rank, -1)]
+        if not fresh:
+            return
+        self._seen.update((r.rank, r.step) for r in fresh)
+        if self._warm_until is None:
+            first = 0 if self._is_resumed else min(r.step for r in fresh)
+            self._warm_until = first + self._config.spike_warmup_steps
+        if self._config.non_finite:
+            self._see_non_finite(records, fresh, self._warm_until)
+        for name, series in self._series.items():
+            self._see_jump(name, series, records, fresh, self._warm_until)
+
+    def verdict(self) -> MetricVerdict | None:
+        """The next thing that is wrong and was not told yet; None if there is none."""
+        return self._pending.pop(0) if self._pending else None
+
+    def healed(self) -> tuple[str, ...]:
+        """What has become normal again since the last call, in words."""
+        found, self._healed = tuple(self._healed), []
+        return found
+
+    def _see_non_finite(self, records: Sequence[Progress], fresh: list[Progress], warm_until: int) -> None:
+        for record in fresh:
+            bad = record.step >= warm_until and _is_bad(record.grad_norm)
+            self._bad_gradients[record.rank] = self._bad_gradients.get(record.rank, 0) + 1 if bad else 0
+        shown = [r for r in records if r.step >= 0 and self._is_wrong(r)]
+        if shown and not self._is_bad:
+            first = min(shown, key=lambda r: (r.step, -r.age_s, r.rank))
+            ranks = tuple(sorted(r.rank for r in shown))
+            others = [r for r in records if r.rank not in ranks and r.loss is not None]
+            self._pending.append(
+                MetricVerdict(
+                    kind="non_finite",
+                    rank=first.rank,
+                    step=first.step,
+                    words=_non_finite(first, ranks, others),
+                    age_s=first.age_s,
+                    ranks=ranks,
+                )
+            )
+        elif self._is_bad and not shown:
+            self._healed.append("loss and gradient norm are finite again")
+        self._is_bad = bool(shown)
+
+    def _is_wrong(self, record: Progress) -> bool:
+        return _is_bad(record.loss) or self._bad_gradients.get(record.rank, 0) >= _GRADIENTS_IN_A_ROW
+
+    def _see_jump(
+        self, name: str, series: Series, records: Sequence[Progress], fresh: list[Progress], warm_until: int
+    ) -> None:
+        """Of one rank, the lowest that reports: losses of different ranks differ."""
+        of = min((r for r in records if getattr(r, name) is not None), key=lambda r: r.rank, default=None)
+        if of is None or of not in fresh or not math.isfinite(value := getattr(of, name)):
+            return
+        before = series.has_jumped
+        series.add(value, judge=of.step >= warm_until)
+        if series.has_jumped and not before:
+            words = (
+                f"{_NAMES[name]} of rank {of.rank} is {value:.4g} at step {of.step}, "
+                f"{value / series.median:.3g} times the median of the steps before ({series.median:.4g})"
+            )
+            self._pending.append(
+                MetricVerdict(
+                    kind="spike",
+                    rank=of.rank,
+                    step=of.step,
+                    words=words,
+                    age_s=of.age_s,
+                    ranks=(of.rank,),
+                )
+            )
+        elif before and not series.has_jumped:
+            self._healed.append(f"{_NAMES[name]} is {value:.4g} at step {of.step} again")
+
+
+def _is_bad(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)
+
+
+def _non_finite(first: Progress, ranks: tuple[int, ...], others: list[Progress]) -> str:
+    """Says on which ranks; a loss is each rank's own, so one that is alone with it points to itself."""
+    name = "loss" if _is_bad(first.loss) else "grad_norm"
+    words = f"{_NAMES[name]} is {getattr(first, name)} at step {first.step} on rank {first.rank}"
+    if not others:
+        return f"{words}; on all ranks that report" if len(ranks) > 1 else words
+    good = sum(r.step >= first.step for r in others)
+    if not good:
+        return f"{words}; {named_ranks(ranks)} of those that are so far show it"
+    if len(ranks) == 1:
+        return f"{words} and on no other; {good} report a finite one: its data or hardware are suspect"
+    return f"{words} first; {named_ranks(ranks)} show it, {good} others report a finite one"

@@ -1,0 +1,251 @@
+"""Whether a training hangs or slows down, by its own pace. Pure; docs/detection.md explains the rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import structs
+
+from slurm_robust.analysis.progress import bounds
+from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, span
+from slurm_robust.analysis.progress.decline import Decline
+from slurm_robust.analysis.progress.look import Look
+from slurm_robust.analysis.progress.times import StepTimes
+from slurm_robust.analysis.progress.words import named_ranks
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.model.pace import PaceHistory
+from slurm_robust.model.progress import Progress
+from slurm_robust.model.record import Record
+
+ALONE_FACTOR = 4.0
+"""One rank may be still for so many bounds while others go on: ranks that wait for each other cannot."""
+
+MOST_PHASES = 16
+"""Of so many names the times are learned; a script may make up a new one each time."""
+
+
+_NEWS_FACTOR = 1.25
+
+
+class PaceVerdict(Record):
+    """The training hangs or is slow; given once for each time that it does.
+
+    ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
+    phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
+    per step (slow); ``why``: how that was derived. ``words`` say all of it.
+    """
+
+    kind: Literal["hang", "slow"]
+    words: str
+    ranks: tuple[int, ...]
+    since_s: float
+    bound_s: float
+    why: str
+
+
+class PaceWatch:
+    """Follows the step records of one generation; ``past`` is what :attr:`history` was before it.
+
+    Times are monotonic seconds of one clock, given by the caller.
+    """
+
+    def __init__(self, config: DetectConfig, past: PaceHistory) -> None:
+        self._config = config
+        self._hung_after = past.hung_after
+        self._known = past  # with what was learned of seldom things since
+        self._times = StepTimes()
+        self._decline = Decline(config.slow_factor, past)
+        self._look: Look | None = None
+        self._launched = 0.0
+        self._first_step_s = 0.0  # the longest part of it without a phase
+        self._resumed_at = -math.inf  # when the last phase ended
+        self._still_s = 0.0  # the longest that was seen without a step or a phase, since the newest step
+        self._phase_seen = False  # since the newest step
+        self._open: dict[str, float] = {}  # phases that go on, with the longest time seen
+        self._told_hang = self._told_alone = self._told_slow = False
+
+    def see(self, records: Sequence[Progress], now: float) -> None:
+        """Records of all ranks that are alive, their ages counted until ``now``.
+
+        Ranks that have ended are left out, because nothing is expected of them any more.
+        """
+        if not records:
+            return
+        look, before = Look.of(records, now), self._look
+        self._learn_phases(look)
+        if before is not None and before.is_first:
+            self._measure_first(look, before)
+        if before is None or look.reported != before.reported or look.step < before.step:
+            self._await_step(look)
+        elif look.step > before.step:
+            self._measure(look, before)
+            self._await_step(look)
+        else:
+            # The first rank that tells of a step may not be the first that has completed it.
+            look = structs.replace(look, at=min(look.at, before.at))
+        if look.phases:
+            self._phase_seen = True
+        else:
+            self._still_s = max(self._still_s, look.still_s)
+        self._resumed_at = max(self._resumed_at, look.resumed_at)
+        self._look = look
+
+    def verdict(self, now: float) -> PaceVerdict | None:
+        """What is wrong; None if nothing is, or if it was told already."""
+        if self._look is None:
+            return None
+        return self._hang(self._look, now) or self._alone(self._look) or self._slow()
+
+    def bound(self, now: float) -> tuple[float, str]:
+        """How many seconds without a step are allowed at present (infinite: any), and why so many."""
+        found = self._bound(self._look)
+        return found.seconds, found.why
+
+    @property
+    def history(self) -> PaceHistory:
+        """What the next watch of this job should know; a verdict changes it, too.
+
+        A change of the script that makes steps longer on purpose calls for an empty one.
+        """
+        own, known = self._times, self._known
+        is_young = own.steps < FEW_STEPS <= known.steps
+        p99 = known.p99_s if is_young else own.quantile(0.99)
+        return structs.replace(
+            known,
+            steps=known.steps + own.steps,
+            p50_s=self._decline.typical_s or known.p50_s,
+            p99_s=p99 if own.steps >= MANY_STEPS else max(p99, known.p99_s),
+            longest_s=max(own.longest, known.longest_s),
+        )
+
+    # -- what is learned ----------------------------------------------------------------------------
+
+    def _await_step(self, look: Look) -> None:
+        if look.step < 0:
+            self._launched = look.at
+        self._still_s, self._phase_seen = 0.0, False
+        if look.step > self._known.hung_after >= 0:
+            self._learn(hung_after=-1)
+
+    def _measure_first(self, look: Look, before: Look) -> None:
+        stretch = self._stretch(look, self._launched) if before.step < 0 <= look.step else None
+        self._first_step_s = max(self._first_step_s, self._still_s, stretch[0] if stretch else 0.0)
+        if not look.is_first:
+            self._learn(first_step_s=max(self._first_step_s, self._known.first_step_s))
+
+    def _measure(self, look: Look, before: Look) -> None:
+        stretch, steps = self._stretch(look, before.at), look.step - before.step
+        if stretch is None or before.is_first:
+            return
+        seconds, is_whole = stretch
+        # Of several steps the mean is known, and for how long nothing was seen to move.
+        longest = max(seconds / steps, self._still_s) if is_whole else seconds
+        usual = bounds.usual(self._config, self._times, self._known).seconds
+        hung_here = before.step == self._hung_after
+        if longest > usual and (hung_here or self._times.steps >= FEW_STEPS):
+            self._learn(pause_s=max(longest, self._known.pause_s))
+            return
+        self._times.add(longest, steps)
+        if is_whole and self._times.steps > FEW_STEPS:
+            self._decline.add(seconds, steps)
+
+    def _stretch(self, look: Look, begin: float) -> tuple[float, bool] | None:
+        """Seconds from ``begin``, or the end of a phase after it, to the newest step; if from ``begin``.
+
+        None if a phase hides how long it was.
+        """
+        resumed_at = look.resumed_at if look.resumed_at <= look.at else self._resumed_at
+        if look.is_in_phase:
+            return None
+        if begin < resumed_at <= look.at:
+            return look.at - resumed_at, False
+        return None if self._phase_seen else (look.at - begin, True)
+
+    def _learn_phases(self, look: Look) -> None:
+        """A phase is over when all ranks have left it."""
+        for name, seconds in look.phases.items():
+            self._open[name] = max(seconds, self._open.get(name, 0.0))
+        for name in [name for name in self._open if name not in look.phases]:
+            longest, known = self._open.pop(name), self._known.phases
+            if name in known or len(known) < MOST_PHASES:
+                self._learn(phases={**known, name: max(longest, known.get(name, 0.0))})
+
+    def _learn(self, **changes: object) -> None:
+        self._known = structs.replace(self._known, **changes)
+
+    # -- what follows from it -----------------------------------------------------------------------
+
+    def _bound(self, look: Look | None) -> Bound:
+        if not self._config.hang:
+            return bounds.OFF
+        if look is None or not (look.speaks or self._known.steps or self._known.first_step_s):
+            return bounds.SILENT
+        if look.phases:
+            return bounds.in_phases(self._config, look.phases, self._known.phases)
+        if look.is_first:
+            return bounds.first_step(self._config, self._known.first_step_s)
+        hung_here = look.step == self._hung_after
+        return bounds.between_steps(self._config, self._times, self._known, hung_here=hung_here)
+
+    def _hang(self, look: Look, now: float) -> PaceVerdict | None:
+        bound, still_s = self._bound(look), look.still_s + now - look.now
+        was_told, self._told_hang = self._told_hang, still_s > bound.seconds
+        if was_told or not self._told_hang:
+            return None
+        if not look.phases and not look.is_first:
+            self._learn(hung_after=look.step)
+        return _hang(look, look.behind, still_s, bound)
+
+    def _alone(self, look: Look) -> PaceVerdict | None:
+        """Some ranks are still while others go on, so no rank of theirs waits for another."""
+        bound = self._bound(look)
+        allowed = Bound(
+            seconds=ALONE_FACTOR * bound.seconds,
+            why=f"{ALONE_FACTOR:g} times the bound, since others go on; the bound is {bound.why}",
+        )
+        ranks = look.left_behind(allowed.seconds)
+        was_told, self._told_alone = self._told_alone, bool(ranks)
+        if was_told or not ranks:
+            return None
+        return _hang(look, ranks, max(r.age_s for r in look.records if r.rank == ranks[0]), allowed)
+
+    def _slow(self) -> PaceVerdict | None:
+        was_told, self._told_slow = self._told_slow, self._decline.is_slow
+        if was_told or not self._told_slow:
+            return None
+        recent, reference = self._decline.recent_s, self._decline.reference_s
+        why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
+        return PaceVerdict(
+            kind="slow",
+            words=f"steps take {span(recent)}, allowed are {span(self._decline.limit_s)} ({why})",
+            ranks=(),
+            since_s=self._decline.measured_s,
+            bound_s=self._decline.limit_s,
+            why=why,
+        )
+
+
+def is_news(before: PaceHistory, after: PaceHistory) -> bool:
+    """Whether the change is worth a line in the journal: a figure by more than a quarter, or a new one."""
+    if before.hung_after != after.hung_after or before.phases.keys() != after.phases.keys():
+        return True
+    names = ("steps", "p50_s", "p99_s", "longest_s", "first_step_s", "pause_s")
+    pairs = [(getattr(before, name), getattr(after, name)) for name in names]
+    pairs += [(before.phases[name], after.phases[name]) for name in after.phases]
+    return any(max(pair) > _NEWS_FACTOR * min(pair) for pair in pairs)
+
+
+def _hang(look: Look, ranks: tuple[int, ...], since_s: float, bound: Bound) -> PaceVerdict:
+    if look.phases:
+        what, at = f"phase {', '.join(look.phases)} goes on", ""
+    elif look.is_first:
+        what, at = "no first step", ""
+    else:
+        what, at = "no step", f" since step {min(r.step for r in look.records)}"
+    who = f"{named_ranks(ranks)} behind the others; " if ranks else ""
+    words = f"{what} for {span(since_s)}{at}: {who}allowed are {span(bound.seconds)} ({bound.why})"
+    return PaceVerdict(
+        kind="hang", words=words, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
+    )

@@ -1,0 +1,243 @@
+"""Numbers that are none are told at once and by whom; jumps only where multiples mean something."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.analysis.progress.metrics import MetricVerdict, MetricWatch
+from slurm_robust.analysis.progress.series import WINDOW, Series
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.model.progress import Progress
+
+NAN, INF = math.nan, math.inf
+
+
+def rank(
+    number: int, step: int, loss: float | None = 2.0, grad_norm: float | None = 1.0, age_s: float = 0.1
+) -> Progress:
+    return Progress(rank=number, step=step, reported=True, age_s=age_s, loss=loss, grad_norm=grad_norm)
+
+
+def watch(config: DetectConfig | None = None, best_step: int = 1000) -> MetricWatch:
+    return MetricWatch(config or DetectConfig(), best_step)
+
+
+def trained(steps: int = 60, first: int = 1001) -> MetricWatch:
+    """One that has seen some ordinary steps of two ranks."""
+    made = watch(best_step=first - 1)
+    for step in range(first, first + steps):
+        made.see([rank(0, step), rank(1, step)])
+    assert made.verdict() is None
+    return made
+
+
+# -- no finite number -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_a_loss_that_is_no_number_is_told_at_once_and_once(bad: float) -> None:
+    made = watch(best_step=-1)
+    made.see([rank(0, 0, bad)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.kind, verdict.rank, verdict.step, verdict.age_s) == ("non_finite", 0, 0, 0.1)
+    assert verdict.words == f"loss is {bad} at step 0 on rank 0"
+    made.see([rank(0, 1, bad)])
+    assert made.verdict() is None
+
+
+def test_the_rank_that_is_alone_with_it_is_suspect() -> None:
+    made = trained()
+    made.see([rank(0, 2000), rank(1, 2000, NAN), rank(2, 2001)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.rank, verdict.ranks) == (1, (1,))
+    assert "on no other; 2 report a finite one: its data or hardware are suspect" in verdict.words
+
+
+def test_the_rank_with_the_earliest_step_is_first() -> None:
+    made = trained()
+    made.see([rank(0, 2001, NAN), rank(1, 2001, NAN), rank(2, 2000, NAN), rank(3, 2001)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.rank, verdict.step, verdict.ranks) == (2, 2000, (0, 1, 2))
+    assert verdict.words.endswith("on rank 2 first; ranks 0,1,2 show it, 1 others report a finite one")
+
+
+def test_ranks_that_are_not_so_far_say_nothing() -> None:
+    made = trained()
+    made.see([rank(0, 1999), rank(1, 2000, NAN)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert verdict.words.endswith("rank 1 of those that are so far show it")
+
+
+def test_where_all_show_it_that_is_said() -> None:
+    made = trained()
+    made.see([rank(0, 2000, NAN), rank(1, 2000, NAN), Progress(rank=2, step=5, reported=False, age_s=1.0)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert verdict.words.endswith("on all ranks that report")
+
+
+def test_single_steps_with_overflowing_gradients_are_skipped_by_scaled_training() -> None:
+    made = trained()
+    for step, norm in enumerate([INF, 1.0, NAN, 1.0], 2000):
+        made.see([rank(0, step, grad_norm=norm)])
+        made.see([rank(0, step, grad_norm=norm)])  # the same record again is no other step
+        assert made.verdict() is None
+    made.see([rank(0, 2100, grad_norm=INF)])
+    made.see([rank(0, 2101, grad_norm=INF)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert "gradient norm is inf at step 2101" in verdict.words
+
+
+def test_overflowing_gradients_of_the_warm_up_are_the_search_for_a_scale() -> None:
+    made = watch(best_step=-1)
+    for step in range(100):
+        made.see([rank(0, step, grad_norm=INF)])
+    assert made.verdict() is None
+
+
+def test_it_is_over_when_all_are_finite_and_may_come_again() -> None:
+    made = trained()
+    made.see([rank(0, 2000, NAN), rank(1, 2000, NAN)])
+    assert made.verdict() is not None
+    made.see([rank(0, 2001), rank(1, 2000, NAN)])
+    assert made.healed() == ()
+    made.see([rank(0, 2002), rank(1, 2002)])
+    assert made.healed() == ("loss and gradient norm are finite again",)
+    assert made.healed() == ()
+    made.see([rank(0, 2003, NAN), rank(1, 2003)])
+    assert made.verdict() is not None
+
+
+def test_it_can_be_switched_off() -> None:
+    made = watch(DetectConfig(non_finite=False))
+    made.see([rank(0, 2000, NAN, INF)])
+    assert made.verdict() is None
+
+
+def test_ranks_without_metrics_are_no_witnesses() -> None:
+    made = watch(best_step=-1)
+    made.see([Progress(rank=0, step=5, reported=False, age_s=0.0, loss=NAN)])
+    made.see([Progress(rank=0, step=5, reported=True, age_s=0.0)])
+    made.see([rank(0, -1, None, None)])
+    assert made.verdict() is None
+
+
+# -- jumps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "name"),
+    [(10.0, 1.0, "loss"), (2.0, 5.0, "gradient norm"), (2.0, 500.0, "gradient norm")],
+)
+def test_a_jump_is_told_once_and_its_end_noted(loss: float, grad_norm: float, name: str) -> None:
+    made = trained()
+    made.see([rank(0, 2000, loss, grad_norm), rank(1, 2000)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.kind, verdict.rank, verdict.step) == ("spike", 0, 2000)
+    assert verdict.words.startswith(f"{name} of rank 0 is ")
+    made.see([rank(0, 2001, loss, grad_norm)])
+    assert (made.verdict(), made.healed()) == (None, ())
+    made.see([rank(0, 2002)])
+    assert [word.split(" is ")[0] for word in made.healed()] == [name]
+    made.see([rank(0, 2003, loss, grad_norm)])
+    assert made.verdict() is not None
+
+
+def test_less_than_the_factor_is_no_jump() -> None:
+    made = trained()
+    made.see([rank(0, 2000, 9.99, 4.99)])
+    assert made.verdict() is None
+    made = MetricWatch(DetectConfig(spike_factor=2.0), 1000)
+    for step in range(1001, 1061):
+        made.see([rank(0, step)])
+    made.see([rank(0, 2000, 4.0)])
+    assert made.verdict() is not None
+
+
+@pytest.mark.parametrize(("best_step", "first"), [(-1, 0), (-1, 70_000), (50, 30)])
+def test_the_warm_up_is_exempt_and_counted_from_the_begin_of_the_training(best_step: int, first: int) -> None:
+    begin = 0 if best_step >= 0 else first
+    found: list[MetricVerdict] = []
+    for jump in (begin + 99, begin + 100):
+        made = watch(best_step=best_step)
+        for step in range(first, jump):
+            made.see([rank(0, step)])
+        made.see([rank(0, jump, 50.0)])
+        verdict = made.verdict()
+        found += [verdict] if verdict else []
+    assert [verdict.step for verdict in found] == [begin + 100]
+
+
+def test_the_lowest_rank_that_reports_is_followed() -> None:
+    made = trained()
+    made.see([rank(0, 2000), rank(1, 2000, 50.0)])
+    assert made.verdict() is None
+
+
+# -- series -----------------------------------------------------------------------------------------
+
+
+def jumps(values: list[float], factor: float = 5.0) -> int:
+    series, found = Series(factor), 0
+    for value in values:
+        before = series.has_jumped
+        series.add(value)
+        found += series.has_jumped and not before
+    return found
+
+
+@given(st.lists(st.floats(1.0, 4.99), min_size=1, max_size=200), st.floats(1e-6, 1e6))
+def test_values_within_the_factor_never_jump(values: list[float], scale: float) -> None:
+    assert jumps([value * scale for value in values]) == 0
+
+
+@given(st.lists(st.floats(0.9, 1.1), min_size=20, max_size=100), st.floats(6.0, 1e9), st.floats(1e-6, 1e6))
+def test_a_calm_series_that_jumps_is_seen_at_any_scale(
+    values: list[float], jump: float, scale: float
+) -> None:
+    assert jumps([value * scale for value in [*values, jump]]) == 1
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=20, max_size=50))
+def test_series_that_are_not_positive_do_not_jump(values: list[float]) -> None:
+    assert jumps([*values, -1e-3, 1e6]) == 0
+    assert jumps([*values, 0.0, 1e6]) == 0
+
+
+def test_a_series_that_is_noisy_by_nature_does_not_jump() -> None:
+    draw = random.Random(1)
+    noisy = [draw.lognormvariate(0.0, 1.0) for _ in range(5000)]
+    assert sum(value >= 5.0 for value in noisy) > 100
+    assert jumps(noisy) <= 1
+
+
+def test_a_series_of_two_levels_does_not_jump_between_them() -> None:
+    draw = random.Random(1)
+    assert jumps([draw.choice((0.1, 0.1, 2.0)) for _ in range(500)]) == 0
+    assert jumps([0.1, 2.0] * 30 + [30.0]) == 0
+
+
+def test_few_values_have_no_median() -> None:
+    assert jumps([1.0] * 19 + [100.0]) == 0
+    assert jumps([1.0] * 20 + [100.0]) == 1
+
+
+def test_a_level_that_stays_is_the_new_one() -> None:
+    assert jumps([1.0] * 50 + [10.0] * WINDOW + [100.0]) == 2
+    assert jumps([1.0] * 50 + [10.0] * WINDOW + [11.0] * 100) == 1
+
+
+def test_extreme_values_are_no_error() -> None:
+    assert jumps([5e-324, 1e308] * 30) == 0
+    assert jumps([5e-324] * 30 + [1e308]) == 1
