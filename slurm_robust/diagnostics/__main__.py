@@ -17,10 +17,11 @@ from functools import partial
 
 import msgspec
 
-from slurm_robust.diagnostics.part import Answer, Found, NotHere, Part, failed, unknown
+from slurm_robust.diagnostics.part import Answer, Found, NotHere, Part, Wrong, failed, unknown
 from slurm_robust.diagnostics.plan import BY_NAME, Program
 from slurm_robust.health import isolate
 from slurm_robust.model.diagnosis import TestResult
+from slurm_robust.model.findings import Outcome
 from slurm_robust.worker.process import die_with_parent
 
 _LEAST_S = 2.0
@@ -63,9 +64,9 @@ def answer(program: Program, part: Part) -> Answer:
     said = isolate.call({program.name: task}, limits, part.limit_s + 1.0)[program.name]
     took_s = time.monotonic() - begun
     if said.value is None:
-        words = f"did not end within {part.limit_s:.0f} s" if said.hung or said.is_cut else said.error
-        cut = (said.hung or said.is_cut) and part.limit_s < _ENOUGH * program.needs_s
-        return _answer(program, part, unknown(words) if cut else failed(words), took_s)
+        late = said.hung or said.is_cut
+        words = f"did not end within {part.limit_s:.0f} s" if late else said.error
+        return _answer(program, part, failed(words, by_clock=late), took_s)
     found, left_out = msgspec.json.decode(said.value, type=tuple[Found, bool])
     return _answer(program, part, found, took_s, left_out=left_out)
 
@@ -79,6 +80,8 @@ def _child(name: str, part: Part, parent: int) -> bytes:
         found, left_out = unknown(str(reason)), True
     except ImportError as error:
         found = unknown(str(error))
+    except Wrong as words:
+        found = failed(str(words))
     except Exception as error:  # noqa: BLE001 - whatever a driver or library raises is a result
         first = str(error).strip().partition("\n")[0]
         found = failed(f"{type(error).__name__}: {first}"[:300])
@@ -86,9 +89,11 @@ def _child(name: str, part: Part, parent: int) -> bytes:
 
 
 def _answer(program: Program, part: Part, found: Found, took_s: float, *, left_out: bool = False) -> Answer:
+    fields = msgspec.structs.asdict(found)
+    if fields.pop("by_clock") and part.limit_s < _ENOUGH * program.needs_s:
+        fields["outcome"] = Outcome.UNKNOWN
     # In tests of single nodes nobody else takes part.
     peers = part.group if program.pairs else (part.node,)
-    fields = msgspec.structs.asdict(found)
     result = TestResult(test=program.name, node=part.node, peers=peers, took_s=round(took_s, 2), **fields)
     return Answer(result=result, left_out=left_out)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from slurm_robust.diagnostics.part import NotHere, Part
+from slurm_robust.diagnostics.part import NotHere, Part, Wrong
 
 
 def gpus_of(part: Part) -> list[torch.device]:
     """The node's GPUs; [] where it should have none.
 
-    Raises :class:`NotHere` where this PyTorch cannot use GPUs at all, and ``RuntimeError`` where it sees
-    fewer than there should be.
+    Raises :class:`NotHere` where this PyTorch cannot use GPUs at all, and :class:`Wrong` where it sees fewer
+    than there should be. Uses none of them.
     """
     if not part.gpus:
         return []
@@ -25,7 +25,7 @@ def gpus_of(part: Part) -> list[torch.device]:
         raise NotHere(f"PyTorch {torch.__version__} is built without support of GPUs")
     seen = torch.cuda.device_count()
     if seen < part.gpus:
-        raise RuntimeError(f"{seen} of {part.gpus} GPUs can be used")
+        raise Wrong(f"{seen} of {part.gpus} GPUs can be used")
     return [torch.device("cuda", index) for index in range(seen)]
 
 

@@ -19,9 +19,9 @@ from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
 
 SLOWER = 4.0
-"""So many times slower than the median of its kind is a failure: links degrade by halves, loss by more."""
+"""So many times slower than most nodes of its kind is a failure: links degrade by halves, loss by more."""
 
-_ENOUGH_RATES = 4
+_ENOUGH_NODES = 3
 _MOST_NAMES = 8
 
 
@@ -63,11 +63,13 @@ def quiet_nodes(round_: Round, answers: Iterable[Answer]) -> dict[str, str]:
 
 def far_below(results: Sequence[TestResult]) -> list[TestResult]:
     """The results, failed where the rate is far below that of others of the same test and kind."""
-    rates = defaultdict(list)
+    best: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for result in results:
         if result.rate:
-            rates[result.test, result.kind].append(result.rate)
-    limits = {key: median(of) / SLOWER for key, of in rates.items() if len(of) >= _ENOUGH_RATES}
+            # As fast as a node's best pair: the worse one may be its neighbour's fault.
+            nodes = best[result.test, result.kind]
+            nodes[result.node] = max(result.rate, nodes.get(result.node, 0.0))
+    limits = {key: median(of.values()) / SLOWER for key, of in best.items() if len(of) >= _ENOUGH_NODES}
 
     def judged(result: TestResult) -> TestResult:
         limit = limits.get((result.test, result.kind), 0.0)

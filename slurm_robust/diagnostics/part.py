@@ -26,7 +26,10 @@ class Part(Record):
 
 
 class Found(Record):
-    """What a part found. The fields are those of :class:`~slurm_robust.model.diagnosis.TestResult`."""
+    """What a part found; most fields are those of :class:`~slurm_robust.model.diagnosis.TestResult`.
+
+    ``by_clock``: it failed only because it was not done in time, which with little time is no failure.
+    """
 
     outcome: Outcome = Outcome.PASS
     text: str = ""
@@ -35,10 +38,15 @@ class Found(Record):
     digest: str = ""
     rate: float = 0.0
     kind: str = ""
+    by_clock: bool = False
 
 
 class NotHere(Exception):
     """The node has nothing that this test could test, or lacks what the test needs."""
+
+
+class Wrong(Exception):
+    """The node lacks what it should have, in words."""
 
 
 class Answer(Record):
@@ -48,9 +56,9 @@ class Answer(Record):
     left_out: bool = False
 
 
-def failed(text: str, *, value: str = "", limit: str = "") -> Found:
+def failed(text: str, *, by_clock: bool = False) -> Found:
     """Something is wrong, and ``text`` says in a few words what."""
-    return Found(outcome=Outcome.FAIL, text=text, value=value, limit=limit)
+    return Found(outcome=Outcome.FAIL, text=text, by_clock=by_clock)
 
 
 def unknown(text: str) -> Found:
@@ -59,6 +67,6 @@ def unknown(text: str) -> Found:
 
 
 def worst(found: list[Found]) -> Found:
-    """The one that says most: a failure before what is unknown before a pass; the first of equals."""
+    """The one that says most: failures, those by the clock last, what is unknown, passes; first of equals."""
     order = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
-    return min(found, key=lambda one: order.index(one.outcome))
+    return min(found, key=lambda one: (order.index(one.outcome), one.by_clock))

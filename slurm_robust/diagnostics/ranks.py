@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from slurm_robust.agent.ports import local_address
+from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.part import Found, Part, failed, worst
-from slurm_robust.health import isolate
 from slurm_robust.model.record import Record
-from slurm_robust.worker.process import die_with_parent
 
 _GIVE_UP_S = 3.0  # before the time is over, so that what went wrong can still be told
+_LATE = 0.9
 
 
 class Ranks(Record):
@@ -39,26 +39,26 @@ def run_ranks(ranks: Ranks, body: Callable[[int, torch.device], Found], part: Pa
     The rate is that of the slowest. A rank that raises, dies or does not end has failed.
     """
     limit_s = max(1.0, part.limit_s - _GIVE_UP_S)
-    tasks = {
-        f"rank {rank}": partial(_rank, ranks, rank, body, limit_s - 1.0, os.getpid())
-        for rank in range(ranks.first, ranks.first + ranks.count)
-    }
-    answers = isolate.call(tasks, dict.fromkeys(tasks, limit_s), limit_s + 1.0)
-    found = [
-        msgspec.json.decode(a.value, type=Found) if a.value is not None else failed(f"{name}: {a.error}")
-        for name, a in answers.items()
-    ]
+    every = range(ranks.first, ranks.first + ranks.count)
+    bodies = {f"rank {rank}": partial(_rank, ranks, rank, body, limit_s - 2.0) for rank in every}
+    found = list(in_children(bodies, limit_s).values())
     rates = [one.rate for one in found if one.rate]
     return msgspec.structs.replace(worst(found), rate=min(rates, default=0.0))
 
 
-def _rank(
-    ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], limit_s: float, parent: int
-) -> bytes:
-    die_with_parent(parent)
+def _rank(ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], timeout_s: float) -> Found:
+    begun = time.monotonic()
+    try:
+        return _meet(ranks, rank, body, timeout_s)
+    except RuntimeError as error:
+        first = str(error).strip().partition("\n")[0]
+        late = time.monotonic() - begun >= _LATE * timeout_s
+        return failed(f"rank {rank}: {first}"[:300], by_clock=late)
+
+
+def _meet(ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], timeout_s: float) -> Found:
     _choose_interface(ranks)
-    local = rank - ranks.first
-    device = torch.device("cuda", local) if ranks.on_gpus else torch.device("cpu")
+    device = torch.device("cuda", rank - ranks.first) if ranks.on_gpus else torch.device("cpu")
     torch.set_num_threads(1)
     if ranks.on_gpus:
         torch.cuda.set_device(device)
@@ -67,12 +67,12 @@ def _rank(
         init_method=f"tcp://{ranks.address}:{ranks.port}",
         rank=rank,
         world_size=ranks.world,
-        timeout=timedelta(seconds=max(1.0, limit_s - 1.0)),
+        timeout=timedelta(seconds=max(1.0, timeout_s)),
     )
     found = body(rank, device)
     # Nobody may leave while another one still receives from it. No orderly end: the process ends now.
     dist.barrier()
-    return msgspec.json.encode(found)
+    return found
 
 
 def _choose_interface(ranks: Ranks) -> None:

@@ -16,7 +16,7 @@ _REPEATS = 5
 
 
 def run(part: Part) -> Found:
-    """See the module. Raises ``NotHere``, ``RuntimeError``, ``OSError``."""
+    """See the module. Raises ``NotHere``, ``Wrong``, ``OSError``."""
     gpus = len(gpus_of(part))
     if gpus == 1:
         raise NotHere("the node has one GPU only")

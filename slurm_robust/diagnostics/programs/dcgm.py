@@ -26,18 +26,25 @@ def run(part: Part) -> Found:
         raise NotHere("dcgmi is not installed")
     level = next(level for seconds, level in _LEVELS if part.limit_s >= seconds)
     with restored() as trouble:
+        found = _diag(program, level, max(1.0, part.limit_s - 2.0))
+    # Not a fault of the GPU, but somebody must know.
+    words = "; ".join((found.text, *trouble)).strip("; ")
+    return msgspec.structs.replace(found, text=words, value=f"level {level}")
+
+
+def _diag(program: str, level: int, limit_s: float) -> Found:
+    try:
         done = subprocess.run(
             [program, "diag", "--run", str(level), "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=max(1.0, part.limit_s - 2.0),
+            timeout=limit_s,
             check=False,
         )
-    found = read(done.stdout.decode(errors="replace"))
-    # Not a fault of the GPU, but somebody must know.
-    words = "; ".join((found.text, *trouble)).strip("; ")
-    return msgspec.structs.replace(found, text=words, value=f"level {level}")
+    except subprocess.TimeoutExpired:
+        return failed(f"dcgmi did not end within {limit_s:.0f} s", by_clock=True)
+    return read(done.stdout.decode(errors="replace"))
 
 
 def read(output: str) -> Found:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from functools import partial
 
+import msgspec
 import torch
 
+from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import each_core, gpus_of, one_thread
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+from slurm_robust.diagnostics.part import Found, NotHere, Part, failed, worst
 
 _SIDE = 256
 # The largest whole number among the operands, and SHA-256 of the product in float32. 256 products of numbers
@@ -23,16 +26,18 @@ _EXACT = {
     torch.bfloat16: (1, "cf54233da48d90c04d9df5f7d77623ecbbcdc460a09471dc8a522f0466fb89ae"),
 }
 _CORES_S = 5.0
-_GPU_S = 1.5
+_GPU_S = 3.0
+_FOR_GPUS = 0.7  # of the time; the cores have their turn before
 _GPU_TILES = 32  # 8192 x 8192: work for every multiprocessor
 _GPU_RANDOM = 4096
 _MOST_OF_FREE = 0.8
 _CHUNK = 1 << 28  # bytes
+_TEMPORARY = 4  # chunks that comparing takes
 _PATTERNS = (0x5555555555555555, -0x5555555555555556)
 
 
 def run(part: Part) -> Found:
-    """See the module. Raises ``RuntimeError``."""
+    """See the module. Raises ``Wrong``."""
     wrong = _cores(time.monotonic() + min(_CORES_S, part.limit_s / 4))
     if wrong:
         return failed(wrong)
@@ -40,13 +45,17 @@ def run(part: Part) -> Found:
         gpus = gpus_of(part)
     except NotHere as reason:
         return Found(value=f"CPU only: {reason}")
-    share_s = min(_GPU_S, part.limit_s / 4 / max(1, len(gpus)))
-    for device in gpus:
-        until = time.monotonic() + share_s
-        wrong = _products(device, _GPU_TILES, _GPU_RANDOM, until) or memory_of_gpu(device, _MOST_OF_FREE)
-        if wrong:
-            return failed(f"gpu{device.index}: {wrong}")
-    return Found(value=f"CPU and {len(gpus)} GPUs" if gpus else "CPU only")
+    if not gpus:
+        return Found(value="CPU only")
+    bodies = {f"gpu{device.index}": partial(_gpu, device) for device in gpus}
+    found = worst(list(in_children(bodies, part.limit_s * _FOR_GPUS).values()))
+    return msgspec.structs.replace(found, value=f"CPU and {len(gpus)} GPUs")
+
+
+def _gpu(device: torch.device) -> Found:
+    until = time.monotonic() + _GPU_S
+    wrong = _products(device, _GPU_TILES, _GPU_RANDOM, until) or memory_of_gpu(device, _MOST_OF_FREE)
+    return failed(f"gpu{device.index}: {wrong}") if wrong else Found()
 
 
 def _cores(until: float) -> str:
@@ -107,7 +116,7 @@ def repeated_product(device: torch.device, dtype: torch.dtype, side: int, until:
 def memory_of_gpu(device: torch.device, share: float) -> str:
     """Fill ``share`` of the device's free memory with patterns and read it back; what is wrong, or ""."""
     free, _ = torch.cuda.mem_get_info(device)
-    return walk(device, max(1, int(free * share) // _CHUNK), _CHUNK // 8)
+    return walk(device, max(0, int(free * share) // _CHUNK - _TEMPORARY), _CHUNK // 8)
 
 
 def walk(device: torch.device, chunks: int, words: int) -> str:

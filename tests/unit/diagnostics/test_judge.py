@@ -37,17 +37,24 @@ def alone(results: Iterable[TestResult], nodes: Sequence[str] = ()) -> Diagnosis
     return judge([round_], [Answer(result=r) for r in results], {})
 
 
-def pairs(nodes: Sequence[str], bad: set[str], broken: frozenset[str] = frozenset()) -> Diagnosis:
-    """Judge the rounds of neighbours: ``bad`` nodes fail with everybody, the two ``broken`` together."""
+def pairs(
+    nodes: Sequence[str], bad: set[str], broken: frozenset[str] = frozenset(), *, slow: float = 0.0
+) -> Diagnosis:
+    """Judge the rounds of neighbours: ``bad`` nodes fail with everybody, the two ``broken`` together.
+
+    With ``slow`` they do not fail, but have that rate and not 40 GB/s.
+    """
     rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
     answers = []
     for round_ in rounds:
         for group in round_.groups:
             fails = bool(bad & set(group)) or frozenset(group) == broken
             for node in group:
-                outcome = Outcome.FAIL if fails else Outcome.PASS
-                text = "timed out" if fails else ""
-                answers.append(Answer(result=result(node, "all_gather", outcome, peers=group, text=text)))
+                outcome = Outcome.FAIL if fails and not slow else Outcome.PASS
+                text = "timed out" if fails and not slow else ""
+                rate = slow if fails and slow else 40.0
+                found = result(node, "all_gather", outcome, peers=group, text=text, rate=rate, kind="x")
+                answers.append(Answer(result=found))
     return judge(rounds, answers, {})
 
 
@@ -60,6 +67,15 @@ def test_one_bad_node_is_found_by_its_neighbours_and_nobody_else_is_blamed(
     found = pairs(nodes, {bad})
     assert found.suspects == (bad,)
     assert found.reason.count("timed out") == 2
+
+
+@given(SIZES.filter(lambda n: n > 2), st.data())
+def test_one_slow_node_is_found_as_well(count: int, data: st.DataObject) -> None:
+    nodes = names(count)
+    bad = data.draw(st.sampled_from(nodes))
+    found = pairs(nodes, {bad}, slow=2.0)
+    assert found.suspects == (bad,)
+    assert "2 GB/s, and others 40" in found.reason
 
 
 @given(SIZES, st.data())
@@ -177,7 +193,7 @@ def test_a_rate_far_below_that_of_others_is_a_failure() -> None:
     assert slow == ["n3"]
     # A half may have other reasons, a few are no crowd, and other hardware is no measure.
     half = [*of_one_kind[:2], result("n3", rate=20.0, kind="x"), of_one_kind[3]]
-    for results in (half, of_one_kind[1:], [*of_one_kind[:2], result("n3", rate=1.0, kind="y")]):
+    for results in (half, of_one_kind[2:], [*of_one_kind[:2], result("n3", rate=1.0, kind="y")]):
         assert far_below(results) == list(results)
 
 

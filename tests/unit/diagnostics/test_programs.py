@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import each_core, one_thread
-from slurm_robust.diagnostics.part import NotHere, Part
+from slurm_robust.diagnostics.part import Found, NotHere, Part
 from slurm_robust.diagnostics.programs import gemm, memory, reference, storage
 from slurm_robust.model.findings import Outcome
 
@@ -83,6 +85,25 @@ def test_gpus_that_this_pytorch_cannot_use() -> None:
     assert "without support of GPUs" in gemm.run(with_gpus).value
     with pytest.raises(NotHere):
         reference.run(with_gpus)
+
+
+def test_children_answer_whatever_becomes_of_them() -> None:
+    def die() -> Found:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    bodies = {
+        "gpu0": lambda: Found(digest="a"),
+        "gpu1": lambda: 1 / 0,  # type: ignore[return-value]
+        "gpu2": die,
+        "gpu3": signal.pause,
+    }
+    found = in_children(bodies, 0.5)  # type: ignore[arg-type]
+    assert [one.outcome for one in found.values()] == [Outcome.PASS, *[Outcome.FAIL] * 3]
+    assert found["gpu0"].digest == "a"
+    assert found["gpu1"].text.startswith("gpu1: ZeroDivisionError")
+    assert found["gpu2"].text == "gpu2: ended without an answer"
+    assert found["gpu3"].text == "gpu3: no answer in time"
 
 
 def test_memory_that_keeps_what_is_written() -> None:
