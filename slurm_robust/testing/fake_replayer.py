@@ -36,12 +36,17 @@ class Fault(Enum):
 class FakeReplayer:
     """A :class:`~slurm_robust.diagnostics.replay.replayer.Replayer`; nodes not in ``faults`` are sound.
 
-    ``asked`` are the nodes of each call.
+    ``asked`` are the nodes of each call, ``stopped`` whether it was stopped.
     """
 
     def __init__(self, faults: Mapping[str, Fault] | None = None) -> None:
         self.faults = dict(faults or {})
         self.asked: list[tuple[str, ...]] = []
+        self.stopped = False
+
+    def stop(self) -> None:
+        """See the protocol."""
+        self.stopped = True
 
     def replay(
         self,
@@ -56,6 +61,8 @@ class FakeReplayer:
         self.asked.append(tuple(nodes))
         if command.kind is CommandKind.EXEC:
             return ReplayVerdict(reason="no replay: only a Python script or module can be replayed")
+        if self.stopped:
+            return ReplayVerdict(reason="no replay: it was stopped")
         try:
             grid = fit(len(nodes), layout)
         except CannotReplay as error:

@@ -82,6 +82,14 @@ class ReplayerContract:
         assert (verdict.suspects, verdict.horizontal) == ((), ())
         assert verdict.reason.startswith("no replay: ")
 
+    def test_a_replay_that_was_stopped_has_no_verdict(self, make: Make) -> None:
+        """Also where that came before its beginning."""
+        replayer = make({"n5": Fault.CRASHES})
+        replayer.stop()
+        verdict = run(replayer)
+        assert (verdict.suspects, verdict.horizontal) == ((), ())
+        assert verdict.reason == "no replay: it was stopped"
+
     def test_only_python_can_be_replayed(self, make: Make) -> None:
         """Steps of other programs cannot be seen."""
         command = ReplayCommand(kind=CommandKind.EXEC, command=("true",), cwd="/")

@@ -38,3 +38,7 @@ class Replayer(Protocol):
         of it runs on afterwards. What goes wrong on nodes or with Slurm is not raised: the reason says it.
         """
         ...
+
+    def stop(self) -> None:
+        """From any thread: have :meth:`replay` end now, and at once if it begins later, without a verdict."""
+        ...

@@ -35,11 +35,13 @@ from slurm_robust.slurm.errors import SlurmCommandError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import whole_node_steps
 
-_POLL_S = 0.2
+# Each look lists the folders of all groups that still run.
+_POLL_S = 0.5
 _CLEAR_AWAY_S = 15.0
 # When most groups have ended, one that takes so many times their time gives no result any more.
 _PATIENCE = 3.0
 _LEAST_PATIENCE_S = 30.0
+_STOPPED = "no replay: it was stopped"
 
 
 class StepReplayer:
@@ -59,7 +61,7 @@ class StepReplayer:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Have the replay that runs end now, without a verdict. From any thread."""
+        """See the protocol."""
         self._stopped.set()
 
     def replay(
@@ -75,6 +77,8 @@ class StepReplayer:
         begun = time.monotonic()
         if command.kind is CommandKind.EXEC:
             return ReplayVerdict(reason="no replay: only a Python script or module can be replayed")
+        if self._stopped.is_set():
+            return ReplayVerdict(reason=_STOPPED)
         try:
             order = _Order(
                 folder=_new_folder(self._folder),
@@ -91,7 +95,7 @@ class StepReplayer:
         except (CannotReplay, OSError) as error:
             return ReplayVerdict(reason=f"no replay: {error}")
         if self._stopped.is_set():
-            return ReplayVerdict(reason="the replay was stopped before its end")
+            return ReplayVerdict(reason=_STOPPED)
         verdict = conclude(order.grid, order.nodes, horizontal, vertical)
         return msgspec.structs.replace(verdict, took_s=time.monotonic() - begun)
 
@@ -136,17 +140,16 @@ class StepReplayer:
             group.trouble = f"it cannot be started: {error}"
 
     def _wait(self, running: Sequence[_Group], begun: float, deadline: float) -> None:
-        """Until every group has ended or failed, most have and the others are far behind, or ``deadline``."""
-        took: dict[str, float] = {}
-        while len(took) < len(running):
+        """Until every group has ended or failed, most ran and the others are far behind, or ``deadline``."""
+        left = list(running)
+        took: list[float] = []
+        while True:
             now = time.monotonic()
-            for group in running:
-                if group.step_name not in took and group.has_ended():
-                    took[group.step_name] = now - begun
-            patience_s = deadline - begun
-            if 2 * len(took) > len(running):
-                patience_s = min(patience_s, max(_PATIENCE * median(took.values()), _LEAST_PATIENCE_S))
-            if now - begun > patience_s or self._stopped.wait(_POLL_S):
+            ended = [group for group in left if group.has_ended()]
+            left = [group for group in left if group not in ended]
+            took += [now - begun for group in ended if not group.has_trouble()]
+            left_s = begun + patience_s(took, len(running), deadline - begun) - now
+            if not left or left_s <= 0 or self._stopped.wait(min(_POLL_S, left_s)):
                 return
 
     def _clear_away(self, running: Sequence[_Group]) -> None:
@@ -157,15 +160,22 @@ class StepReplayer:
         for handle in handles:
             handle.kill()
         names = {group.step_name for group in running}
+        deadline = time.monotonic() + _CLEAR_AWAY_S
         try:
             for step in self._slurm.steps(self._allocation.job_id):
-                if step.name in names:
-                    self._slurm.cancel(step.job_id, step_id=step.step_id)
+                if step.name in names and time.monotonic() < deadline:
+                    self._slurm.cancel(step.job_id, step_id=step.step_id, signal="KILL")
         except SlurmCommandError:
             pass  # Each node ends its part by itself when the time is over.
-        deadline = time.monotonic() + _CLEAR_AWAY_S
         while any(handle.poll() is None for handle in handles) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+
+
+def patience_s(took: Sequence[float], groups: int, limit_s: float) -> float:
+    """How long groups are waited for, when some of them ran to their end in ``took`` seconds each."""
+    if 2 * len(took) <= groups:
+        return limit_s
+    return min(limit_s, max(_PATIENCE * median(took), _LEAST_PATIENCE_S))
 
 
 class _Order(Record):
@@ -201,6 +211,10 @@ class _Group:
     def has_ended(self) -> bool:
         """Whether there is nothing to wait for."""
         return self.is_gone() or has_failed(self.folder)
+
+    def has_trouble(self) -> bool:
+        """Whether it did not run, or not to its end."""
+        return bool(self.left_out or self.trouble) or has_failed(self.folder)
 
     def run(self, nproc: int, waited_s: float) -> GroupRun:
         """What it did. Raises ``OSError``."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from slurm_robust.diagnostics.replay.node import Task
-from slurm_robust.diagnostics.replay.steps import StepReplayer
+from slurm_robust.diagnostics.replay.steps import StepReplayer, patience_s
 from slurm_robust.diagnostics.replay.traces import leave_failure, trace_path
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.layout import ParallelLayout
@@ -68,6 +68,7 @@ class PretendedSteps(FakeSlurm):
 
     def cancel(self, job_id: int, *, step_id: str | None = None, signal: str | None = None) -> None:
         assert step_id is not None
+        assert signal == "KILL"
         self.cancelled.append(self.launched[int(step_id)][0].name)
 
     def _write(self, task: Task, faults: set[Fault]) -> None:
@@ -147,8 +148,15 @@ def test_a_replay_can_be_stopped_from_another_thread(tmp_path: Path) -> None:
     wait_for(lambda: len(slurm.launched) == 4)
     replayer.stop()
     thread.join(timeout=10)
-    assert reasons == ["the replay was stopped before its end"]
+    assert reasons == ["no replay: it was stopped"]
     assert all(handle.poll() == -9 for _, handle in slurm.launched)
+
+
+def test_only_when_most_groups_ran_the_others_are_waited_for_no_longer_than_a_multiple() -> None:
+    assert patience_s([20.0, 20.0], 4, 450.0) == 450.0
+    assert patience_s([20.0, 20.0, 30.0], 4, 450.0) == 60.0
+    assert patience_s([0.5, 0.5, 0.5], 4, 450.0) == 30.0
+    assert patience_s([200.0, 200.0, 200.0], 4, 450.0) == 450.0
 
 
 def test_a_folder_that_cannot_be_used_is_a_reason(tmp_path: Path) -> None:
