@@ -17,6 +17,7 @@ from slurm_robust.diagnostics.part import Answer
 from slurm_robust.diagnostics.plan import Round
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.record import Record
 
 SLOWER = 4.0
 """So many times slower than most nodes of its kind is a failure: links degrade by halves, loss by more."""
@@ -83,6 +84,57 @@ def far_below(results: Sequence[TestResult]) -> list[TestResult]:
         )
 
     return [judged(result) for result in results]
+
+
+class Meetings(Record):
+    """How pairs got on in a test: ``failures`` with their texts, ``good`` nodes that passed with somebody."""
+
+    failures: dict[tuple[str, ...], str]
+    good: frozenset[str]
+
+    @classmethod
+    def of(cls, results: Iterable[TestResult], quiet: Iterable[str]) -> Meetings:
+        """Without those of ``quiet`` nodes, which say nothing of the other one."""
+        silent = set(quiet)
+        spoken = [result for result in results if silent.isdisjoint(result.peers)]
+        failures: dict[tuple[str, ...], str] = {}
+        for result in spoken:
+            if result.outcome is Outcome.FAIL:
+                failures.setdefault(result.peers, result.text)
+        passed = (result for result in spoken if result.outcome is Outcome.PASS)
+        return cls(failures=failures, good=frozenset(r.node for r in passed if r.peers not in failures))
+
+    @property
+    def bad(self) -> frozenset[str]:
+        """Nodes that failed with all whom they met, who were more than one."""
+        met = Counter(node for pair in self.failures for node in pair)
+        return frozenset(node for node, count in met.items() if count > 1) - self.good
+
+
+def once_more(rounds: Sequence[Round], answers: Iterable[Answer]) -> Round | None:
+    """A round in which nodes that failed with both neighbours each meet a good one that they have not met.
+
+    It clears a good node between two bad ones, and one that had bad luck twice. None where nobody is in
+    doubt or good nodes are lacking; who finds no partner stays as he is.
+    """
+    answers = list(answers)
+    pairs = [round_ for round_ in rounds if any(len(group) > 1 for group in round_.groups)]
+    if not pairs:
+        return None
+    quiet = _Judging().silent(rounds, answers)
+    results = far_below([a.result for a in answers if len(a.result.peers) > 1 and not a.left_out])
+    meetings = Meetings.of(results, quiet)
+    order = list(dict.fromkeys(node for round_ in pairs for node in round_.nodes))
+    partners = [node for node in order if node in meetings.good]
+    groups: list[tuple[str, str]] = []
+    for node in order:
+        if node in meetings.bad:
+            known = {other for pair in meetings.failures if node in pair for other in pair}
+            partner = next((other for other in partners if other not in known), None)
+            if partner is not None:
+                partners.remove(partner)
+                groups.append((partner, node))
+    return replace(pairs[0], groups=tuple(groups)) if groups else None
 
 
 class _Judging:
@@ -156,23 +208,12 @@ class _Judging:
 
         What a silent node took part in says nothing of the other one.
         """
-        quiet = set(quiet)
-        texts: dict[tuple[str, ...], str] = {}
-        passes: set[tuple[str, ...]] = set()
-        for result in results:
-            if quiet.isdisjoint(result.peers):
-                if result.outcome is Outcome.FAIL:
-                    texts.setdefault(result.peers, result.text)
-                elif result.outcome is Outcome.PASS:
-                    passes.add(result.peers)
-        passes -= texts.keys()
-        if len(texts) > 1 and not passes:
+        meetings = Meetings.of(results, quiet)
+        texts, bad = meetings.failures, meetings.bad
+        if len(texts) > 1 and not meetings.good:
             first = next(iter(texts.values()))
             self.remarks.append(f"no pair passes {test} ({first}), which is no fault of one node")
             return
-        met = Counter(node for pair in texts for node in pair)
-        good = {node for pair in passes for node in pair}
-        bad = {node for node, count in met.items() if count > 1 and node not in good}
         for pair, text in texts.items():
             if bad.isdisjoint(pair):
                 self.remarks.append(f"{' and '.join(pair)} fail {test} only together ({text})")

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.diagnostics.judge import far_below, judge
+from slurm_robust.diagnostics.judge import far_below, judge, once_more
 from slurm_robust.diagnostics.part import Answer
 from slurm_robust.diagnostics.plan import Round, neighbours
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
@@ -45,17 +45,23 @@ def pairs(
     With ``slow`` they do not fail, but have that rate and not 40 GB/s.
     """
     rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
-    answers = []
-    for round_ in rounds:
-        for group in round_.groups:
-            fails = bool(bad & set(group)) or frozenset(group) == broken
-            for node in group:
-                outcome = Outcome.FAIL if fails and not slow else Outcome.PASS
-                text = "timed out" if fails and not slow else ""
-                rate = slow if fails and slow else 40.0
-                found = result(node, "all_gather", outcome, peers=group, text=text, rate=rate, kind="x")
-                answers.append(Answer(result=found))
+    answers = [answer for round_ in rounds for answer in played(round_, bad, broken, slow)]
+    if doubts := once_more(rounds, answers):
+        rounds.append(doubts)
+        answers += played(doubts, bad, broken, slow)
     return judge(rounds, answers, {})
+
+
+def played(round_: Round, bad: set[str], broken: frozenset[str], slow: float) -> Iterator[Answer]:
+    for group in round_.groups:
+        fails = bool(bad & set(group)) or frozenset(group) == broken
+        for node in group:
+            outcome = Outcome.FAIL if fails and not slow else Outcome.PASS
+            text = "timed out" if fails and not slow else ""
+            rate = slow if fails and slow else 40.0
+            yield Answer(
+                result=result(node, "all_gather", outcome, peers=group, text=text, rate=rate, kind="x")
+            )
 
 
 @given(SIZES.filter(lambda n: n > 2), st.data())
@@ -66,7 +72,7 @@ def test_one_bad_node_is_found_by_its_neighbours_and_nobody_else_is_blamed(
     bad = data.draw(st.sampled_from(nodes))
     found = pairs(nodes, {bad})
     assert found.suspects == (bad,)
-    assert found.reason.count("timed out") == 2
+    assert found.reason.count("timed out") == (3 if count > 3 else 2)
 
 
 @given(SIZES.filter(lambda n: n > 2), st.data())
@@ -89,14 +95,12 @@ def test_one_broken_cable_blames_nobody_and_names_both_ends(count: int, data: st
 
 
 @given(st.integers(5, 40), st.data())
-def test_two_bad_nodes_apart_from_each_other_are_both_found(count: int, data: st.DataObject) -> None:
+def test_of_several_bad_nodes_all_are_found_and_good_ones_between_them_are_cleared(
+    count: int, data: st.DataObject
+) -> None:
     nodes = names(count)
-    first = data.draw(st.integers(0, count - 1))
-    distance = data.draw(st.integers(1, count - 1).filter(lambda d: d not in (2, count - 2)))
-    bad = {nodes[first], nodes[(first + distance) % count]}
-    found = pairs(nodes, bad)
-    # Between them no pair passes in a ring of so few that each good one has a bad neighbour on both sides.
-    assert set(found.suspects) == bad or "no pair passes" in found.reason
+    bad = data.draw(st.sets(st.sampled_from(nodes), min_size=1, max_size=count // 4))
+    assert set(pairs(nodes, bad).suspects) == bad
 
 
 @given(SIZES)
