@@ -102,7 +102,7 @@ def _alert(fault: _Fault, now: float) -> Alert:
         text=finding.text,
         blame=finding.blame,
         suggestion=finding.suggestion,
-        age_s=round(now - fault.began, 3),
-        ended_s=None if fault.ended is None else round(now - fault.ended, 3),
+        age_s=now - fault.began,
+        ended_s=None if fault.ended is None else now - fault.ended,
         is_link=finding.blame is Party.FABRIC,
     )

@@ -7,13 +7,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from slurm_robust.agent.inspection.looked import Looked, decode
+from slurm_robust.agent.slowfiles import SlowFiles
 from slurm_robust.model.job import InspectionSpec
 
-_ENDED = "the inspection of this node ended and is started again; see the agent's output"
+_ENDED = "inspection: it ended and is started again; see the agent's output"
 _PACKET_BYTES = 256 * 1024
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 300.0
@@ -32,6 +34,8 @@ class Inspector:
         self._arguments = arguments
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        # Starting a program waits for the storage that it is on.
+        self._starter: SlowFiles[subprocess.Popen[bytes]] = SlowFiles()
         self._start_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._began = self._heard = 0.0
@@ -49,6 +53,7 @@ class Inspector:
     def read(self, now: float) -> list[Looked]:
         """What it has said since the last call. Starts it when that is due; one that is over has said so."""
         self._ending = [process for process in self._ending if process.poll() is None]
+        self._take_started()
         if self._channel is None:
             if now >= self._start_at:
                 self._start(now)
@@ -65,19 +70,24 @@ class Inspector:
         if found:
             self._heard = now
         elif self._process is not None and now - self._heard > _SILENT_INTERVALS * self._longest_s():
-            self._process.kill()  # the end of the channel follows
-            self._heard = now
+            found.append(self._bury(now))
         return found
 
     def close(self) -> None:
         """End it, and with it its children."""
-        if self._process is not None:
+        self._take_started()
+        if self._channel is not None:
             self._bury(0.0)
+        self._starter.close()  # what it has started meanwhile dies with it
         for process in self._ending:
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 pass  # it hangs in the kernel, and holds nothing of ours
+
+    def _take_started(self) -> None:
+        for process in self._starter.results():
+            self._process = process
 
     def _longest_s(self) -> float:
         return max(self._spec.kernel_s, self._spec.gpu_s, self._spec.network_s, self._spec.node_s)
@@ -87,42 +97,38 @@ class Inspector:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PACKET_BYTES)
         words = ["--channel", str(theirs.fileno()), "--parent", str(os.getpid())]
         words += ["--spec", msgspec.json.encode(self._spec).decode(), *self._arguments]
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "slurm_robust.agent.inspection", *words],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    # A signal to the agent's group is no order to it.
-                    start_new_session=True,
-                )
-        except OSError:
-            ours.close()
-            self._later(now)
-            return
+        self._starter.submit(partial(_spawn, words, theirs))
         ours.setblocking(False)
         self._channel, self._began, self._heard = ours, now, now
 
     def _bury(self, now: float) -> Looked:
-        assert self._process is not None
         assert self._channel is not None
         self._channel.close()
         self._channel = None
-        self._process.kill()
-        self._ending.append(self._process)
-        self._process = None
+        if self._process is not None:  # else it could not be started
+            self._process.kill()
+            self._ending.append(self._process)
+            self._process = None
         if now - self._began > _LONG_S:
             self._pause_s = _FIRST_PAUSE_S
-        self._later(now)
-        return Looked(notes=(_ENDED,))
-
-    def _later(self, now: float) -> None:
         self._start_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return Looked(notes=(_ENDED,))
+
+
+def _spawn(words: Sequence[str], channel: socket.socket) -> subprocess.Popen[bytes]:
+    with channel:
+        return subprocess.Popen(
+            [sys.executable, "-m", "slurm_robust.agent.inspection", *words],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[channel.fileno()],
+            # A signal to the agent's group is no order to it.
+            start_new_session=True,
+        )
 
 
 def _understood(packet: bytes) -> Looked:
     try:
         return decode(packet)
     except msgspec.DecodeError as error:
-        return Looked(notes=(f"the inspection of this node said what cannot be read: {error}",))
+        return Looked(notes=(f"inspection: it said what cannot be read: {error}",))

@@ -79,11 +79,11 @@ class Looker:
             self._problem = ""
             return load(self._file)
         except ConfigError as error:
-            self._problem = f"the node is inspected with default limits: {error}"
+            self._problem = f"inspection: default limits are used: {error}"
             return NodeConfig()
 
 
 def _unread(findings: Sequence[Finding]) -> tuple[str, ...]:
     """Why the kernel's log cannot be read: mostly an ordinary user must not."""
     silent = [f.text for f in findings if f.check.startswith(_KERNEL) and f.outcome is Outcome.UNKNOWN]
-    return tuple(f"this node is inspected without its kernel log: {text}" for text in dict.fromkeys(silent))
+    return tuple(f"inspection: {text}" for text in dict.fromkeys(silent))

@@ -1,0 +1,45 @@
+"""A job of one agent whose controller only listens: ``python -m tests.stand_ins.alerts FOLDER``.
+
+Prints one line of JSON for each alert when a Beat first tells of it, until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.model.job import CommandKind, InspectionSpec
+from slurm_robust.wire.messages import Phase
+from tests.unit.agent.harness import LocalJob
+
+WORKER = (sys.executable, "-c", "import time; time.sleep(1000)")
+
+
+def main(folder: Path) -> None:
+    folder.mkdir()
+    node = os.environ["SLURMD_NODENAME"]
+    job = LocalJob(folder, "", kind=CommandKind.EXEC, command=WORKER, inspection=InspectionSpec())
+    try:
+        controller = job.controller()
+        job.start_agent(node)
+        controller.wait_for(node, lambda beat: beat.ready, 60)
+        controller.launch(node, 1, (0, 1))
+        controller.wait_for(node, lambda beat: beat.phase is Phase.RUNNING)
+        told = 0
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            controller.pump()
+            beat = controller.newest(node)
+            for alert in beat.alerts if beat else ():
+                if alert.number > told:
+                    told = alert.number
+                    print(msgspec.json.encode(alert).decode(), flush=True)
+    finally:
+        job.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""A real agent whose node loses a GPU: what its Beats tell, and when."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.model.job import CommandKind, InspectionSpec
+from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.wire.messages import Beat, Phase
+from tests.unit.agent.harness import LocalJob, ScriptedController
+from tests.unit.health.nvml import environment
+
+pytestmark = pytest.mark.slow
+
+SLEEPER = "import time; time.sleep(1000)"
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Gpus:
+    made = Gpus(tmp_path / "state", "n1", 4)
+    made.reset()
+    return made
+
+
+@pytest.fixture
+def controller(tmp_path: Path, gpus: Gpus) -> Iterator[ScriptedController]:
+    """Of a job that runs on n1, whose inspection looks as often as it usually does."""
+    job = LocalJob(
+        tmp_path,
+        "",
+        kind=CommandKind.EXEC,
+        command=(sys.executable, "-c", SLEEPER),
+        inspection=InspectionSpec(),
+    )
+    try:
+        controller = job.controller()
+        library = {name: environment(gpus)[name] for name in ("LD_LIBRARY_PATH", "SROBUST_NVML_STATE")}
+        job.start_agent("n1", **library)
+        controller.wait_for("n1", lambda beat: beat.ready)
+        controller.launch("n1", 1, (0, 1))
+        controller.wait_for("n1", lambda beat: beat.phase is Phase.RUNNING)
+        gpus.set(0, recovery_action=1)  # what comes before the first look is no news
+        controller.wait_for("n1", lambda beat: texts(beat, "gpu.recovery"))
+        yield controller
+    finally:
+        job.close()
+
+
+def texts(beat: Beat, check: str) -> list[str]:
+    return [f"{a.subject} {a.text}" for a in beat.alerts if a.check == check and a.ended_s is None]
+
+
+def test_a_lost_gpu_is_told_within_5_s_and_its_return_too(controller: ScriptedController, gpus: Gpus) -> None:
+    begun = time.monotonic()
+    gpus.set(2, lost=True)
+    beat = controller.wait_for("n1", lambda beat: texts(beat, "gpu.lost"))
+    assert time.monotonic() - begun < 5.0
+    assert texts(beat, "gpu.lost")[0].startswith("gpu2 lost")
+    gpus.set(2, lost=False)
+    beat = controller.wait_for("n1", lambda beat: beat.alerts and not texts(beat, "gpu.lost"))
+    assert [(a.number, a.ended_s is not None) for a in beat.alerts if a.check == "gpu.lost"] == [(2, True)]
+
+
+def test_an_xid_is_told_at_once_also_without_the_kernel_log(
+    controller: ScriptedController, gpus: Gpus
+) -> None:
+    begun = time.monotonic()
+    gpus.xid(1, 31)  # the program's own fault
+    gpus.xid(3, 79)
+    beat = controller.wait_for("n1", lambda beat: texts(beat, "kernel.xid"))
+    assert time.monotonic() - begun < 2.0
+    (text,) = texts(beat, "kernel.xid")
+    assert text.startswith("gpu3 XID 79, ")
+
+
+def test_a_driver_that_hangs_is_told_and_its_agent_goes_on(
+    controller: ScriptedController, gpus: Gpus
+) -> None:
+    gpus.driver(hang=True)
+    beat = controller.wait_for("n1", lambda beat: texts(beat, "gpu.lost"))
+    assert texts(beat, "gpu.lost") == [" driver hangs"]
+    assert controller.wait_for("n1", lambda later: later.seq > beat.seq + 5).phase is Phase.RUNNING

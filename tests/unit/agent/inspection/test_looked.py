@@ -1,0 +1,56 @@
+"""What of a run of the checks is a reason for an alert."""
+
+from __future__ import annotations
+
+from slurm_robust.agent.inspection.gpuevents import findings_of
+from slurm_robust.agent.inspection.looked import Looked, decode, encode, sort
+from slurm_robust.config.node import CheckRule, NodeConfig
+from slurm_robust.health.check import Context
+from slurm_robust.health.gpus.events import XidEvent
+from slurm_robust.health.report import Report
+from slurm_robust.health.verdict import conclude
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+
+
+def finding(check: str, outcome: Outcome, suggestion: Suggestion = Suggestion.NONE) -> Finding:
+    return Finding(check=check, outcome=outcome, subject="x", suggestion=suggestion)
+
+
+def looked(*findings: Finding, **rules: CheckRule) -> Looked:
+    report = Report(node="n1", at=0.0, boot_id="b", context=Context.PERIODIC, findings=findings)
+    checks = {name.replace("_", "."): rule for name, rule in rules.items()}
+    return sort(report, conclude(report, NodeConfig(checks=checks), {}))
+
+
+def test_failures_that_keep_jobs_away_and_lost_links_are_reasons() -> None:
+    lost = finding("gpu.lost", Outcome.FAIL, Suggestion.REBOOT)
+    flap = finding("infiniband.flaps", Outcome.FAIL, Suggestion.MONITOR)
+    watched = finding("gpu.clocks", Outcome.FAIL, Suggestion.MONITOR)
+    passed = finding("gpu.ecc", Outcome.PASS)
+    unknown = finding("clock.sync", Outcome.UNKNOWN)
+    found = looked(lost, flap, watched, passed, unknown)
+    assert set(found.failed) == {lost, flap}
+    assert set(found.well) == {("gpu.clocks", "x"), ("gpu.ecc", "x")}
+    assert found.unknown == (("clock.sync", "x"),)
+    assert decode(encode(found)) == found
+
+
+def test_unknown_is_never_a_reason_even_where_the_site_is_closed() -> None:
+    found = looked(finding("gpu.lost", Outcome.UNKNOWN), gpu_lost=CheckRule(on_unknown="closed"))
+    assert (found.failed, found.unknown) == ((), (("gpu.lost", "x"),))
+
+
+def test_the_site_decides_what_keeps_jobs_away() -> None:
+    lost = finding("gpu.lost", Outcome.FAIL, Suggestion.REBOOT)
+    assert looked(lost, gpu_lost=CheckRule(suggestion="monitor")).failed == ()
+    flap = finding("ethernet.flaps", Outcome.FAIL, Suggestion.MONITOR)
+    assert looked(flap, ethernet_flaps=CheckRule(suggestion="none")).failed == ()
+
+
+def test_events_of_the_driver_are_findings_if_they_mean_hardware() -> None:
+    codes = {0: 79, 1: 31, 2: 0}
+    events = [XidEvent(at=0.0, index=index, uuid="GPU-1", code=code) for index, code in codes.items()]
+    (found,) = findings_of(events)
+    assert (found.check, found.subject, found.blame) == ("kernel.xid", "gpu0", Party.NODE)
+    assert found.text.startswith("XID 79, ")
+    assert found.suggestion.keeps_jobs_away
