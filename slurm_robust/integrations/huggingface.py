@@ -35,7 +35,9 @@ from transformers.trainer_callback import ExportableState
 from slurm_robust.checkpoint.errors import EntryMismatch, WrongUse
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
 from slurm_robust.checkpoint.state import Stateful
+from slurm_robust.model.pace import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
+from slurm_robust.worker.phases import PhaseSwitch
 
 # Names that transformers documents for the folder of a checkpoint.
 _STATE_FILE, _WEIGHTS_FILE = "trainer_state.json", "pytorch_model.bin"
@@ -74,6 +76,7 @@ class RobustCallback(TrainerCallback):
         self._rng: dict[str, Any] | None = None
         self._reported = 0
         self._logged: dict[str, float] = {}
+        self._phase = PhaseSwitch()
 
     def resume(self, trainer: Trainer) -> str | None:
         """The folder to give to ``trainer.train(resume_from_checkpoint=...)``; None on a fresh start.
@@ -135,6 +138,7 @@ class RobustCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The step before is over with all that belongs to it: report it, and take its snapshot."""
+        self._phase.end()
         if self._rng is not None:
             restore_rng(self._rng)
             self._rng = None
@@ -145,6 +149,38 @@ class RobustCallback(TrainerCallback):
                 state.global_step - 1, loss=self._logged.get("loss"), grad_norm=self._logged.get("grad_norm")
             )
         self._logged = {}
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """An evaluation or a save takes longer than a step: say so."""
+        if control.should_evaluate:
+            self._phase.begin(EVALUATION)
+        elif control.should_save:
+            self._phase.begin(CHECKPOINT)
+
+    on_epoch_end = on_step_end
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """An evaluation that the script itself asked for."""
+        if not self._phase:
+            self._phase.begin(EVALUATION)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The evaluation is over; the Trainer saves after it."""
+        self._phase.end()
+        if control.should_save:
+            self._phase.begin(CHECKPOINT)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The Trainer has saved."""
+        self._phase.end()
 
     def on_log(
         self,
@@ -161,6 +197,7 @@ class RobustCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Let go. The last step has no snapshot: a Trainer that begins at its end runs a step too many."""
+        self._phase.end()
         if self._checkpointer is not None:
             self._checkpointer.close()
         self._checkpointer = self._trainer = self._rng = None

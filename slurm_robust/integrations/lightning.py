@@ -29,7 +29,9 @@ from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
 from slurm_robust.checkpoint.state import Stateful
 from slurm_robust.integrations.data import ResumableLoader
+from slurm_robust.model.pace import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
+from slurm_robust.worker.phases import PhaseSwitch
 
 
 class RobustCallback(Callback):
@@ -65,6 +67,7 @@ class RobustCallback(Callback):
         self._global_step = 0
         self._unsaved = False
         self._loss: Any = None
+        self._phase = PhaseSwitch()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the state back: everything is built, and the loops have not begun."""
@@ -93,6 +96,7 @@ class RobustCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """The step before is over with all that belongs to it: report it, and take its snapshot."""
+        self._phase.end()
         if self._rng is not None:
             restore_rng(self._rng)
             self._rng = None
@@ -111,8 +115,19 @@ class RobustCallback(Callback):
             self._unsaved = True
         self._note(trainer)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A validation takes longer than a step: say so."""
+        self._phase.begin(EVALUATION)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """So may a checkpoint of Lightning's own, of which nobody tells when it is written."""
+        self._phase.begin(CHECKPOINT)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The validation of this step is done and not to be done again."""
+        self._phase.end()
         if not trainer.sanity_checking:
             self._note(trainer)
 
@@ -122,6 +137,7 @@ class RobustCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let go. The last step has no snapshot: a run that begins again repeats it and ends by itself."""
+        self._phase.end()
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None

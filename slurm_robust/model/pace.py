@@ -8,7 +8,10 @@ RESTORE = "restore"
 """The phase in which a rank reads its checkpoint."""
 
 CHECKPOINT = "checkpoint"
-"""The phase in which ``step()`` writes to storage."""
+"""The phase in which ``step()``, or a framework, writes to storage."""
+
+EVALUATION = "evaluation"
+"""The phase in which a framework validates or evaluates."""
 
 FINISHED = "after training"
 """The phase of a script that has closed its ``Checkpointer``, until its end."""

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from slurm_robust.wire.record import RankPhase, RecordError, StepRecord
 from slurm_robust.worker.environment import RECORD
@@ -35,6 +35,28 @@ def phase(name: str) -> Iterator[None]:
     finally:
         if record is not None:
             record.close()
+
+
+class PhaseSwitch:
+    """One phase at a time, for frameworks that tell of begin and end at different places."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._is_on = False
+
+    def begin(self, name: str) -> None:
+        """``name`` begins, and what was before is over."""
+        self.end()
+        self._stack.enter_context(phase(name))
+        self._is_on = True
+
+    def end(self) -> None:
+        """No phase goes on."""
+        self._stack.close()
+        self._is_on = False
+
+    def __bool__(self) -> bool:
+        return self._is_on
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
+from slurm_robust.model.pace import CHECKPOINT, EVALUATION, FINISHED
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
 from tests.unit.integrations.breaking import surroundings
@@ -45,7 +46,9 @@ def build(*callbacks: Any, model: torch.nn.Module | None = None, **arguments: An
     }
     args = transformers.TrainingArguments(output_dir="out", disable_tqdm=True, **{**options, **arguments})
     data = [{"x": torch.ones(2) * number} for number in range(24)]
-    return transformers.Trainer(model or Line(), args, train_dataset=data, callbacks=list(callbacks))
+    return transformers.Trainer(
+        model or Line(), args, train_dataset=data, eval_dataset=data, callbacks=list(callbacks)
+    )
 
 
 def test_a_start_without_resume_is_told() -> None:
@@ -82,17 +85,23 @@ def test_what_shards_the_model_is_refused(attribute: str, name: str) -> None:
         robust.resume(trainer)
 
 
-def test_under_srobust_steps_and_losses_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = StepRecord.create(tmp_path / "record", generation=1, rank=0)
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepRecord:
+    """That of the only worker under ``srobust run``."""
+    made = StepRecord.create(tmp_path / "record", generation=1, rank=0)
     place = WorkerEnvironment(
         job_dir=str(tmp_path),
         run_id="run",
         generation=1,
-        record=str(record.path),
+        record=str(made.path),
         checkpoint_dir=str(tmp_path / "ckpt"),
     )
     for name, value in place.to_env().items():
         monkeypatch.setenv(name, value)
+    return made
+
+
+def test_under_srobust_steps_and_losses_are_reported(record: StepRecord) -> None:
     robust = integration.RobustCallback(every=2)
     trainer = build(robust)
     trainer.train(resume_from_checkpoint=robust.resume(trainer))
@@ -101,6 +110,37 @@ def test_under_srobust_steps_and_losses_are_reported(tmp_path: Path, monkeypatch
     assert progress.loss is not None
     assert progress.loss > 0
     assert progress.grad_norm is not None
+
+
+class Phases(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+    """Notes what the record shows at some moments."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self._record = record
+        self.seen: list[tuple[str, str]] = []
+
+    def note(self, moment: str) -> None:
+        self.seen.append((moment, self._record.phase.name))
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.note("step")
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        self.note("prediction")
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        self.note("save")
+
+
+def test_evaluations_and_saves_are_phases(record: StepRecord) -> None:
+    phases, robust = Phases(record), integration.RobustCallback(every=2)
+    steps = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3}
+    trainer = build(phases, robust, max_steps=4, **steps)
+    trainer.train(resume_from_checkpoint=robust.resume(trainer))
+    assert set(phases.seen) == {("step", ""), ("prediction", EVALUATION), ("save", CHECKPOINT)}
+    assert record.phase.name == FINISHED
+    trainer.evaluate()
+    assert record.phase.name == FINISHED
 
 
 def test_early_stopping_goes_on_counting() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
+from slurm_robust.model.pace import CHECKPOINT, EVALUATION
+from slurm_robust.wire.record import StepRecord
 from tests.unit.integrations.breaking import surroundings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # for the import of lightning
@@ -127,3 +129,40 @@ def test_a_second_source_of_state_is_refused(tmp_path: Path) -> None:
     trainer.save_checkpoint("other.ckpt")
     with pytest.raises(WrongUse, match=r"ckpt_path='other\.ckpt' would overwrite"):
         build(integration.RobustCallback()).fit(Line(), loader(), ckpt_path="other.ckpt")
+
+
+class Phases(lightning.Callback):  # type: ignore[name-defined,misc]
+    """Notes what the record shows at some moments."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self._record = record
+        self.seen: list[tuple[str, str]] = []
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.seen.append(("batch", self._record.phase.name))
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        self.seen.append(("validation", self._record.phase.name))
+
+    def on_save_checkpoint(self, *args: Any) -> None:
+        self.seen.append(("save", self._record.phase.name))
+
+
+class Validated(Line):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing to compute."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing to keep."""
+
+
+def test_validations_and_saves_are_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = StepRecord.create(tmp_path / "record", generation=1, rank=0)
+    monkeypatch.setenv("SROBUST_RECORD", str(record.path))
+    phases, saver = Phases(record), lightning.callbacks.ModelCheckpoint(every_n_train_steps=4)
+    trainer = build(
+        integration.RobustCallback(every=100), phases, saver, enable_checkpointing=True, val_check_interval=3
+    )
+    trainer.fit(Validated(), loader(), torch.utils.data.DataLoader(NUMBERS, 12))  # type: ignore[arg-type]
+    assert set(phases.seen) == {("batch", ""), ("validation", EVALUATION), ("save", CHECKPOINT)}
+    assert record.phase.name == ""

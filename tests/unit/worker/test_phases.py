@@ -17,6 +17,7 @@ from slurm_robust.model.pace import CHECKPOINT, FINISHED
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import RECORD, WorkerEnvironment
 from slurm_robust.worker.environment import RESTORE as RESTORE_VARIABLE
+from slurm_robust.worker.phases import PhaseSwitch
 
 
 class Spy:
@@ -78,6 +79,17 @@ def test_a_phase_that_fails_is_over(record: StepRecord) -> None:
     with pytest.raises(ZeroDivisionError), sr.phase("evaluation"):
         raise ZeroDivisionError
     assert shown(record) == ""
+
+
+def test_a_switch_holds_one_phase_at_a_time(record: StepRecord) -> None:
+    switch = PhaseSwitch()
+    switch.end()
+    with sr.phase("training"):
+        for name in ("evaluation", "checkpoint"):
+            switch.begin(name)
+            assert (shown(record), bool(switch)) == (name, True)
+        switch.end()
+        assert (shown(record), bool(switch)) == ("training", False)
 
 
 def test_elsewhere_a_phase_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
