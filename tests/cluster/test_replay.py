@@ -34,6 +34,7 @@ if "RANK" in os.environ:
 
     torch.nn.functional.linear = linear
 """
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 HANGS = """
 import os, signal
 if "RANK" in os.environ:
@@ -51,22 +52,14 @@ def break_node(cluster: Sandbox, node: str, fault: str) -> None:
     cluster.exec(words, node=node, user="root", input=fault)
 
 
-def replay(cluster: Sandbox, *options: str) -> tuple[int, ReplayVerdict]:
+def replay(
+    cluster: Sandbox, script: Path = SCRIPTS / "tiny.py", args: tuple[str, ...] = ("--step-s", "0")
+) -> tuple[int, ReplayVerdict]:
     """Exit code and verdict of ``srobust replay`` in an allocation of all nodes."""
-    shutil.copy(SCRIPTS / "tiny.py", cluster.home(USER))
-    script = ["tiny.py", "--steps", "100", "--step-s", "0", "--out", "never"]
+    shutil.copy(script, cluster.home(USER))
+    words = [script.name, "--steps", "100", "--out", "never", *args]
     done: subprocess.CompletedProcess[str] = cluster.exec(
-        [
-            "salloc",
-            "--quiet",
-            "--nodes=8",
-            "--cpus-per-task=2",
-            "srobust",
-            "replay",
-            "--json",
-            *options,
-            *script,
-        ],
+        ["salloc", "--quiet", "--nodes=8", "--cpus-per-task=2", "srobust", "replay", "--json", *words],
         user=USER,
         env={"OMP_NUM_THREADS": "1", "PYTHONPATH": "/tmp/broken"},
         timeout_s=600,
@@ -96,7 +89,7 @@ def test_a_silent_corruption_is_found_exactly(cluster: Sandbox) -> None:
 
 
 def test_sound_nodes_agree(cluster: Sandbox) -> None:
-    code, verdict = replay(cluster)
+    code, verdict = replay(cluster, EXAMPLE, ("--layers", "1", "--width", "64"))
     assert (code, verdict.suspects) == (0, ()), verdict
     assert [seen.outcome for seen in verdict.horizontal] == [Outcome.PASS] * 4
 
