@@ -34,6 +34,7 @@ LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 # Neighbours that may be imported all the same, with the reason.
 ALLOWED = {
     ("agent", "worker"): "an agent starts the workers and reads their records",
+    ("analysis", "health"): "what the kernel and NVIDIA's driver say is known in one place",
     ("policy", "analysis"): "a decision starts from the causes that the analysis found; both are pure",
 }
 

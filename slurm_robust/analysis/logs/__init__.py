@@ -1,0 +1,26 @@
+"""What the output of a failed training says: symptom, blame, action, and which rank failed first.
+
+The rules are YAML (docs/log-rules.md); :func:`with_site_rules` adds a site's own.
+"""
+
+from __future__ import annotations
+
+from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, elect, first_causes
+from slurm_robust.analysis.logs.rule import Rule, RuleSet
+from slurm_robust.analysis.logs.ruleyaml import shipped, with_site_rules
+from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
+
+__all__ = [
+    "Reading",
+    "Rule",
+    "RuleSet",
+    "blames_peer",
+    "classify",
+    "classify_exit",
+    "classify_ranks",
+    "elect",
+    "first_causes",
+    "read",
+    "shipped",
+    "with_site_rules",
+]

@@ -1,0 +1,66 @@
+"""Losses and gradient norms in progress lines: no numbers, and jumps. Pure.
+
+Texts alone do not tell these: a loss of 9 is well at the beginning of a training and a disaster later.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Sequence
+
+from slurm_robust.analysis.logs.text import Line
+
+WORDS = ("loss", "norm")
+"""Lines without these have no values."""
+
+JUMP = 1.5
+"""A loss of so many times the highest of those before it is a jump, if it is also higher by ``LEAST``."""
+
+LEAST = 1.5
+"""Losses of small batches vary by less from step to step."""
+
+NORM_JUMP = 30.0
+"""The same for a gradient norm, which varies by itself from step to step."""
+
+_WINDOW = 50
+"""So many values before are compared with: at the beginning of a training all are high."""
+
+_VALUE = re.compile(
+    r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss|grad(?:ient)?[ _]?norm)['\"]?\s{0,4}[:=|]?\s{0,4}"
+    r"(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?))(?![\w.])",
+    re.IGNORECASE,
+)
+
+
+def no_number(lines: Sequence[Line]) -> int | None:
+    """The first line whose loss or gradient norm is no finite number."""
+    return next(
+        (at for at, name, value in _values(lines) if not math.isfinite(value) and "val" not in name), None
+    )
+
+
+def jump(lines: Sequence[Line]) -> int | None:
+    """The first line whose loss or gradient norm is far above what it was before."""
+    before: dict[str, deque[float]] = {}
+    for at, name, value in _values(lines):
+        past = before.setdefault(name, deque(maxlen=_WINDOW))
+        if past and _is_far_above(value, max(past), "norm" in name):
+            return at
+        if math.isfinite(value):
+            past.append(value)
+    return None
+
+
+def _is_far_above(value: float, usual: float, is_norm: bool) -> bool:
+    factor = NORM_JUMP if is_norm else JUMP
+    return math.isfinite(value) and value > usual + LEAST and value > factor * usual > 0
+
+
+def _values(lines: Sequence[Line]) -> list[tuple[int, str, float]]:
+    return [
+        (at, found["name"].lower(), float(found["value"]))
+        for at, line in enumerate(lines)
+        for found in _VALUE.finditer(line.text)
+    ]

@@ -1,0 +1,137 @@
+"""Which rules see what in a log."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from slurm_robust.analysis.logs import curve
+from slurm_robust.analysis.logs.patterns import compiled, words_of
+from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
+from slurm_robust.analysis.logs.text import Line
+from slurm_robust.health import shapes, xid
+
+MOST_LINES = 400
+"""So many lines with a word are looked at, half of them the first and half the last ones."""
+
+# What dmesg, journalctl and syslog write in front of the kernel's own text.
+_BEFORE_KERNEL = re.compile(
+    r"(?:.{0,60}?\bkernel: ?)?(?:<\d>)?(?:\[[^\]]{1,40}\] ?)?(?:T\d+\] )?", re.IGNORECASE
+)
+
+
+class Sighting(NamedTuple):
+    """A rule that matched. ``at`` counts the lines of the log as they were read."""
+
+    rule: Rule
+    at: int
+    line: Line
+
+    @property
+    def order(self) -> tuple[int, bool, int, int]:
+        """The least one decides."""
+        return self.rule.tier.order, not self.rule.site, -self.rule.weight, self.at
+
+
+def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> list[Sighting]:
+    """All that the rules see, the deciding one first. Of the rules on one line only the weightiest speak."""
+    log = _Log(lines)
+    found: dict[int, dict[str, Rule]] = defaultdict(dict)
+    for word, triggers in rules.triggers.items():
+        for at in log.having(word):
+            for rule in _matching(triggers, lines[at].text, stream):
+                found[at][rule.name] = rule
+    for rule, at in log.curved(rules.curves):
+        found[at][rule.name] = rule
+    times = Counter(name for there in found.values() for name in there)
+    seen = [
+        Sighting(rule, at, lines[at])
+        for at, there in found.items()
+        for rule in _heard(
+            [rule for rule in there.values() if times[rule.name] >= rule.times and log.allows(rule)]
+        )
+    ]
+    return sorted(seen, key=lambda sighting: sighting.order)
+
+
+def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[Rule]:
+    for rule, pattern in triggers:
+        if rule.streams and stream not in rule.streams:
+            continue
+        hit = compiled(pattern).search(text) if pattern is not None else _is_kernels(rule, text)
+        if hit and not any(compiled(other).search(text) for other in rule.unless):
+            yield rule
+
+
+def _heard(rules: Sequence[Rule]) -> list[Rule]:
+    """Who speaks for a line: a site's rules before ours, then the weightiest; nobody if one says noise."""
+    known = [rule for rule in rules if rule.site] or list(rules)
+    most = max((rule.weight for rule in known), default=0)
+    heard = [rule for rule in known if rule.weight == most]
+    return [] if any(rule.tier is Tier.NOISE for rule in heard) else heard
+
+
+def _is_kernels(rule: Rule, text: str) -> bool:
+    message = _BEFORE_KERNEL.sub("", xid.without_prefix(text), count=1)
+    if rule.xids:
+        found = xid.parse(message)
+        return found is not None and (found.cause or found.code) in rule.xids
+    known = shapes.recognise(message)
+    return known is not None and known[0].name in rule.shapes
+
+
+class _Log:
+    def __init__(self, lines: Sequence[Line]) -> None:
+        lowered = [line.text.lower() for line in lines]
+        self._whole = "\n".join(lowered)
+        self._starts = list(accumulate((len(line) + 1 for line in lowered), initial=0))
+        self._lines = lines
+        self._known: dict[str, bool] = {}
+
+    def having(self, word: str) -> list[int]:
+        """The first and the last lines with ``word``, which is in lower case."""
+        first = list(self._walk(word, MOST_LINES // 2))
+        if len(first) < MOST_LINES // 2:
+            return first
+        last = [at for at in self._walk_back(word, MOST_LINES // 2) if at > first[-1]]
+        return [*first, *reversed(last)]
+
+    def _walk(self, word: str, most: int) -> Iterator[int]:
+        place = self._whole.find(word)
+        while place >= 0 and most > 0:
+            at = bisect_right(self._starts, place) - 1
+            yield at
+            most -= 1
+            place = self._whole.find(word, self._starts[at + 1])
+
+    def _walk_back(self, word: str, most: int) -> Iterator[int]:
+        place = self._whole.rfind(word)
+        while place >= 0 and most > 0:
+            at = bisect_right(self._starts, place) - 1
+            yield at
+            most -= 1
+            place = self._whole.rfind(word, 0, self._starts[at])
+
+    def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
+        """Where losses and gradient norms do what rules name."""
+        chosen = sorted({at for word in curve.WORDS for at in self.having(word)}) if rules else []
+        lines = [self._lines[at] for at in chosen]
+        for rule in rules:
+            at = (curve.jump if rule.curve is Curve.JUMP else curve.no_number)(lines)
+            if at is not None:
+                yield rule, chosen[at]
+
+    def allows(self, rule: Rule) -> bool:
+        """Whether the rest of the log is as the rule wants it."""
+        return all(map(self._holds, rule.all)) and not any(map(self._holds, rule.without))
+
+    def _holds(self, pattern: str) -> bool:
+        if pattern not in self._known:
+            search = compiled(pattern).search
+            places = {at for word in words_of(pattern) for at in self.having(word)}
+            self._known[pattern] = any(search(self._lines[at].text) for at in places)
+        return self._known[pattern]

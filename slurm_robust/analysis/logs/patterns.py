@@ -1,0 +1,123 @@
+"""What a pattern of a rule must be like, so that a log is scanned fast and a hostile one cannot stall it.
+
+A pattern needs a *word*: characters that stand in every line it matches. Lines are found by their words with
+:meth:`str.find`; only those are given to the regular expression.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+SHORTEST_WORD = 3
+
+_TOKEN = re.compile(
+    r"(?P<escape>\\.)|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\((?:\?(?:P<\w+>|<?[=!]|[:>]|-?[a-z]+:))?)"
+    r"|(?P<close>\))|(?P<repeat>[*+?]|\{\d*,?\d*\})|(?P<bar>\|)|(?P<any>[.^$])|(?P<plain>.)",
+    re.DOTALL,
+)
+_LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
+_UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
+
+
+class BadPattern(ValueError):
+    """The pattern cannot be used. The text says why and what to write instead."""
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The pattern without regard to case. Raises :class:`BadPattern`."""
+    try:
+        return _compile(pattern)
+    except re.error as error:
+        raise BadPattern(f"is no regular expression: {error}; put \\ before signs that are meant") from error
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def check(pattern: str) -> None:
+    """Raises :class:`BadPattern` for a pattern that is wrong, too slow, or has no word."""
+    compiled(pattern)
+    if _nests(pattern):
+        raise BadPattern("repeats a repetition, which can take for ever; write bounds such as {0,80}")
+    if not words_of(pattern):
+        raise BadPattern(
+            f"has a match without a word of {SHORTEST_WORD} plain characters or more; add one, so that lines "
+            "are found fast"
+        )
+
+
+@cache
+def words_of(pattern: str) -> tuple[str, ...]:
+    """Plain characters, in lower case, of which every match holds one; () if there are none long enough."""
+    tokens = list(_tokens(pattern))
+    words = _choices(tokens)
+    return tuple(dict.fromkeys(words)) if _least(words) >= SHORTEST_WORD else ()
+
+
+def _choices(tokens: list[tuple[str, str]]) -> list[str]:
+    """A word for each alternative, up to the end of the group. The tokens are used up."""
+    words: list[str] = []
+    parts: list[list[str]] = [[""]]  # runs of characters, and groups with a word for each alternative
+    while tokens:
+        kind, token = tokens.pop(0)
+        if kind == "close":
+            break
+        if kind == "bar":
+            words += max(parts, key=_least)
+            parts = [[""]]
+        elif kind == "open":
+            inner = _choices(tokens)
+            parts += [[""] if token in _LOOKS else inner, [""]]
+        elif kind == "repeat" and token[0] in "*?{":
+            _forget_last(parts)
+        elif char := _literal(kind, token):
+            parts[-1] = [parts[-1][0] + char.lower()]
+        else:
+            parts += [[""], [""]]
+    return words + max(parts, key=_least)
+
+
+def _forget_last(parts: list[list[str]]) -> None:
+    """The last character or group need not be there."""
+    if parts[-1] == [""]:
+        parts[-2:-1] = [[""]]
+    else:
+        parts[-1] = [parts[-1][0][:-1]]
+    parts += [[""], [""]]
+
+
+def _least(words: Iterable[str]) -> int:
+    return min(map(len, words))
+
+
+def _literal(kind: str, token: str) -> str:
+    if kind == "plain":
+        return token
+    return token[1] if kind == "escape" and not token[1].isalnum() else ""
+
+
+def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
+    return ((found.lastgroup or "", found[0]) for found in _TOKEN.finditer(pattern))
+
+
+def _nests(pattern: str) -> bool:
+    """Whether an unbounded repetition holds another one."""
+    holds = [False]
+    closed = False
+    for kind, token in _tokens(pattern):
+        unbounded = kind == "repeat" and bool(_UNBOUNDED.match(token))
+        if unbounded and closed:
+            return True
+        closed = False
+        if kind == "open":
+            holds.append(False)
+        elif kind == "close" and len(holds) > 1:
+            closed = holds.pop()
+            holds[-1] = holds[-1] or closed
+        elif unbounded:
+            holds[-1] = True
+    return False

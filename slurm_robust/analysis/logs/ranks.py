@@ -1,0 +1,103 @@
+"""First-cause election: which of several ranks failed for a reason of its own. Pure.
+
+When one rank dies, the others fail too: their collectives break. Clocks alone do not tell who was first,
+because a rank killed by a signal is seen within a millisecond while an exception needs tens of milliseconds
+to unwind. So ranks are ordered by what they say first, and by time second.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from slurm_robust.analysis.logs.rule import RuleSet, Tier
+from slurm_robust.analysis.logs.verdict import HEALTHY, Reading, read, read_exit
+from slurm_robust.model.classification import Classification, JobClassification
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import NodeExit
+
+Key = TypeVar("Key")
+
+_TIME = re.compile(r"\b([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:[.,]\d{1,9})?)\b")
+TOGETHER_S = 2.0
+"""What ranks log within so many seconds is at the same time: their clocks are not the same."""
+
+_OF_OTHERS = ("secondary", "network_error")
+
+# Whoever ends a job sends these to all of it.
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def classify_ranks(
+    texts: Mapping[int, str], stream: str = "program", rules: RuleSet | None = None
+) -> JobClassification:
+    """The verdict on the logs of several ranks: that of the rank which failed first by cause."""
+    readings = {rank: read(text, stream, rules) for rank, text in texts.items()}
+    roots = first_causes(readings)
+    verdict = readings[roots[0]].verdict if roots else HEALTHY
+    ranks: dict[int, Classification] = {rank: reading.verdict for rank, reading in readings.items()}
+    return JobClassification(verdict=verdict, root_ranks=roots, ranks=ranks)
+
+
+def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
+    """Whose failure explains that of the others; empty when nobody failed.
+
+    The strongest tier decides, then the weight, then the time of the deciding line where all contenders
+    have one, then the order in which they are given. Several ranks are roots if each names the same cause
+    of its own at about the same time.
+    """
+    failed = {key: reading for key, reading in readings.items() if reading.tier is not None}
+    if not failed:
+        return ()
+    strength = {key: _strength(reading) for key, reading in failed.items()}
+    best = [key for key in failed if strength[key] == min(strength.values())]
+    times = {key: _time(failed[key].verdict.line) for key in best}
+    if None in times.values():
+        times = dict.fromkeys(best, 0.0)
+    first = min(best, key=lambda key: times[key] or 0.0)
+    if failed[first].tier is not Tier.CAUSE:
+        return (first,)
+    until = (times[first] or 0.0) + TOGETHER_S
+    same = failed[first].verdict.rule
+    return tuple(key for key in best if failed[key].verdict.rule == same and (times[key] or 0.0) <= until)
+
+
+def _strength(reading: Reading) -> tuple[int, int]:
+    return (reading.tier.order if reading.tier else len(Tier), -reading.weight)
+
+
+def _time(line: str) -> float | None:
+    """Seconds of the day that a line begins with, roughly."""
+    found = _TIME.search(line[:200])
+    if found is None:
+        return None
+    return int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
+
+
+def blames_peer(exit: WorkerExit, rules: RuleSet | None = None) -> bool:
+    """Whether this worker failed because another one, or the network to it, had gone."""
+    if not exit.failed or (exit.error is None and exit.signal is not None):
+        return False
+    found = read_exit(exit, rules)
+    return found.tier is Tier.EFFECT or found.verdict.symptom in _OF_OTHERS
+
+
+def elect(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:
+    """The failed exit that explains the others; None when no worker failed.
+
+    A worker killed by a signal or stopped by an exception of its own comes before one that was asked to
+    end, and that before those that complain about a peer; among equals the earliest one (largest
+    ``age_s``) wins.
+    """
+    failed = [each for each in exits if each.exit.failed]
+    if len(failed) < 2:
+        return next(iter(failed), None)
+    return min(failed, key=lambda each: (_distance(each.exit, rules), -each.exit.age_s, each.exit.rank))
+
+
+def _distance(exit: WorkerExit, rules: RuleSet | None) -> int:
+    if blames_peer(exit, rules):
+        return 2
+    return 1 if exit.signal in _ASKED_TO_END else 0

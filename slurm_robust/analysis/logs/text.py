@@ -1,0 +1,53 @@
+"""A log as lines that are safe to match and to show: bounded, without anything that a terminal acts on."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+HEAD, TAIL = 256 * 1024, 1024 * 1024
+"""Of a huge log so many characters of its beginning and of its end are read: causes stand in either."""
+
+LINE = 2000
+"""Of a longer line its beginning and its end are kept, in characters."""
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)?|[0-~])")
+# Tabs and ends of lines stay. The last two ranges turn the direction of text, and so could disguise it.
+_CONTROL = dict.fromkeys(
+    [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+)
+
+
+class Line(NamedTuple):
+    """``number`` counts from 1, as editors do."""
+
+    number: int
+    text: str
+
+
+def clean(text: str) -> str:
+    """Without what a terminal would act on."""
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", text)
+    return text.translate(_CONTROL)
+
+
+def lines_of(text: str) -> list[Line]:
+    """The lines of a log. A progress bar's carriage returns divide a line but are not counted."""
+    text = text.removesuffix("\n")
+    if len(text) <= HEAD + TAIL:
+        return list(_numbered(text, 1))
+    middle = text.count("\n", 0, len(text) - TAIL) + 1
+    return [*_numbered(text[:HEAD], 1), *_numbered(text[-TAIL:], middle)]
+
+
+def _numbered(text: str, first: int) -> list[Line]:
+    return [
+        Line(number, _bounded(part))
+        for number, line in enumerate(clean(text).split("\n"), first)
+        for part in line.rstrip("\r").split("\r")
+    ]
+
+
+def _bounded(line: str) -> str:
+    return line if len(line) <= LINE else f"{line[: LINE // 2]} … {line[-LINE // 2 :]}"

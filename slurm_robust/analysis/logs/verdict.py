@@ -1,0 +1,118 @@
+"""The verdict on one log, or on the end of one worker. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from slurm_robust.analysis.logs import frames
+from slurm_robust.analysis.logs.match import Sighting, sightings
+from slurm_robust.analysis.logs.rule import NOISE, RuleSet, Tier
+from slurm_robust.analysis.logs.ruleyaml import shipped
+from slurm_robust.analysis.logs.text import lines_of
+from slurm_robust.model.classification import Classification, Fault, Remedy
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.record import Record
+
+
+class Reading(Record):
+    """A verdict and what it stands on.
+
+    ``number`` is that of the deciding line (from 1; 0: none decided), ``context`` the lines around it with
+    their numbers. ``tier`` and ``weight`` are those of the rule, None where none matched.
+    """
+
+    verdict: Classification
+    number: int = 0
+    context: tuple[tuple[int, str], ...] = ()
+    tier: Tier | None = None
+    weight: int = 0
+    advice: str = ""
+
+
+HEALTHY = Classification(symptom=NOISE, blame=Fault.NONE, action=Remedy.NONE, symptoms=(NOISE,))
+"""What a log gets in which no rule finds a failure: what is not understood is not acted on."""
+
+_AROUND = 2
+
+
+def classify(text: str, stream: str = "program", rules: RuleSet | None = None) -> Classification:
+    """The verdict on the log of one rank, node or job.
+
+    ``stream``: what wrote it: ``program``, ``kernel``, ``slurm`` or ``nvidia-smi``. ``rules``: without them
+    those of this package.
+    """
+    return read(text, stream, rules).verdict
+
+
+def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Reading:
+    """As :func:`classify`, together with what decided."""
+    lines = lines_of(text)
+    seen = sightings(lines, rules or shipped(), stream)
+    if not seen:
+        return Reading(verdict=HEALTHY)
+    first = seen[0]
+    rule = first.rule
+    return Reading(
+        verdict=Classification(
+            symptom=rule.symptom,
+            blame=rule.blame,
+            action=rule.action,
+            symptoms=_symptoms(seen),
+            line=first.line.text.strip(),
+            rule=rule.name,
+            place=frames.place(lines, first.at) if stream == "program" else "",
+        ),
+        number=first.line.number,
+        context=tuple(lines[max(0, first.at - _AROUND) : first.at + _AROUND + 1]),
+        tier=rule.tier,
+        weight=rule.weight,
+        advice=rule.advice,
+    )
+
+
+def _symptoms(seen: Sequence[Sighting]) -> tuple[str, ...]:
+    """The main one, and those of other lines that name a cause."""
+    first, *others = (sighting.rule for sighting in seen)
+    own = [rule for rule in others if rule.tier is Tier.CAUSE]
+    return tuple(dict.fromkeys((first.symptom, *first.also, *(rule.symptom for rule in own))))
+
+
+def classify_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Classification:
+    """The verdict on the end of a worker, by its exception, else by its last output and exit code."""
+    return read_exit(exit, rules).verdict
+
+
+def read_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Reading:
+    """As :func:`classify_exit`, together with what decided."""
+    found = read(_text(exit), rules=rules)
+    error = exit.error
+    if error is not None and error.file and found.tier is not None:
+        place = f"{error.file.rpartition('/')[2]}:{error.line}"
+        return replace(found, verdict=replace(found.verdict, place=place))
+    return found
+
+
+def _text(exit: WorkerExit) -> str:
+    if exit.error is not None:
+        error = exit.error
+        # The traceback is cut in its middle if it is long; the exception itself never is.
+        return f"{error.traceback}\n{error.type}: {error.message}"
+    return "\n".join((*exit.tail, _ending(exit)))
+
+
+def _ending(exit: WorkerExit) -> str:
+    """The line that torchrun would write, so that one set of rules holds for both."""
+    if exit.signal is not None:
+        return f"exitcode: -{exit.signal} ({signal_name(exit.signal)})"
+    return f"exitcode: {exit.code}" if exit.failed else ""
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

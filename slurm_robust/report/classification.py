@@ -1,0 +1,251 @@
+"""``srobust classify``: what a log says about the cause, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.analysis.logs import Reading, RuleSet, first_causes, read, with_site_rules
+from slurm_robust.analysis.logs.text import HEAD, TAIL
+from slurm_robust.analysis.logs.verdict import HEALTHY
+from slurm_robust.model.classification import Classification, Fault, Remedy
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.record import Record
+
+STDIN = "-"
+
+_RANK = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
+_CHUNK = 1024 * 1024
+
+BLAMES = {
+    Fault.INFRASTRUCTURE: "the infrastructure: a node, its devices, a network or a file system",
+    Fault.USER_CODE: "the user's code",
+    Fault.USER_CONFIG: "how the job was set up: its options, environment, data or limits",
+    Fault.TRANSIENT: "nobody for long: it may be gone when it is tried again",
+    Fault.SECONDARY: "another rank or node that failed before; look there",
+    Fault.NONE: "nobody: nothing is wrong as far as the log tells",
+}
+ACTIONS = {
+    Remedy.RESTART: "start it again, on the same nodes",
+    Remedy.EVICT: "start it again without the node, and have the node tested",
+    Remedy.ROLLBACK_OR_FIX: "fix the program, or go back to the release or the checkpoint before",
+    Remedy.RECONFIGURE: "change the settings that are named, then start it again",
+    Remedy.NONE: "nothing",
+}
+
+
+class NoLog(SrobustError):
+    """A log, or a file of them, cannot be read or written."""
+
+    exit_code = ExitCode.NO_INPUT
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class LogOfRank(Record):
+    """One entry of ``ranks`` of a record."""
+
+    rank: str | int
+    text: str
+
+
+class LogRecord(Record):
+    """A line of the input of ``--jsonl``: either ``text`` or ``ranks``; other fields are passed over."""
+
+    id: str
+    stream: str = "program"
+    text: str | None = None
+    ranks: tuple[LogOfRank, ...] | None = None
+
+
+class Answer(Record):
+    """A line of the output of ``--jsonl``."""
+
+    id: str
+    symptom: str
+    symptoms: tuple[str, ...]
+    blame: Fault
+    action: Remedy
+    root_ranks: tuple[str | int, ...]
+    line: str
+    rule: str
+
+
+def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool) -> int:
+    """Explain one log, or those of several ranks. Raises :class:`NoLog`, ``InvalidSettings``."""
+    known = with_site_rules(rules)
+    texts = dict(_ranked(files))
+    readings = {rank: read(text, stream, known) for rank, text in texts.items()}
+    roots = first_causes(readings)
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(_whole(readings, roots))).decode())
+        return ExitCode.SUCCESS
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(render(readings, roots))
+    return ExitCode.SUCCESS
+
+
+def answer_file(source: str, out: Path, *, rules: Sequence[Path]) -> int:
+    """Classify each record of a file of JSON lines. Raises :class:`NoLog`, ``InvalidSettings``."""
+    known = with_site_rules(rules)
+    answers = [msgspec.json.encode(answer(record, known)) for record in _records(source)]
+    try:
+        out.write_bytes(b"".join(line + b"\n" for line in answers))
+    except OSError as error:
+        raise NoLog(
+            f"{out} cannot be written: {error.strerror}", "give --out a file in a folder of yours"
+        ) from error
+    print(f"{len(answers)} records classified: {out}")
+    return ExitCode.SUCCESS
+
+
+def answer(record: LogRecord, rules: RuleSet) -> Answer:
+    """The verdict on one record."""
+    logs = {log.rank: log.text for log in record.ranks or ()}
+    roots: tuple[str | int, ...] = ()
+    if logs:
+        readings = {rank: read(text, record.stream, rules) for rank, text in logs.items()}
+        roots = first_causes(readings)
+        verdict = readings[roots[0]].verdict if roots else HEALTHY
+    else:
+        verdict = read(record.text or "", record.stream, rules).verdict
+    return Answer(
+        id=record.id,
+        symptom=verdict.symptom,
+        symptoms=verdict.symptoms,
+        blame=verdict.blame,
+        action=verdict.action,
+        root_ranks=roots,
+        line=verdict.line,
+        rule=verdict.rule,
+    )
+
+
+def _records(source: str) -> Iterator[LogRecord]:
+    decoder = msgspec.json.Decoder(LogRecord)
+    try:
+        lines = Path(source).read_bytes().splitlines() if source != STDIN else sys.stdin.buffer.readlines()
+    except OSError as error:
+        raise NoLog(f"{source} cannot be read: {error.strerror}", "give a file of JSON lines") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise NoLog(
+                f"{source}, line {number}: not a record: {error}",
+                'each line is {"id": ..., "text": ...} or {"id": ..., "ranks": [{"rank": ..., "text": ...}]}',
+            ) from error
+
+
+def _ranked(files: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Texts by rank: from the files' names where all have one, else in the order in which they are given."""
+    found = [_RANK.search(os.path.basename(name)) for name in files]
+    named = [int(match[1]) for match in found if match]
+    ranks = named if len(named) == len(files) else list(range(len(files)))
+    texts: dict[int, list[str]] = {}
+    for rank, name in zip(ranks, files, strict=True):
+        texts.setdefault(rank, []).append(_text(name))
+    for rank, parts in texts.items():
+        yield rank, "\n".join(parts)
+
+
+def _text(name: str) -> str:
+    if name == STDIN:
+        return bounded(sys.stdin.buffer)
+    try:
+        with open(name, "rb") as file:
+            return bounded(file)
+    except OSError as error:
+        raise NoLog(
+            f"{name} cannot be read: {error.strerror}", "give log files, or - for the standard input"
+        ) from error
+
+
+def bounded(stream: BinaryIO) -> str:
+    """What is read of a log of any length. Lines left out in between are empty, so that numbers hold."""
+    head = stream.read(HEAD)
+    tail, skipped = b"", 0
+    while chunk := stream.read(_CHUNK):
+        tail += chunk
+        if len(tail) > 2 * TAIL:
+            skipped += tail.count(b"\n", 0, len(tail) - TAIL)
+            tail = tail[-TAIL:]
+    return (head + b"\n" * skipped + tail).decode(errors="replace")
+
+
+def _whole(readings: Mapping[int, Reading], roots: Sequence[int]) -> dict[str, object]:
+    verdict: Classification = readings[roots[0]].verdict if roots else HEALTHY
+    return {
+        "verdict": verdict,
+        "root_ranks": roots,
+        "ranks": {
+            str(rank): {**msgspec.to_builtins(reading.verdict), "number": reading.number}
+            for rank, reading in readings.items()
+        },
+    }
+
+
+def render(readings: Mapping[int, Reading], roots: Sequence[int]) -> RenderableType:
+    """The whole screen. Log text goes in as Text, since it may hold what rich would take for markup."""
+    first = roots[0] if roots else next(iter(readings))
+    parts: list[RenderableType] = [_explained(readings[first])]
+    if len(readings) > 1:
+        ranks = ", ".join(map(str, roots)) or "none"
+        parts = [
+            Text(f"failed first for its own reason: rank {ranks}", style="bold"),
+            *parts,
+            _ranks(readings),
+        ]
+    return Group(*parts)
+
+
+def _explained(reading: Reading) -> RenderableType:
+    verdict = reading.verdict
+    table = Table(show_header=False, expand=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    also = ", ".join(name for name in verdict.symptoms if name != verdict.symptom)
+    table.add_row("symptom", Text(verdict.symptom + (f" (also {also})" if also else "")))
+    table.add_row("to blame", Text(BLAMES[verdict.blame]))
+    table.add_row("do", Text(ACTIONS[verdict.action]))
+    if reading.advice:
+        table.add_row("hint", Text(reading.advice))
+    if verdict.place:
+        table.add_row("place", Text(verdict.place))
+    if verdict.rule:
+        table.add_row("rule", Text(verdict.rule))
+        table.add_row("log", _context(reading))
+    return table
+
+
+def _context(reading: Reading) -> Text:
+    shown = Text()
+    for number, line in reading.context:
+        deciding = number == reading.number and line.strip() == reading.verdict.line
+        shown.append(f"{number:>6} {line}\n", style="bold red" if deciding else "dim")
+    shown.rstrip()
+    return shown
+
+
+def _ranks(readings: Mapping[int, Reading]) -> Table:
+    table = Table(expand=False)
+    for name in ("rank", "symptom", "line"):
+        table.add_column(name, overflow="fold")
+    for rank, reading in sorted(readings.items()):
+        number = f"{reading.number}: " if reading.number else ""
+        table.add_row(str(rank), Text(reading.verdict.symptom), Text(number + reading.verdict.line))
+    return table

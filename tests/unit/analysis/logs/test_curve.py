@@ -1,0 +1,56 @@
+"""Losses and norms that are no numbers, and those that jump."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.analysis.logs import classify
+
+
+def steps(*losses: object, form: str = "step {} | loss: {} | lr 1e-4") -> str:
+    return "\n".join(form.format(number, loss) for number, loss in enumerate(losses))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        steps(2.1, 2.0, "nan"),
+        steps(2.1, "NaN"),
+        steps("inf"),
+        steps(2.1, "nan", form="{{'step': {}, 'loss': {}, 'epoch': 1}}"),
+        steps(2.1, "tensor(nan, device='cuda:0')"),
+        "iteration 7 | lm loss: 2.3E+00 | grad norm: nan |",
+    ],
+)
+def test_no_number(text: str) -> None:
+    assert classify(text).symptom == "nan_loss"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        steps(2.1, 2.2, 2.0, 7.5),
+        steps(3.06, 3.11, 7.71, 7.6),
+        steps("2.31E+00", "6.91E+00", form="iteration {} | lm loss: {} |"),
+        steps(*[0.3] * 60, 40.0, form="step {} loss=1.0 grad_norm={}"),
+    ],
+)
+def test_jumps(text: str) -> None:
+    assert classify(text).symptom == "loss_spike"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        steps(9.1, 7.2, 5.0, 3.3, 2.9),
+        steps(1.5455, 2.6294, 1.9491, form="iter {}: loss {}, time: 4401.19ms"),
+        steps(0.01, 0.05, 0.002, 0.9),
+        steps(-12.0, 3.0, -5.0),
+        steps(0.5, 4.0, 0.6, form="step {} grad_norm: {}"),
+        "val loss: 9.0\ntrain loss: 2.0\nval loss: 8.8",
+        "loss_scale: 65536.0\nloss_scale: 1048576.0",
+        "grad_norm: 0.3922 (nan)",
+    ],
+)
+def test_what_trainings_do_every_day(text: str) -> None:
+    assert classify(text).symptom == "healthy_noise"

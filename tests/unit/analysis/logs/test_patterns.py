@@ -1,0 +1,70 @@
+"""Patterns name a word that stands in every match, and never take for ever."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, words_of
+from slurm_robust.analysis.logs.ruleyaml import shipped
+
+ALL = sorted(
+    {pattern for rule in shipped().rules for pattern in (*rule.any, *rule.all, *rule.without)}
+    | {pattern for rule in shipped().rules for pattern in rule.unless if words_of(pattern)}
+)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("abc+d", ("abc",)),
+        ("CUDA error", ("cuda error",)),
+        ("(foo|barz)x?", ("foo", "barz")),
+        (r"(Signal|signal:?) 7\b", ("signal",)),
+        ("a(?!xyz)bcd", ("bcd",)),
+        ("(abc)?defg", ("defg",)),
+        (r"foo.{0,3}(b|cde)", ("foo",)),
+        ("abc|defg", ("abc", "defg")),
+        ("x(a(bcde|fgh)|ijkl)", ("bcde", "fgh", "ijkl")),
+        (r"exitcode\s*:? {0,3}-7", ("exitcode",)),
+        ("abcdef*?gh", ("abcde",)),
+        (r"a\.b\.c", ("a.b.c",)),
+        (r"(?-i:Killed) x", ("killed",)),
+        (r"\w+", ()),
+        ("ab|cde", ()),
+        ("[abc]{3}", ()),
+    ],
+)
+def test_words(pattern: str, words: tuple[str, ...]) -> None:
+    assert words_of(pattern) == words
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(abc", "no regular expression"),
+        ("(a+)+bcd", "repeats a repetition"),
+        (r"(x(\w*)y)*abcd", "repeats a repetition"),
+        (r"(\w{2,})+abcd", "repeats a repetition"),
+        (r"\d+", "plain characters"),
+    ],
+)
+def test_what_is_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(BadPattern, match=reason):
+        check(pattern)
+
+
+@pytest.mark.parametrize("pattern", ALL)
+def test_ours_are_good(pattern: str) -> None:
+    check(pattern)
+
+
+@pytest.mark.slow
+@given(pattern=st.sampled_from(ALL), data=st.data())
+def test_every_match_holds_a_word(pattern: str, data: st.DataObject) -> None:
+    text = data.draw(st.from_regex(re.compile(pattern, re.IGNORECASE | re.ASCII)))
+    if compiled(pattern).search(text):
+        assert any(word in text.lower() for word in words_of(pattern))

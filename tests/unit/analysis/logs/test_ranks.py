@@ -1,0 +1,80 @@
+"""First-cause election: the rank that failed for its own reason, not those that lost it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.analysis.logs import classify_ranks, elect
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.incident import NodeExit
+
+TIMEOUT = (
+    "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600001 milliseconds"
+)
+CLOSED = "RuntimeError: [pair.cc:547] Connection closed by peer [10.0.0.1]:3"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+FAILED = "exitcode  : 1 (pid: 7)"
+
+
+@pytest.mark.parametrize(
+    ("texts", "roots", "symptom"),
+    [
+        ({0: CLOSED, 1: OOM, 2: TIMEOUT.format(2)}, (1,), "gpu_oom"),
+        ({0: CLOSED, 1: "ValueError: bad\n" + CLOSED}, (1,), "code_error"),
+        ({0: FAILED, 1: "exitcode  : -11 (pid: 8)"}, (1,), "killed_signal"),
+        ({0: FAILED, 1: "Sending process 9 closing signal SIGTERM"}, (0,), "code_error"),
+        ({0: OOM, 1: OOM, 2: CLOSED}, (0, 1), "gpu_oom"),
+        ({0: "all is well", 1: "step 3 done"}, (), "healthy_noise"),
+        ({0: "all is well", 1: CLOSED}, (1,), "secondary"),
+        ({}, (), "healthy_noise"),
+    ],
+)
+def test_roots(texts: dict[int, str], roots: tuple[int, ...], symptom: str) -> None:
+    found = classify_ranks(texts)
+    assert (found.root_ranks, found.verdict.symptom) == (roots, symptom)
+    assert set(found.ranks) == set(texts)
+
+
+def test_of_equal_causes_the_earliest_by_its_time_is_the_root() -> None:
+    texts = {0: f"12:00:09.5 {OOM}", 1: f"[E129 12:00:01.25 x] {OOM}", 2: f"2026-01-01 12:00:02,9 {OOM}"}
+    assert classify_ranks(texts).root_ranks == (1, 2)
+
+
+def test_times_count_only_where_all_contenders_have_one() -> None:
+    assert classify_ranks({0: f"12:00:09 {OOM}", 1: OOM}).root_ranks == (0, 1)
+
+
+def exit_of(
+    rank: int, *, age_s: float, message: str = "", code: int | None = 1, signal: int | None = None
+) -> NodeExit:
+    error = WorkerError(type="RuntimeError", message=message) if message else None
+    code = None if signal else code
+    return NodeExit(
+        node=f"n{rank}", exit=WorkerExit(rank=rank, code=code, signal=signal, age_s=age_s, error=error)
+    )
+
+
+def test_an_exception_of_ones_own_comes_before_a_lost_peer_seen_earlier() -> None:
+    peer, own = exit_of(0, age_s=2, message=CLOSED), exit_of(1, age_s=1, message="loss is wrong")
+    assert elect([peer, own]) == own
+
+
+def test_who_was_asked_to_end_comes_after_who_failed_and_before_who_lost_a_peer() -> None:
+    asked, own = exit_of(0, age_s=3, signal=15), exit_of(1, age_s=1, signal=9)
+    peer = exit_of(2, age_s=4, message=CLOSED)
+    assert elect([asked, peer, own]) == own
+    assert elect([asked, peer]) == asked
+
+
+def test_age_and_then_rank_break_ties() -> None:
+    late, early, other = (
+        exit_of(0, age_s=1, signal=9),
+        exit_of(2, age_s=2, signal=9),
+        exit_of(1, age_s=2, signal=9),
+    )
+    assert elect([late, early, other]) == other
+
+
+def test_nobody_is_elected_where_nobody_failed() -> None:
+    assert elect([exit_of(0, age_s=1, code=0)]) is None
+    assert elect([]) is None

@@ -1,0 +1,124 @@
+"""What single logs and ends of workers are taken for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurm_robust.analysis.logs import classify, classify_exit, read, shipped
+from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from tests.unit.analysis.logs.labelled import labels, score
+
+SAMPLES = yaml.safe_load(Path(__file__).with_name("samples.yaml").read_text())
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/jobs/7/releases/ab12/train.py", line 40, in <module>
+    main()
+  File "/jobs/7/releases/ab12/model/block.py", line 12, in forward
+    return self.norm(x)
+  File "/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1518, in _call_impl
+    return forward_call(*args, **kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("symptom", "action", "text"),
+    [(symptom, group["action"], text) for symptom, group in SAMPLES.items() for text in group["texts"]],
+)
+def test_what_libraries_and_kernels_print(symptom: str, action: str, text: str) -> None:
+    found = classify(text)
+    assert found.symptom == symptom
+    if action != "any":
+        assert found.action.value == action
+
+
+def test_the_labelled_set() -> None:
+    found = score(shipped())["all"]
+    shares = {name: found[name] / found[f"of {name}"] for name in ("symptom", "blame", "action", "root")}
+    assert shares == {name: pytest.approx(1, abs=0.05) for name in shares}
+
+
+def test_every_symptom_of_the_set_is_known() -> None:
+    assert {label.symptom for label in labels()} == {rule.symptom for rule in shipped().rules}
+
+
+def test_healthy_noise_of_the_set_is_never_acted_on() -> None:
+    noise = [label for label in labels() if label.symptom == "healthy_noise"]
+    assert [classify(label.text or "", label.stream).action for label in noise] == [Remedy.NONE] * len(noise)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "epoch 3 done", "\x00\x01", "näh \udcff", "a" * 10_000])
+def test_what_is_not_understood_is_not_acted_on(text: str) -> None:
+    found = classify(text)
+    assert (found.symptom, found.blame, found.action) == ("healthy_noise", Fault.NONE, Remedy.NONE)
+    assert (found.line, found.rule) == ("", "")
+
+
+def test_the_earliest_own_cause_decides_and_not_what_follows() -> None:
+    log = (
+        "[0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 60001 milliseconds\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+        "RuntimeError: CUDA error: device-side assert triggered\n"
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 7)\n"
+    )
+    found = read(log)
+    assert (found.verdict.symptom, found.number) == ("gpu_oom", 2)
+    assert "cuda_error" in found.verdict.symptoms
+
+
+def test_killed_after_the_oom_killer_is_memory() -> None:
+    log = "line 3:  812 Killed     train.py\nslurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0"
+    assert classify(log, "slurm").symptom == "cpu_oom"
+    assert classify(log.splitlines()[0], "slurm").symptom == "killed_signal"
+
+
+def test_the_place_is_in_the_users_code() -> None:
+    found = classify(TRACEBACK + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x5 and 6x7)")
+    assert (found.symptom, found.place) == ("code_error", "block.py:12")
+    assert found.line.startswith("RuntimeError: mat1")
+
+
+def test_a_traceback_of_packages_alone_has_their_place() -> None:
+    last = '  File "/env/lib/python3.11/site-packages/x/run.py", line 3, in go\nValueError: no\n'
+    assert classify("Traceback (most recent call last):\n" + last).place == "run.py:3"
+
+
+def test_the_place_of_the_last_traceback_is_not_mixed_with_an_earlier_one() -> None:
+    log = TRACEBACK + "ValueError: caught\nTraceback (most recent call last):\n" + "KeyError: 'a'\n"
+    assert classify(log).place == "block.py:12"
+    assert (
+        classify('Traceback (most recent call last):\n  File "b.py", line 2, in f\nKeyError: 1\n').place
+        == "b.py:2"
+    )
+
+
+def test_an_exit_is_judged_by_its_exception() -> None:
+    error = WorkerError(type="ValueError", message="bad", file="lib/data.py", line=9, traceback=TRACEBACK)
+    found = classify_exit(WorkerExit(rank=0, code=1, error=error, tail=("CUDA out of memory",)))
+    assert (found.symptom, found.place, found.line) == ("code_error", "data.py:9", "ValueError: bad")
+
+
+@pytest.mark.parametrize(
+    ("exit", "symptom"),
+    [
+        (WorkerExit(rank=0, signal=11), "killed_signal"),
+        (WorkerExit(rank=0, signal=9), "killed_signal"),
+        (WorkerExit(rank=0, signal=15), "secondary"),
+        (WorkerExit(rank=0, code=1), "code_error"),
+        (WorkerExit(rank=0, code=127), "config_error"),
+        (WorkerExit(rank=0, code=0), "healthy_noise"),
+        (WorkerExit(rank=0, code=1, tail=("CUDA out of memory.",)), "gpu_oom"),
+        (WorkerExit(rank=0, signal=9, tail=("Memory cgroup out of memory: Killed process 3",)), "cpu_oom"),
+    ],
+)
+def test_an_exit_without_an_exception(exit: WorkerExit, symptom: str) -> None:
+    assert classify_exit(exit).symptom == symptom
+
+
+def test_numbers_of_lines_and_context() -> None:
+    found = read("a\nb\rprogress\nc\nCUDA out of memory\nd\ne\nf\n")
+    assert found.number == 4
+    assert [text for _, text in found.context] == ["progress", "c", "CUDA out of memory", "d", "e"]
