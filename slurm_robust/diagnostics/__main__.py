@@ -25,7 +25,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.worker.process import die_with_parent
 
 _LEAST_S = 2.0
-_ENOUGH = 0.9  # of the time that a program needs, before not to end is its node's fault
+_ENOUGH = 0.8  # of the time that a program needs, before not to end is its node's fault
 _WITHOUT_TORCH = frozenset({"dcgm", "memory", "storage"})
 
 
@@ -110,7 +110,7 @@ def _part(args: argparse.Namespace) -> Part:
         address=address,
         port=args.port,
         gpus=int(os.environ.get("SLURM_GPUS_ON_NODE") or 0) if args.gpus is None else args.gpus,
-        together_on_gpus=args.nccl,
+        gpus_together=args.nccl,
         storage=args.storage,
     )
 
@@ -127,7 +127,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
     parser.add_argument("--groups", default="", help="'ADDRESS=NODE,NODE ...': who runs tests together")
     parser.add_argument("--port", type=int, default=0, help="where a group meets, on its first node")
-    parser.add_argument("--nccl", action="store_true", help="groups use their GPUs")
+    parser.add_argument("--nccl", type=int, default=0, help="GPUs that groups use on each node")
     parser.add_argument("--gpus", type=int, help="GPUs of this node (default: those of the Slurm step)")
     parser.add_argument("--storage", default="", help="folder to be tested")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for all, once they begin")

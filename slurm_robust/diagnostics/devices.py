@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,14 +36,15 @@ def can_use_gpus() -> bool:
 
 
 def each_core(until: float) -> Iterator[int]:
-    """The cores that this process may use, one after the other, with the calling thread bound to each.
+    """The cores that this process may use, in any order, with the calling thread bound to each in turn.
 
     Ends when all had their turn or ``time.monotonic()`` is beyond ``until``, but not before the first. The
     binding is as before when it ends.
     """
     before = os.sched_getaffinity(0)
     try:
-        for index, core in enumerate(sorted(before)):
+        # Where there is no time for all, it should not always be the same ones that are left out.
+        for index, core in enumerate(random.sample(sorted(before), len(before))):
             if index and time.monotonic() > until:
                 return
             os.sched_setaffinity(0, {core})

@@ -11,8 +11,8 @@ class Part(Record):
     """One node's part of one test.
 
     ``group``: the nodes that take part, the first of which is met at ``address`` and ``port``. ``gpus``: how
-    many the node is said to have for us. ``together_on_gpus``: all nodes have some, so that what they do
-    together is done by NCCL. ``storage``: the folder to be tested. ``limit_s``: seconds that are left.
+    many the node should have for us; ``gpus_together``: how many all nodes have, which do over NCCL what they
+    do together (0: over gloo). ``storage``: the folder to be tested. ``limit_s``: seconds that are left.
     """
 
     node: str
@@ -20,7 +20,7 @@ class Part(Record):
     address: str = "127.0.0.1"
     port: int = 0
     gpus: int = 0
-    together_on_gpus: bool = False
+    gpus_together: int = 0
     storage: str = ""
     limit_s: float = 60.0
 

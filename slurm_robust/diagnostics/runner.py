@@ -26,6 +26,7 @@ _PORTS = range(20_000, 32_000)
 _LOOK_EVERY_S = 0.05
 _LEAST_S = 5.0
 _READY_SHARE = 0.4
+_LEAVE_S = 5.0
 _MOST_WORDS = 300
 
 
@@ -41,7 +42,7 @@ class Diagnoser(Protocol):
         ...
 
     def stop(self) -> None:
-        """From any thread: have :meth:`diagnose` end its steps and return with what is known."""
+        """From any thread, for good: have :meth:`diagnose` end its steps and return with what is known."""
         ...
 
 
@@ -124,18 +125,22 @@ class _Run:
             return
         self._tell(f"{', '.join(first.programs)} on {len(first.nodes)} node(s), {limit_s:.0f} s at most")
         words: list[str] = []
-        with tempfile.TemporaryDirectory(prefix="srobust-diagnose-") as folder:
+        try:
+            answers = self._play(first, limit_s, port, words)
+        except (SlurmError, OSError) as error:
+            self.left_out |= dict.fromkeys(first.programs, str(error))
+        else:
+            self._take(first, answers, " | ".join(words)[-_MOST_WORDS:])
+
+    def _play(self, round_: Round, limit_s: float, port: int, words: list[str]) -> list[Answer]:
+        """What the parts answer; what else they and srun say is appended to ``words``."""
+        with tempfile.TemporaryDirectory(prefix="srobust-diagnose-", ignore_cleanup_errors=True) as folder:
+            command = self._command(round_, limit_s, port)
+            launched = self._place.launch(round_.nodes, command, Path(folder))
             try:
-                command = self._command(first, limit_s, port)
-                launched = self._place.launch(first.nodes, command, Path(folder))
-            except (SlurmError, OSError) as error:
-                self.left_out |= dict.fromkeys(first.programs, str(error))
-                return
-            try:
-                answers = [*self._listen(first, launched, time.monotonic() + limit_s, words)]
+                return [*self._listen(round_, launched, time.monotonic() + limit_s, words)]
             finally:
                 launched.end()
-        self._take(first, answers, " | ".join(words)[-_MOST_WORDS:])
 
     def _take(self, round_: Round, answers: list[Answer], words: str) -> None:
         quiet = quiet_nodes(round_, answers)
@@ -159,16 +164,16 @@ class _Run:
             at = self._place.addresses([group[0] for group in round_.groups])
             words += ["--groups", " ".join(f"{at[group[0]]}={','.join(group)}" for group in round_.groups)]
             words += ["--port", str(port)]
-            words += ["--nccl"] if all(map(self._place.gpus, round_.nodes)) else []
+            words += ["--nccl", str(min(map(self._place.gpus, round_.nodes)))]
         words += ["--storage", self._storage] if self._storage else []
         return tuple(words)
 
     def _listen(
         self, round_: Round, launched: Launched, deadline: float, words: list[str]
     ) -> Iterator[Answer]:
-        """Answers as they come, until all have come or none can; other lines are appended to ``words``."""
+        """Answers as they come, until nothing more can come or the time is over."""
         missing = len(round_.nodes) * len(round_.programs)
-        while missing and time.monotonic() < deadline and not self._stopped.wait(_LOOK_EVERY_S):
+        while time.monotonic() < deadline and not self._stopped.wait(_LOOK_EVERY_S):
             ended = launched.ended()
             for line in launched.lines():
                 answer = _decoded(line)
@@ -176,6 +181,9 @@ class _Run:
                     words.append(line.strip())
                     continue
                 missing -= 1
+                if not missing:
+                    # Parts that have said all end by themselves, which is cheaper than ending them.
+                    deadline = min(deadline, time.monotonic() + _LEAVE_S)
                 self._tell_of(answer)
                 yield answer
             if ended:

@@ -16,16 +16,16 @@ _REPEATS = 5
 
 def run(part: Part) -> Found:
     """See the module. Raises ``NotHere``."""
-    if part.together_on_gpus and not can_use_gpus():
+    if part.gpus_together and not can_use_gpus():
         raise NotHere(f"PyTorch {torch.__version__} is built without support of GPUs")
-    count = part.gpus if part.together_on_gpus else 1
+    count = part.gpus_together or 1
     ranks = Ranks(
         count=count,
         first=part.group.index(part.node) * count,
         world=len(part.group) * count,
         address=part.address,
         port=part.port,
-        on_gpus=part.together_on_gpus,
+        on_gpus=bool(part.gpus_together),
     )
     return run_ranks(ranks, gather, part)
 

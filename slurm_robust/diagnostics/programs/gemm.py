@@ -38,18 +38,18 @@ _PATTERNS = (0x5555555555555555, -0x5555555555555556)
 
 def run(part: Part) -> Found:
     """See the module. Raises ``Wrong``."""
-    wrong = _cores(time.monotonic() + min(_CORES_S, part.limit_s / 4))
+    cores, wrong = _cores(time.monotonic() + min(_CORES_S, part.limit_s / 4))
     if wrong:
         return failed(wrong)
     try:
         gpus = gpus_of(part)
     except NotHere as reason:
-        return Found(value=f"CPU only: {reason}")
+        return Found(value=f"{cores} cores; {reason}")
     if not gpus:
-        return Found(value="CPU only")
+        return Found(value=f"{cores} cores")
     bodies = {f"gpu{device.index}": partial(_gpu, device) for device in gpus}
     found = worst(list(in_children(bodies, part.limit_s * _FOR_GPUS).values()))
-    return msgspec.structs.replace(found, value=f"CPU and {len(gpus)} GPUs")
+    return msgspec.structs.replace(found, value=f"{cores} cores, {len(gpus)} GPUs")
 
 
 def _gpu(device: torch.device) -> Found:
@@ -58,12 +58,15 @@ def _gpu(device: torch.device) -> Found:
     return failed(f"gpu{device.index}: {wrong}") if wrong else Found()
 
 
-def _cores(until: float) -> str:
+def _cores(until: float) -> tuple[int, str]:
+    """How many cores were tested, and what is wrong with the last of them."""
+    count = 0
     with one_thread():
         for core in each_core(until):
+            count += 1
             if wrong := _products(torch.device("cpu"), 2, _SIDE, time.monotonic()):
-                return f"core {core}: {wrong}"
-    return ""
+                return count, f"core {core}: {wrong}"
+    return count, ""
 
 
 def _products(device: torch.device, tiles: int, side: int, until: float) -> str:

@@ -55,7 +55,7 @@ def test_what_is_asked_decides_what_is_run() -> None:
 def test_all_that_a_gpu_job_needs_fits_into_the_usual_time() -> None:
     found = plan(names(4), bitwise=True, gpus=True, storage="/scratch")
     without_dcgm = sum(r.needs_s for r in found.rounds) - BY_NAME["dcgm"].needs_s
-    assert without_dcgm <= 320.0
+    assert without_dcgm <= 330.0
 
 
 def test_every_program_has_its_module() -> None:
