@@ -36,11 +36,15 @@ def together(
                 return
             results[index] = job(things[index])
 
-    # Daemons: starting a program from storage that does not answer hangs in the kernel.
-    at_once = min(_AT_MOST, _PER_CPU * len(os.sched_getaffinity(0)))
-    threads = [threading.Thread(target=work, daemon=True) for _ in things[:at_once]]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    for _ in things[: min(_AT_MOST, _PER_CPU * len(os.sched_getaffinity(0)))]:
+        # A daemon: starting a program from storage that does not answer hangs in the kernel.
+        thread = threading.Thread(target=work, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            break  # no more are allowed; those that there are do all the work
+        threads.append(thread)
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     found = dict(results)

@@ -19,7 +19,7 @@ from tests.unit.agent.stacks.programs import HANG, PREPARE, program
 from tests.unit.agent.stacks.workers import functions, process
 from tests.waiting import wait_for
 
-BUDGET_S = 10.0
+BUDGET_S = 30.0
 
 # A parent waits in the kernel for a child of vfork(2), in state D; here the child has memory of its own.
 IN_THE_KERNEL = """
@@ -125,8 +125,8 @@ def test_a_pyspy_that_hangs_leaves_time_for_the_handler(tmp_path: Path) -> None:
     hanging.chmod(0o700)
     with program(PREPARE + HANG, tmp_path) as worker:
         began = time.monotonic()
-        stacks = take_one(worker.pid, StackTaker(program=str(hanging)), budget_s=1.5)
-        assert time.monotonic() - began < 1.5
+        stacks = take_one(worker.pid, StackTaker(program=str(hanging)), budget_s=3.0)
+        assert time.monotonic() - began < 3.0
         assert worker.goes_on()
     assert (stacks.source, functions(process(stacks))) == ("signal", ["hangs", "<module>"])
     assert not [child for child in descendants(process_table(), os.getpid()) if child.name == "sleep"]

@@ -113,7 +113,7 @@ class Training:
         return found
 
 
-def take_as(prefix: tuple[str, ...], training: Training, budget_s: float = 10.0) -> tuple[RankStacks, ...]:
+def take_as(prefix: tuple[str, ...], training: Training, budget_s: float) -> tuple[RankStacks, ...]:
     """Take the stacks in a process that ``prefix`` starts."""
     workers = msgspec.json.encode(training.pids).decode()
     command = [*prefix, sys.executable, "-m", __name__, str(training.runtime), workers, str(budget_s)]
