@@ -22,8 +22,10 @@ class PaceHistory(Record):
 
     ``first_step_s``: the longest time from a launch to the first step; ``phases``: the longest of each phase
     that the script announces; ``pause_s``: the longest time without a step that looked like a hang and then
-    ended by itself. 0 and absent: not seen yet. ``hung_after``: the step after which the training was last
-    taken for hanging, -1 once it got beyond.
+    ended by itself. 0 and absent: not seen yet, or no longer believed since it was exceeded. ``hung_after``:
+    the step after which the training was last taken for hanging, -1 once it got beyond. ``doubts``: how often
+    it was between steps, since it last went on for hours without. Whoever finds the cause of a hang may set
+    it to 0: then it was none of the script's own doing.
     """
 
     steps: int = 0
@@ -34,3 +36,4 @@ class PaceHistory(Record):
     phases: dict[str, float] = {}
     pause_s: float = 0.0
     hung_after: int = -1
+    doubts: int = 0

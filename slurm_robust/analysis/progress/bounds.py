@@ -22,6 +22,9 @@ LEARNED_FACTOR = 3.0
 COLD_FACTOR = 4.0
 """The first step is allowed so many floors: on a new node every file is read from storage once more."""
 
+DOUBT_FACTOR = 4.0
+"""After each hang that may have been something long the next bound is so many times longer."""
+
 # How long these take says nothing about the next time: it depends on where the copy is, and on the script.
 _UNLEARNED = (RESTORE, FINISHED)
 
@@ -75,6 +78,10 @@ def between_steps(
     if pause_s > found.seconds:
         words = f"{LEARNED_FACTOR:g} x {span(past.pause_s)}, the longest pause that ended by itself"
         found = Bound(seconds=pause_s, why=f"{words}; a phase that is announced would have its own bound")
+    doubted_s = min(DOUBT_FACTOR**past.doubts * found.seconds, config.phase_s)
+    if doubted_s > found.seconds:
+        words = f"more than {found.why}, since it seemed to hang {past.doubts} times within hours"
+        found = Bound(seconds=doubted_s, why=words)
     if hung_here and config.phase_s > found.seconds:
         # A fault seldom strikes twice at one step; a long evaluation that nobody announces does.
         why = "detect.phase_s: it seemed to hang after this very step before, maybe in a phase not announced"

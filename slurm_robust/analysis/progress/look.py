@@ -16,8 +16,7 @@ class Look(Record):
     count optimizer steps, or all if none does that either (``speaks`` is False). ``step`` is the newest,
     completed by the first rank ``at``. ``still_s``: since any rank completed a step, or began or ended a
     phase. ``phases`` that ranks are in, each since its first rank entered; ``phase_ended_s``: since the last
-    one ended.
-    ``silent`` are ranks that tell nothing while others do.
+    one ended. ``in_phases`` are the ranks that are in one, ``silent`` those that tell nothing unlike others.
     """
 
     now: float
@@ -29,6 +28,7 @@ class Look(Record):
     still_s: float
     phases: dict[str, float] = {}
     phase_ended_s: float = math.inf
+    in_phases: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
 
     @classmethod
@@ -52,6 +52,7 @@ class Look(Record):
             still_s=min(min(r.age_s for r in speaking), min(r.phase_s for r in records)),
             phases=phases,
             phase_ended_s=min((r.phase_s for r in records if not r.phase), default=math.inf),
+            in_phases=tuple(r.rank for r in records if r.phase),
             silent=tuple(r.rank for r in records if not r.reported) if reporting else (),
         )
 
@@ -72,8 +73,10 @@ class Look(Record):
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Ranks that are not as far as others; none if all are equal."""
-        if self.is_first and self.silent:
+        """Ranks that the others wait for: those in a phase, or not as far; none if all are equal."""
+        if self.in_phases and len(self.in_phases) < len(self.records):
+            return self.in_phases
+        if self.is_first and 0 < len(self.silent) < len(self.records):
             return self.silent
         least = min(r.step for r in self.records)
         found = tuple(r.rank for r in self.records if r.step == least)

@@ -25,6 +25,8 @@ ALONE_FACTOR = 4.0
 MOST_PHASES = 16
 """Of so many names the times are learned; a script may make up a new one each time."""
 
+CALM_S = 6 * 3600.0
+"""After so long without a hang those before are forgotten."""
 
 _NEWS_FACTOR = 1.25
 
@@ -53,7 +55,6 @@ class PaceWatch:
 
     def __init__(self, config: DetectConfig, past: PaceHistory) -> None:
         self._config = config
-        self._hung_after = past.hung_after
         self._known = past  # with what was learned of seldom things since
         self._times = StepTimes()
         self._decline = Decline(config.slow_factor, past)
@@ -64,7 +65,9 @@ class PaceWatch:
         self._still_s = 0.0  # the longest that was seen without a step or a phase, since the newest step
         self._phase_seen = False  # since the newest step
         self._open: dict[str, float] = {}  # phases that go on, with the longest time seen
-        self._told_hang = self._told_alone = self._told_slow = False
+        self._told_s: float | None = None  # the bound of the hang that was told and goes on
+        self._calm_since = math.inf
+        self._told_alone = self._told_slow = False
 
     def see(self, records: Sequence[Progress], now: float) -> None:
         """Records of all ranks that are alive, their ages counted until ``now``.
@@ -74,6 +77,7 @@ class PaceWatch:
         if not records:
             return
         look, before = Look.of(records, now), self._look
+        self._calm_since = min(self._calm_since, now)
         self._learn_phases(look)
         if before is not None and before.is_first:
             self._measure_first(look, before)
@@ -128,6 +132,8 @@ class PaceWatch:
         self._still_s, self._phase_seen = 0.0, False
         if look.step > self._known.hung_after >= 0:
             self._learn(hung_after=-1)
+        if self._known.doubts and look.now - self._calm_since > CALM_S:
+            self._learn(doubts=0)
 
     def _measure_first(self, look: Look, before: Look) -> None:
         stretch = self._stretch(look, self._launched) if before.step < 0 <= look.step else None
@@ -143,9 +149,9 @@ class PaceWatch:
         # Of several steps the mean is known, and for how long nothing was seen to move.
         longest = max(seconds / steps, self._still_s) if is_whole else seconds
         usual = bounds.usual(self._config, self._times, self._known).seconds
-        hung_here = before.step == self._hung_after
+        hung_here = before.step == self._known.hung_after
         if longest > usual and (hung_here or self._times.steps >= FEW_STEPS):
-            self._learn(pause_s=max(longest, self._known.pause_s))
+            self._learn(pause_s=max(longest, self._known.pause_s), doubts=0)
             return
         self._times.add(longest, steps)
         if is_whole and self._times.steps > FEW_STEPS:
@@ -161,7 +167,8 @@ class PaceWatch:
             return None
         if begin < resumed_at <= look.at:
             return look.at - resumed_at, False
-        return None if self._phase_seen else (look.at - begin, True)
+        # A Beat that was late makes its step seem younger than it is, so the next may seem to be before it.
+        return None if self._phase_seen else (max(0.0, look.at - begin), True)
 
     def _learn_phases(self, look: Look) -> None:
         """A phase is over when all ranks have left it."""
@@ -186,17 +193,30 @@ class PaceWatch:
             return bounds.in_phases(self._config, look.phases, self._known.phases)
         if look.is_first:
             return bounds.first_step(self._config, self._known.first_step_s)
-        hung_here = look.step == self._hung_after
+        hung_here = look.step == self._known.hung_after
         return bounds.between_steps(self._config, self._times, self._known, hung_here=hung_here)
 
     def _hang(self, look: Look, now: float) -> PaceVerdict | None:
-        bound, still_s = self._bound(look), look.still_s + now - look.now
-        was_told, self._told_hang = self._told_hang, still_s > bound.seconds
-        if was_told or not self._told_hang:
+        still_s = look.still_s + now - look.now
+        if self._told_s is not None and still_s > self._told_s:
             return None
-        if not look.phases and not look.is_first:
-            self._learn(hung_after=look.step)
+        bound = self._bound(look)
+        self._told_s = bound.seconds if still_s > bound.seconds else None
+        if self._told_s is None:
+            return None
+        self._doubt(look)
         return _hang(look, look.behind, still_s, bound)
+
+    def _doubt(self, look: Look) -> None:
+        """If what was learned is too short here, no hang may come of it a second time."""
+        if look.phases:
+            kept = {name: longest for name, longest in self._known.phases.items() if name not in look.phases}
+            self._learn(phases=kept)
+        elif look.is_first:
+            self._learn(first_step_s=0.0)
+        else:
+            self._learn(hung_after=look.step, doubts=self._known.doubts + 1)
+            self._calm_since = look.now
 
     def _alone(self, look: Look) -> PaceVerdict | None:
         """Some ranks are still while others go on, so no rank of theirs waits for another."""
@@ -231,7 +251,7 @@ def is_news(before: PaceHistory, after: PaceHistory) -> bool:
     """Whether the change is worth a line in the journal: a figure by more than a quarter, or a new one."""
     if before.hung_after != after.hung_after or before.phases.keys() != after.phases.keys():
         return True
-    names = ("steps", "p50_s", "p99_s", "longest_s", "first_step_s", "pause_s")
+    names = ("steps", "p50_s", "p99_s", "longest_s", "first_step_s", "pause_s", "doubts")
     pairs = [(getattr(before, name), getattr(after, name)) for name in names]
     pairs += [(before.phases[name], after.phases[name]) for name in after.phases]
     return any(max(pair) > _NEWS_FACTOR * min(pair) for pair in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +72,7 @@ def test_a_hang_that_ends_is_told_again_when_it_comes_again() -> None:
 
 @pytest.mark.parametrize(("step_s", "bound_s"), [(0.1, 15.0), (10.0, 30.0), (300.0, 900.0)])
 def test_the_bound_follows_the_step_time(step_s: float, bound_s: float) -> None:
-    training = Training([steady(step_s, 40, step_s + 5.0)])
+    training = Training([steady(step_s, 60 if step_s < 1.0 else 25, step_s + 5.0)])
     assert training.verdicts(training.ranks[0].done[-1]) == []
     assert training.watch.bound(training.now)[0] == pytest.approx(bound_s, rel=0.15)
 
@@ -102,6 +103,15 @@ def test_a_first_step_has_the_configured_time_until_the_past_says_better() -> No
     assert Training([Rank([])], past=PaceHistory(first_step_s=900.0)).first_verdict(1900.0).bound_s == 1800.0
 
 
+def test_a_first_step_that_took_too_long_once_is_allowed_more_at_the_next_launch() -> None:
+    past = PaceHistory(steps=100, p50_s=1.0, p99_s=1.0, longest_s=1.0, first_step_s=30.0)
+    training = Training([Rank([])], past=past)
+    assert training.first_verdict(500.0).bound_s == 90.0
+    again = Training([steady(1.0, 10, begin=1000.0)], past=training.watch.history)
+    assert again.verdicts(1010.0) == []
+    assert again.watch.history.first_step_s == pytest.approx(1000.0, abs=0.01)
+
+
 def test_after_a_slow_first_step_the_second_may_compile_as_long() -> None:
     done = times([100.0, 0.1, 0.1], begin=60.0)
     assert Training([Rank(done)]).verdicts(done[-1]) == []
@@ -114,13 +124,14 @@ def test_the_first_step_is_over_when_all_ranks_have_made_theirs() -> None:
 
 
 def test_a_rank_that_does_not_even_report_is_behind() -> None:
-    ranks = [Rank([]), Rank([], reported=False)]
+    ranks = [Rank([]), Rank([], reported=False), Rank([])]
     assert Training(ranks).first_verdict(1900.0).ranks == (1,)
+    assert Training(ranks[:2]).first_verdict(1900.0).ranks == ()
 
 
 def test_a_silent_script_never_hangs_and_that_is_said() -> None:
     training = Training([Rank([], reported=False)])
-    assert training.verdicts(10_000.0) == []
+    assert training.verdicts(4000.0) == []
     bound, why = training.watch.bound(training.now)
     assert bound == math.inf
     assert "silence says nothing" in why
@@ -171,9 +182,14 @@ def test_a_phase_that_hangs_is_told_by_what_it_took_before() -> None:
     ranks[0].phases[1] = ("evaluation", done, math.inf)
     for rank in ranks:
         rank.done = [at for at in rank.done if at <= done]
-    verdict = Training(ranks).first_verdict(5000.0)
+    training = Training(ranks)
+    verdict = training.first_verdict(5000.0)
     assert verdict.since_s == pytest.approx(300.0, abs=3.0)
     assert "phase evaluation goes on for 3" in verdict.words
+    assert verdict.ranks == (0,)
+    assert training.verdicts(3000.0) == []
+    # It may as well take longer now than it did, so the next one has the configured time again.
+    assert training.watch.history.phases == {}
 
 
 def test_a_phase_never_seen_has_the_configured_time() -> None:
@@ -251,13 +267,39 @@ def test_where_it_seemed_to_hang_before_it_gets_time_and_that_is_learned() -> No
     first = Training([Rank(done)])
     assert first.first_verdict(500.0).since_s == pytest.approx(15.0, abs=0.5)
     past = first.watch.history
-    assert (past.hung_after, past.pause_s) == (200, 0.0)
+    assert (past.hung_after, past.pause_s, past.doubts) == (200, 0.0, 1)
     # The next generation goes on from step 150, and now knows.
     resumed = Rank([at - done[150] + 5.0 for at in done[150:]], first=150)
     second = Training([resumed], past=past)
     assert second.verdicts(resumed.done[-1]) == []
-    assert second.watch.history.hung_after == -1
+    assert (second.watch.history.hung_after, second.watch.history.doubts) == (-1, 0)
     assert second.watch.history.pause_s == pytest.approx(100.0, abs=LATE_S)
+
+
+def test_pauses_that_no_generation_comes_back_to_get_more_time_each() -> None:
+    """An evaluation of 100 s after every 100 steps; training goes on from a snapshot right before it."""
+    past, told = PaceHistory(), []
+    for generation in range(3):
+        done = times([0.5] * 99 + [100.0] + [0.5] * 99)
+        training = Training([Rank(done, first=100 * generation)], past=past)
+        told += [verdict.bound_s for verdict in islice(training.until(done[-1]), 1)]
+        past = training.watch.history
+    assert told == [15.0, 60.0]
+    assert past.pause_s == pytest.approx(100.0, abs=LATE_S)
+    assert past.doubts == 0
+
+
+def test_after_hours_without_a_hang_the_bound_is_short_again() -> None:
+    past = PaceHistory(steps=100, p50_s=10.0, p99_s=10.0, longest_s=10.0, doubts=2)
+    training = Training([steady(10.0, 4000, begin=12.0)], past=past)
+    training.now = 15_000.0
+    training.verdicts(15_300.0)
+    bound, why = training.watch.bound(training.now)
+    assert bound == pytest.approx(16 * 30.0, rel=0.1)
+    assert "seemed to hang 2 times" in why
+    training.now += 6 * 3600.0 - 350.0
+    training.verdicts(training.now + 100.0)
+    assert training.watch.history.doubts == 0
 
 
 def test_small_changes_are_no_news() -> None:
