@@ -24,7 +24,8 @@ from slurm_robust.slurm.errors import SlurmError
 # Outside of what the kernel hands out by itself, so that a port is rarely in use.
 _PORTS = range(20_000, 32_000)
 _LOOK_EVERY_S = 0.05
-_LEAST_S = 5.0
+# With less a node may be silent only because its part has still to start.
+_LEAST_S = 15.0
 _READY_SHARE = 0.4
 _LEAVE_S = 5.0
 _MOST_WORDS = 300
@@ -117,8 +118,9 @@ class _Run:
     def round(self, rounds: Sequence[Round], port: int) -> None:
         """Run the first of the ``rounds`` that are still to come, with its share of the time."""
         first = rounds[0]
+        left_s = self._end - time.monotonic()
         share = first.needs_s / sum(r.needs_s for r in rounds)
-        limit_s = min(first.most_s, (self._end - time.monotonic()) * share)
+        limit_s = min(first.most_s, left_s, max(_LEAST_S, left_s * share))
         if self._stopped.is_set() or limit_s < _LEAST_S:
             why = "it was stopped" if self._stopped.is_set() else "no time was left"
             self.left_out |= dict.fromkeys(first.programs, why)
@@ -179,6 +181,7 @@ class _Run:
                 answer = _decoded(line)
                 if answer is None:
                     words.append(line.strip())
+                    self._tell(line.strip())
                     continue
                 missing -= 1
                 if not missing:

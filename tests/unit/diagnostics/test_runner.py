@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from slurm_robust.diagnostics.places import HerePlace, SlurmPlace
 from slurm_robust.diagnostics.runner import Diagnoser, PlaceDiagnoser
+from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.diagnoser_contract import NODES, DiagnoserContract
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.waiting import wait_for
 
 FAULTY = Path(__file__).with_name("faulty")
 
@@ -75,16 +78,27 @@ def running(slurm: FakeSlurm) -> Allocation:
     return slurm.allocation(job_id)
 
 
-@pytest.mark.slow
-def test_a_step_is_ended_and_its_nodes_are_silent(slurm: FakeSlurm) -> None:
+def test_a_diagnosis_that_is_stopped_ends_its_step(slurm: FakeSlurm) -> None:
     held = running(slurm)
-    diagnoser = PlaceDiagnoser(SlurmPlace(slurm, held), tests=("memory",))
-    found = diagnoser.diagnose(held.nodes, bitwise=False, storage="", budget_s=5.5)
+    told = threading.Event()
+    diagnoser = PlaceDiagnoser(
+        SlurmPlace(slurm, held), tests=("memory", "all_gather"), tell=lambda _: told.set()
+    )
+    found: list[Diagnosis] = []
+    thread = threading.Thread(
+        target=lambda: found.append(diagnoser.diagnose(held.nodes, bitwise=False, storage="", budget_s=200.0))
+    )
+    thread.start()
+    assert told.wait(10.0)
+    wait_for(lambda: slurm.cluster.launched)
+    diagnoser.stop()
+    thread.join(10.0)
     (step,) = slurm.cluster.launched
     assert step.request.nodes == held.nodes
     assert step.request.command[1:4] == ("-m", "slurm_robust.diagnostics", "memory")
     assert step.exit_code is not None  # nothing of it is left
-    assert (found.suspects, found.left_out) == ((), {"memory": "no node answered"})
+    assert found[0].suspects == ()
+    assert found[0].left_out == {"memory": "it was stopped", "all_gather": "it was stopped"}
 
 
 def test_what_slurm_says_of_a_step_that_cannot_start_is_told(slurm: FakeSlurm) -> None:
