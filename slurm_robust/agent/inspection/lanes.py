@@ -27,10 +27,14 @@ Tell = Callable[[Looked], None]
 # Looks in a row without an answer of the GPUs' driver, after which it is asked less often.
 _PATIENCE = 2
 
+# Not how many GPUs or how much memory the node has, nor which: a job may see its own share only.
 KERNEL = ("kernel.*",)
-GPU = ("gpu.*",)
+GPU = (
+    *("gpu.lost", "gpu.ecc", "gpu.remap", "gpu.retired_pages", "gpu.recovery", "gpu.nvlink", "gpu.pcie"),
+    *("gpu.throttle", "gpu.temperature", "gpu.clocks"),
+)
 NETWORK = ("infiniband.*", "ethernet.*")
-NODE = ("mounts.*", "disks.*", "memory.*", "processes.d_state", "clock.*")
+NODE = ("mounts.*", "disks.*", "memory.ecc", "processes.d_state", "clock.*")
 
 
 def lanes(spec: InspectionSpec, host: Host, file: Path = FILE) -> dict[str, Callable[[Tell], None]]:

@@ -74,7 +74,7 @@ def test_the_rules_of_the_site_hold(machine: Machine) -> None:
 
 def test_a_configuration_that_cannot_be_used_is_noted_once_it_is_read(machine: Machine) -> None:
     machine.config.write_text("checks: 7\n")
-    found = looker(machine, NODE).look()
+    found = looker(machine, KERNEL).look()
     assert found.well
     assert found.notes[0].startswith("inspection: default limits are used: ")
 
