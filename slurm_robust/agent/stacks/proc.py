@@ -14,7 +14,6 @@ from slurm_robust.model.record import Record
 from slurm_robust.worker.dump import DUMP_SIGNAL, STACKS_SUFFIX
 
 STOPPED, DEAD = frozenset("Tt"), frozenset("ZXx")
-UNINTERRUPTIBLE = "D"
 
 _OUR_BIT = 1 << (DUMP_SIGNAL - 1)
 

@@ -20,8 +20,8 @@ BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
 # Shares of the budget: of one run of py-spy, of all of them, and of everything. The rest is for the system.
 _ONE_SHARE, _PYSPY_SHARE, _SHARE = 0.3, 0.6, 0.9
 
-# A signal wakes only these.
-_RUNNING, _SLEEPING = "R", "S"
+# States of proc_pid_stat(5); a signal wakes the first two.
+_RUNNING, _SLEEPING, _UNINTERRUPTIBLE = "R", "S", "D"
 
 
 class StackTaker:
@@ -128,7 +128,7 @@ class _Taking:
         return look.seen(threads, BY_PYSPY)
 
     def _finish(self, rank: _Rank) -> RankStacks:
-        looks = tuple(self._ask(look, rank.known) for look in rank.looks)
+        looks = tuple(self._ask(_settled(look), rank.known) for look in rank.looks)
         asked = msgspec.structs.replace(rank, looks=looks)
         return self._stacks(asked, self._collectives(looks[0].stacks, rank.known))
 
@@ -169,6 +169,15 @@ def _candidates(workers: Mapping[int, int]) -> Iterator[_Look]:
         for child in proc.descendants(table, pid):
             kind = kinds.kind_by_name(child.name)
             yield _Look(rank=rank, stacks=ProcessStacks(pid=child.pid, kind=kind, state=child.state))
+
+
+def _settled(look: _Look) -> _Look:
+    """With its state of now where it was in the kernel: that may have been for a page of its program."""
+    if look.stacks.state != _UNINTERRUPTIBLE:
+        return look
+    process = proc.read_process(look.stacks.pid)
+    stacks = msgspec.structs.replace(look.stacks, state=process.state if process else "")
+    return msgspec.structs.replace(look, stacks=stacks)
 
 
 def _too_late(look: _Look) -> _Look:

@@ -36,8 +36,7 @@ class Program:
         self.file = file
 
     def state(self) -> str:
-        found = read_process(self.pid)
-        return found.state if found else ""
+        return state_of(self.pid)
 
     def line(self) -> str:
         assert self._process.stdout is not None
@@ -48,6 +47,12 @@ class Program:
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self.line() == "went on" and self._process.wait(10) == 0
+
+
+def state_of(pid: int) -> str:
+    """The letter of its state; "" for a process that has ended."""
+    found = read_process(pid)
+    return found.state if found else ""
 
 
 @contextmanager

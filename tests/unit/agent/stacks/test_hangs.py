@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from slurm_robust.agent.stacks import StackTaker
-from slurm_robust.agent.stacks.proc import read_process
 from slurm_robust.model.stacks import ProcessKind, RankStacks
 from slurm_robust.wire.spawning import Exited
+from tests.unit.agent.stacks.programs import state_of
 from tests.unit.agent.stacks.workers import (
     AS_NOBODY,
     WITHOUT_CAPABILITIES,
@@ -87,11 +87,6 @@ def take_native(training: Training) -> tuple[RankStacks, ...]:
     workers = {rank: training.pids[rank] for rank in (COLLECTIVE, STOPPED)}
     taken = StackTaker(native=True).take(workers, node="n1", budget_s=2 * BUDGET_S)
     return taken if functions(process(taken[0]))[0] != "all_reduce" else ()
-
-
-def state_of(pid: int) -> str:
-    found = read_process(pid)
-    return found.state if found else ""
 
 
 def is_there(stacks: RankStacks) -> bool:

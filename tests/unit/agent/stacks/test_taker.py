@@ -15,7 +15,7 @@ import pytest
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.agent.stacks.proc import descendants, process_table, read_process
 from slurm_robust.model.stacks import ProcessKind, RankStacks
-from tests.unit.agent.stacks.programs import HANG, PREPARE, program
+from tests.unit.agent.stacks.programs import HANG, PREPARE, program, state_of
 from tests.unit.agent.stacks.workers import functions, process
 from tests.waiting import wait_for
 
@@ -63,14 +63,14 @@ def test_a_worker_that_has_ended_is_told() -> None:
 
 def test_a_program_that_is_no_python_is_told() -> None:
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        wait_for(lambda: state_of(sleeper.pid) == "S", message="it sleeps")
         stacks = take_one(sleeper.pid)
-        alive = read_process(sleeper.pid)
+        state = state_of(sleeper.pid)
         sleeper.kill()
     assert (stacks.source, process(stacks).threads) == ("", ())
     assert "py-spy" in process(stacks).error
     assert "no handler" in process(stacks).error
-    assert alive is not None
-    assert alive.state == "S"
+    assert state == "S"
 
 
 def test_a_program_of_its_own_is_read_too(tmp_path: Path) -> None:
