@@ -7,7 +7,6 @@ node then starts its ranks and adds to each one's digests how it ended.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from slurm_robust.agent.ports import PortHolder, local_address
 from slurm_robust.agent.rankenv import prepare_inherited
 from slurm_robust.diagnostics.replay.rank import PARENT
 from slurm_robust.diagnostics.replay.traces import leave_failure, output_path, trace_path
+from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.worker import environment
@@ -134,21 +134,15 @@ def _watch(folder: Path, node: str, ranks: dict[int, subprocess.Popen[bytes]], d
                 del left[rank]
                 add_line(trace_path(folder, rank), End(code=code))
                 if code:
-                    leave_failure(folder, f"rank {rank} on {node}: {_how(code)}")
+                    ended = (
+                        WorkerExit(rank=rank, code=code) if code > 0 else WorkerExit(rank=rank, signal=-code)
+                    )
+                    leave_failure(folder, f"on {node} {ended.describe()}")
                     return
             time.sleep(_POLL_S)
     finally:
         for child in left.values():
             child.kill()
-
-
-def _how(code: int) -> str:
-    if code > 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_the_first_rank_that_fails_ends_the_group(tmp_path: Path) -> None:
     with group(tmp_path, "a", "b", AT_STEP_2=kill) as parts:
         assert [part.wait(120) for part in parts] == [0, 0]
     assert has_failed(tmp_path / "a")
-    assert result(tmp_path, "a", "b").trouble == "rank 1 on b: SIGKILL"
+    assert result(tmp_path, "a", "b").trouble == "on b rank 1: SIGKILL"
 
 
 def test_ranks_end_with_the_part_that_started_them(tmp_path: Path) -> None:
