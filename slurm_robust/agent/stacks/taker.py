@@ -17,8 +17,10 @@ from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
 BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
 
-# Shares of the budget: of one run of py-spy, of all of them, and of everything. The rest is for the system.
-_ONE_SHARE, _PYSPY_SHARE, _SHARE = 0.3, 0.6, 0.9
+# Shares of the budget: of one run of py-spy and of one answer, however many hang; and when all have read, all
+# were asked, and nothing is waited for any more. The rest is for the system.
+_READ_SHARE, _ANSWER_SHARE = 0.3, 0.15
+_ALL_READ, _ALL_ASKED, _END = 0.6, 0.85, 0.95
 
 # States of proc_pid_stat(5); a signal wakes the first two.
 _RUNNING, _SLEEPING, _UNINTERRUPTIBLE = "R", "S", "D"
@@ -96,18 +98,16 @@ class _Taking:
         self._program = program
         self._native = native
         self._node = node
+        self._budget_s = budget_s
         self._began = time.monotonic()
-        self._one_s = _ONE_SHARE * budget_s
-        self._end_of_reading = self._began + _PYSPY_SHARE * budget_s
-        self._deadline = self._began + _SHARE * budget_s
 
     def read_all(self, looks: Sequence[_Look]) -> tuple[_Look, ...]:
         """Read the memory of all processes."""
-        return together(self._read, looks, deadline=self._end_of_reading, otherwise=_too_late)
+        return together(self._read, looks, deadline=self._at(_ALL_READ), otherwise=_too_late)
 
     def finish_all(self, ranks: Sequence[_Rank]) -> tuple[RankStacks, ...]:
         """Ask the processes that could not be read, and the workers' flight recorders."""
-        return together(self._finish, ranks, deadline=self._deadline, otherwise=self._stacks)
+        return together(self._finish, ranks, deadline=self._at(_END), otherwise=self._stacks)
 
     def _read(self, look: _Look) -> _Look:
         pid, state = look.stacks.pid, look.stacks.state
@@ -115,7 +115,7 @@ class _Taking:
             return look.failed("the process has ended")
         if not self._program:
             return look.failed("py-spy is not installed")
-        deadline = min(time.monotonic() + self._one_s, self._end_of_reading)
+        deadline = self._soon(_READ_SHARE, _ALL_READ)
         try:
             threads = pyspy.take(self._program, pid, deadline)
         except CannotTake as error:
@@ -128,9 +128,9 @@ class _Taking:
         return look.seen(threads, BY_PYSPY)
 
     def _finish(self, rank: _Rank) -> RankStacks:
+        collectives = self._collectives(rank.looks[0].stacks, rank.known)
         looks = tuple(self._ask(_settled(look), rank.known) for look in rank.looks)
-        asked = msgspec.structs.replace(rank, looks=looks)
-        return self._stacks(asked, self._collectives(looks[0].stacks, rank.known))
+        return self._stacks(msgspec.structs.replace(rank, looks=looks), collectives)
 
     def _stacks(self, rank: _Rank, collectives: tuple[Collective, ...] = ()) -> RankStacks:
         return RankStacks(
@@ -145,8 +145,9 @@ class _Taking:
     def _ask(self, look: _Look, known: Path | None) -> _Look:
         if look.stacks.threads or look.stacks.state not in (_RUNNING, _SLEEPING):
             return look
+        deadline = self._soon(_ANSWER_SHARE, _ALL_ASKED)
         try:
-            return look.seen(handler.take(look.stacks.pid, known, self._deadline), BY_SIGNAL)
+            return look.seen(handler.take(look.stacks.pid, known, deadline), BY_SIGNAL)
         except CannotTake as error:
             return look.failed(str(error))
 
@@ -158,7 +159,15 @@ class _Taking:
             file = proc.stacks_file(worker.pid, known)
         except OSError:
             return ()
-        return recorder.take(file.with_suffix(RECORDER_SUFFIX), self._deadline) if file else ()
+        if file is None:
+            return ()
+        return recorder.take(file.with_suffix(RECORDER_SUFFIX), self._soon(_ANSWER_SHARE, _ALL_ASKED))
+
+    def _at(self, share: float) -> float:
+        return self._began + share * self._budget_s
+
+    def _soon(self, share: float, latest: float) -> float:
+        return min(time.monotonic() + share * self._budget_s, self._at(latest))
 
 
 def _candidates(workers: Mapping[int, int]) -> Iterator[_Look]:

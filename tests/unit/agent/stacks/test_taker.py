@@ -33,6 +33,19 @@ print("up", flush=True)
 suspended()
 print("went on", flush=True)
 """
+# Its child is a data loader by its name.
+DEAF = """
+import ctypes, multiprocessing
+def load():
+    ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
+    named.set()
+    threading.Event().wait()
+context = multiprocessing.get_context("fork")
+named = context.Event()
+context.Process(target=load, daemon=True).start()
+named.wait()
+signal.pthread_sigmask(signal.SIG_BLOCK, [dump.DUMP_SIGNAL])
+"""
 WRITER = """
 import multiprocessing, sys, threading
 sys.path.insert(0, sys.argv[1].rpartition("/")[0])
@@ -130,6 +143,18 @@ def test_a_pyspy_that_hangs_leaves_time_for_the_handler(tmp_path: Path) -> None:
         assert worker.goes_on()
     assert (stacks.source, functions(process(stacks))) == ("signal", ["hangs", "<module>"])
     assert not [child for child in descendants(process_table(), os.getpid()) if child.name == "sleep"]
+
+
+def test_a_worker_that_answers_nothing_leaves_time_for_its_children(tmp_path: Path) -> None:
+    """Neither by its memory nor by the signal."""
+    refusing = tmp_path / "py-spy"
+    refusing.write_text("#!/bin/sh\nexit 1\n")
+    refusing.chmod(0o700)
+    with program(PREPARE + DEAF + HANG, tmp_path) as worker:
+        stacks = take_one(worker.pid, StackTaker(program=str(refusing)), budget_s=3.0)
+        assert worker.goes_on()
+    assert "not handled in time" in process(stacks).error
+    assert functions(process(stacks, ProcessKind.LOADER))[:1] == ["wait"]
 
 
 def test_without_time_there_is_no_look_but_a_state(tmp_path: Path) -> None:
