@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from functools import lru_cache
 
 
 class Activity(str, Enum):
@@ -81,7 +80,6 @@ def is_native(file: str) -> bool:
     return not file.endswith((".py", ".pyx")) and not file.startswith("<") and file != ""
 
 
-@lru_cache(maxsize=8192)
 def meaning(function: str, file: str) -> Meaning:
     """What one call says by itself. ``function`` without the class before it."""
     if is_native(file):

@@ -30,13 +30,16 @@ STAGE_SHARE = 0.75
 
 _HALTED = (Activity.STOPPED, Activity.GONE)
 _OF_STORAGE = (Activity.DATA, Activity.IO, Activity.CHECKPOINT, Activity.KERNEL)
+# How sure it is that who does this while all others wait is at fault; storage has other victims as well.
 _SURE = {
     Activity.STOPPED: 0.95,
     Activity.GONE: 0.95,
     Activity.KERNEL: 0.85,
     Activity.COMPUTE: 0.8,
     Activity.SILENT: 0.7,
-    Activity.IO: 0.7,
+    Activity.DATA: 0.7,
+    Activity.IO: 0.6,
+    Activity.CHECKPOINT: 0.6,
 }
 
 
@@ -71,11 +74,12 @@ class _Scene:
         self.views = views
         self.layout = layout
         self.most_share = most_share
+        self.keys = {rank: view.key for rank, view in views.items()}
 
     @cached_property
     def healthy(self) -> frozenset[int]:
         """Ranks that do what most do, or what nearly all of their pipeline stage do in every pipeline."""
-        counts = Counter(view.key for view in self.views.values())
+        counts = Counter(self.keys.values())
         largest = max(counts.values())
         usual = {key for key, count in counts.items() if count >= DOMINANT * largest}
         stages: defaultdict[int, list[int]] = defaultdict(list)
@@ -83,11 +87,11 @@ class _Scene:
         for rank in self.views:
             stages[stage_of(rank)].append(rank)
         replicas = dict(self.layout.sizes).get("dp", 1)
-        found = {rank for rank, view in self.views.items() if view.key in usual}
+        found = {rank for rank, key in self.keys.items() if key in usual}
         for ranks in stages.values() if replicas > 1 else ():
-            key, count = Counter(self.views[rank].key for rank in ranks).most_common(1)[0]
+            key, count = Counter(self.keys[rank] for rank in ranks).most_common(1)[0]
             if count >= STAGE_SHARE * len(ranks):
-                found.update(rank for rank in ranks if self.views[rank].key == key)
+                found.update(rank for rank in ranks if self.keys[rank] == key)
         return frozenset(found)
 
     @property
@@ -200,7 +204,7 @@ def _elsewhere(scene: _Scene) -> Localisation | None:
     nodes, total = len(nodes_of(ranks, scene.layout)), node_count(scene.layout)
     if nodes > 1 and ranks & scene.doing(*_OF_STORAGE) and not covering(ranks, scene.layout, total / 2):
         return scene.nobody(f"{reason}: {nodes} nodes of no common group, so it is rather the storage")
-    return scene.exact(ranks, min(_SURE.get(scene.views[rank].activity, 0.75) for rank in ranks), reason)
+    return scene.exact(ranks, min(_SURE.get(scene.views[rank].activity, 0.7) for rank in ranks), reason)
 
 
 def _differing(scene: _Scene) -> Localisation:
@@ -208,7 +212,7 @@ def _differing(scene: _Scene) -> Localisation:
     ranks = scene.outliers
     if not ranks:
         view = scene.views[min(scene.views)]
-        count = len({v.key for v in scene.views.values()})
+        count = len(set(scene.keys.values()))
         same = f"all ranks do the same: {view.describe()}; the cause is a common one"
         return scene.nobody(same if count == 1 else f"the ranks are in {count} places, none of them unusual")
     if 2 * len(scene.healthy) < len(scene.views):

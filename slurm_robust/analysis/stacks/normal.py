@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
-from slurm_robust.analysis.stacks.activity import Activity, Role, is_native, meaning
+from slurm_robust.analysis.stacks.activity import Activity, Meaning, Role, is_native, meaning
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Frame
 
@@ -17,6 +18,15 @@ _NUMBER = re.compile(r"\d+")
 _BEGINNINGS = ("_bootstrap", "_bootstrap_inner")
 _PURPOSES = (Activity.DATA, Activity.CHECKPOINT)
 _OVERRIDDEN = (Activity.COMPUTE, Activity.IO, Activity.HELPER)
+
+
+class Call(Record):
+    """One call: normalised, what it says, and whether a process or thread of Python begins with it."""
+
+    text: str
+    meaning: Meaning
+    is_native: bool
+    is_beginning: bool
 
 
 class Doing(Record):
@@ -53,56 +63,63 @@ class Reader:
 
 def doing(frames: tuple[Frame, ...]) -> Doing:
     """The innermost call that tells decides, unless all of it serves data or a checkpoint."""
-    own = _own(frames)
+    own = []
+    for frame in frames:
+        call = read_call(frame)
+        if call.is_beginning:
+            break
+        own.append(call)
     activity, begin = _innermost(own)
-    meanings = (meaning(_last(f.function), f.file) for f in own[begin:])
+    telling = own[begin:]
     if activity in _OVERRIDDEN:
-        activity = next((m for m in meanings if m in _PURPOSES), activity)
-    python = [frame for frame in own[begin:] if not is_native(frame.file)]
+        purposes = (call.meaning for call in telling if call.meaning in _PURPOSES)
+        activity = next((p for p in purposes if isinstance(p, Activity)), activity)
+    python = [call.text for call in telling if not call.is_native]
     return Doing(
         activity=activity,
-        form="\n".join([normal(f.function, f.file, f.line) for f in python or own[begin:]]),
+        form="\n".join(python or [call.text for call in telling]),
         is_idle=begin == len(own),
         is_pythons=bool(python) and len(own) < len(frames),
     )
 
 
-def _innermost(frames: tuple[Frame, ...]) -> tuple[Activity, int]:
+def _innermost(calls: Sequence[Call]) -> tuple[Activity, int]:
     """The activity, and the index of the call that says so: behind the last one for an idle thread."""
     waits = False
-    for index, frame in enumerate(frames):
-        found = meaning(_last(frame.function), frame.file)
-        if found is Role.WAIT:
+    for index, call in enumerate(calls):
+        if call.meaning is Role.WAIT:
             waits = True
-        elif found is Activity.COMPUTE and waits:
+        elif call.meaning is Activity.COMPUTE and waits:
             return Activity.HELPER, index
-        elif isinstance(found, Activity):
-            return found, index
-    return Activity.HELPER, len(frames)
+        elif isinstance(call.meaning, Activity):
+            return call.meaning, index
+    return Activity.HELPER, len(calls)
 
 
-def _own(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    for index, frame in enumerate(frames):
-        if _last(frame.function) in _BEGINNINGS:
-            return frames[:index]
-    return frames
+@lru_cache(maxsize=1 << 14)
+def read_call(frame: Frame) -> Call:
+    """One call by itself."""
+    # Tools name the same function Condition.wait or wait; C++ has its own separator.
+    name = frame.function if "::" in frame.function else frame.function.rpartition(".")[2]
+    return Call(
+        text=_normal(name, frame.file, frame.line),
+        meaning=meaning(name, frame.file),
+        is_native=is_native(frame.file),
+        is_beginning=name in _BEGINNINGS,
+    )
 
 
-def _last(function: str) -> str:
-    """``Condition.wait`` and ``wait``, as tools name the same function, to ``wait``."""
-    return function if "::" in function else function.rpartition(".")[2]
-
-
-@lru_cache(maxsize=8192)
-def normal(function: str, file: str, line: int) -> str:
-    """One call: ``all_reduce torch/distributed/distributed_c10d.py``, ``train train.py:90``.
+def _normal(function: str, file: str, line: int) -> str:
+    """``all_reduce torch/distributed/distributed_c10d.py``, ``train train.py:90``.
 
     Lines count in the user's own code only, where they tell one wait from another; in a library's loop they
     depend on the moment. Native calls have the library's name without the folder.
     """
-    name = _ADDRESS.sub("", _last(function))
-    if file.startswith("<") or "torchinductor_" in file:
-        return f"{name} {_NUMBER.sub('', file) if file.startswith('<') else '<inductor>'}"
+    name = _ADDRESS.sub("", function)
+    if "torchinductor_" in file:
+        return f"{name} <inductor>"
+    if file.startswith("<"):
+        return f"{name} {_NUMBER.sub('', file)}"
     if is_native(file):
         return f"{name} {file.rpartition('/')[2].partition('.so')[0]}"
     library = _INSTALLED.sub("", file)

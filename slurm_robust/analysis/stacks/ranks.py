@@ -10,7 +10,13 @@ from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import ProcessKind, ProcessStacks, RankStacks, ThreadStack
 
-_HALTED = {"T": Activity.STOPPED, "Z": Activity.GONE, "X": Activity.GONE, "x": Activity.GONE}
+_HALTED = {
+    "T": Activity.STOPPED,
+    "t": Activity.STOPPED,
+    "Z": Activity.GONE,
+    "X": Activity.GONE,
+    "x": Activity.GONE,
+}
 _HELPERS = {ProcessKind.LOADER: "data loader", ProcessKind.WRITER: "checkpoint writer"}
 _SERVED_BY = {
     Activity.DATA: (ProcessKind.LOADER,),
@@ -71,6 +77,8 @@ def view(stack: RankStacks, reader: Reader) -> RankView:
         return RankView(activity=Activity.SILENT)
     if worker.state in _HALTED:
         return RankView(activity=_HALTED[worker.state])
+    if not worker.state and not worker.threads:
+        return RankView(activity=Activity.GONE)  # the agent has looked for it, and there is no such process
     doing = _main(worker.threads, reader)
     # A wait for peers is what matters even if the moment of looking met a system call.
     if worker.state == "D" and (doing is None or doing.activity is not Activity.PEERS):
@@ -85,7 +93,7 @@ def _main(threads: Sequence[ThreadStack], reader: Reader) -> Doing | None:
     """What the main thread does, or the threads that it waits for."""
     if not threads:
         return None
-    main = next((t for t in threads if t.is_main), threads[0])
+    main = next((t for t in threads if t.is_main or t.name == "MainThread"), threads[0])
     doing = reader.read(main.frames)
     if doing.activity not in (Activity.HELPER, Activity.DEVICE):
         return doing

@@ -88,7 +88,7 @@ def _records(stacks: Iterable[RankStacks]) -> tuple[dict[_Key, _Members], dict[i
     with_records = {stack.rank: stack.collectives for stack in stacks if stack.collectives}
     for rank, collectives in with_records.items():
         for record in collectives:
-            key = record.group, min(record.ranks[:1], default=-1), len(record.ranks)
+            key = record.group, record.ranks[0] if record.ranks else -1, len(record.ranks)
             known.setdefault(key, record.ranks)
             if _POINT_TO_POINT.search(record.operation):
                 uncounted.add(key)

@@ -49,7 +49,7 @@ def by_search(ranks: set[int], layout: ParallelLayout) -> list[frozenset[int]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), layouts(most=48))
 def test_the_smallest_group_is_found(data: st.DataObject, layout: ParallelLayout) -> None:
     ranks = data.draw(st.sets(st.integers(0, layout.world_size - 1), min_size=1, max_size=4))

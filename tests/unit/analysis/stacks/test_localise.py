@@ -55,7 +55,9 @@ def test_the_rank_for_which_a_pipeline_waits_is_named_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "word"), [("T", "stopped"), ("Z", "gone"), ("D", "kernel")], ids=["stopped", "dead", "kernel"]
+    ("state", "word"),
+    [("T", "stopped"), ("t", "stopped"), ("Z", "gone"), ("D", "kernel")],
+    ids=["stopped", "traced", "dead", "kernel"],
 )
 def test_a_process_that_is_halted_is_named_by_its_state(state: str, word: str) -> None:
     """Whatever its stack says; that of a stopped one may be missing."""
@@ -63,6 +65,12 @@ def test_a_process_that_is_halted_is_named_by_its_state(state: str, word: str) -
         found = localise(world(PAPER, {5: rank(5, frames, state=state)}), PAPER)
         assert (found.ranks, found.exact, found.healthy) == ((5,), True, 31)
         assert word in found.reason
+
+
+def test_a_process_that_the_agent_does_not_find_is_gone() -> None:
+    found = localise(world(PAPER, {5: rank(5, (), state="")}), PAPER)
+    assert (found.ranks, found.exact) == ((5,), True)
+    assert "gone" in found.reason
 
 
 def test_a_moment_in_the_kernel_does_not_make_a_waiting_rank_the_culprit() -> None:
@@ -159,6 +167,16 @@ def test_outliers_that_no_group_covers_are_answered_with_nobody() -> None:
     found = localise(world(layout, {0: IRECV, 21: IRECV, 42: IRECV}), layout)
     assert (found.ranks, found.outliers) == ((), (0, 21, 42))
     assert "no parallel group" in found.reason
+
+
+def test_where_all_are_elsewhere_nobody_stands_out() -> None:
+    places = {
+        number: (ALL_REDUCE[0], Frame(function="train", file="train.py", line=100 + number))
+        for number in range(24)
+    }
+    found = localise(world(EIGHT_NODES, places), EIGHT_NODES, most_share=1.0)
+    assert (found.ranks, found.healthy) == ((), 8)
+    assert "only 8 of 32 ranks" in found.reason
 
 
 def test_the_two_ends_of_a_send_are_blamed_alone() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_robust.analysis.stacks import fingerprint
 from slurm_robust.analysis.stacks.activity import Activity
-from slurm_robust.analysis.stacks.normal import doing, normal
+from slurm_robust.analysis.stacks.normal import doing, read_call
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from tests.unit.analysis.stacks.build import (
     ALL_REDUCE,
@@ -68,7 +68,7 @@ def with_threads(main: Frames, *others: Frames) -> RankStacks:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_calls_are_normalised(frame: Frame, text: str) -> None:
-    assert normal(frame.function, frame.file, frame.line) == text
+    assert read_call(frame).text == text
 
 
 def test_the_same_place_on_another_node_has_the_same_fingerprint() -> None:
@@ -103,6 +103,14 @@ def test_idle_threads_and_idle_loaders_do_not_show() -> None:
     assert fingerprint(rank(0, DATA, helpers=idle)) == plain
     busy = process(BUSY_LOADER, ProcessKind.LOADER)
     assert fingerprint(rank(0, DATA, helpers=[*idle, busy])) != plain
+
+
+def test_a_writer_shows_only_while_it_writes() -> None:
+    save = (Frame(function="save", file=f"{TORCH}/serialization.py"), *TRAIN)
+    plain = fingerprint(rank(0, save))
+    assert fingerprint(rank(0, save, helpers=[process(FEEDER, ProcessKind.WRITER)])) == plain
+    busy = fingerprint(rank(0, save, helpers=[process(COMPUTE, ProcessKind.WRITER)]))
+    assert busy.endswith("its checkpoint writer is in forward model.py:12")
 
 
 def test_threads_show_only_where_the_main_thread_waits_for_them() -> None:

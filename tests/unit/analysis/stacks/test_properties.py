@@ -51,7 +51,7 @@ def anything(draw: st.DrawFn) -> tuple[ParallelLayout, list[RankStacks]]:
     return layout, world(layout, made, draw(st.sampled_from(ANYTHING)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(st.data(), layouts())
 def test_outliers_planted_in_one_group_are_covered(data: st.DataObject, layout: ParallelLayout) -> None:
     """Up to the share that may be blamed at all, and but for whole stages, whose code may differ."""
@@ -69,7 +69,7 @@ def test_outliers_planted_in_one_group_are_covered(data: st.DataObject, layout: 
     assert nodes_of(found.ranks, layout) <= nodes_of(group, layout), "no more than the group's nodes"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), layouts())
 def test_a_rank_that_does_not_wait_is_always_named_alone(data: st.DataObject, layout: ParallelLayout) -> None:
     number = data.draw(st.integers(0, layout.world_size - 1))
@@ -77,7 +77,7 @@ def test_a_rank_that_does_not_wait_is_always_named_alone(data: st.DataObject, la
     assert (found.ranks, found.exact) == ((number,), True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(anything(), st.sampled_from((0.05, MOST_SHARE, 0.4)))
 def test_never_more_than_the_share_is_blamed(
     case: tuple[ParallelLayout, list[RankStacks]], share: float
@@ -95,7 +95,7 @@ def test_never_more_than_the_share_is_blamed(
         assert set(found.ranks) <= set(found.outliers)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(anything(), st.randoms())
 def test_the_order_of_the_answers_changes_nothing(
     case: tuple[ParallelLayout, list[RankStacks]], random: object
@@ -106,7 +106,7 @@ def test_the_order_of_the_answers_changes_nothing(
     assert localise(shuffled, layout) == localise(stacks, layout)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(anything())
 def test_five_equal_looks_vote_for_what_each_saw(case: tuple[ParallelLayout, list[RankStacks]]) -> None:
     layout, stacks = case
@@ -115,7 +115,7 @@ def test_five_equal_looks_vote_for_what_each_saw(case: tuple[ParallelLayout, lis
     assert (voted.ranks, voted.exact) == (found.ranks, found.exact)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 31), max_size=2), min_size=1, max_size=7))
 @example([{0}, {31}, {0}, {31}])
 def test_a_vote_needs_a_majority(flagged: list[set[int]]) -> None:

@@ -42,7 +42,9 @@ def test_a_rank_that_calls_something_else_is_named() -> None:
 
 def test_two_against_two_is_no_majority() -> None:
     usual, other = (record(10),), (record(10, operation="nccl:broadcast"),)
-    assert localise(stacks(usual, usual, other, other), FOUR).ranks == ()
+    found = localise(stacks(usual, usual, other, other), FOUR)
+    assert found.ranks == ()
+    assert "another operation" not in found.reason
 
 
 def test_who_is_behind_because_it_waits_is_not_at_fault() -> None:
@@ -119,4 +121,6 @@ def test_who_computes_is_not_excused_by_a_collective_in_flight() -> None:
         rank(2, ALL_REDUCE, collectives=(record(10, group="dp", ranks=(1, 2)),)),
         rank(3, ALL_REDUCE),
     ]
-    assert localise(given, FOUR).ranks == (1,)
+    found = localise(given, FOUR)
+    assert found.ranks == (1,)
+    assert "flight recorder: rank 1 did not come to nccl:all_reduce 3 of group tp" in found.reason
