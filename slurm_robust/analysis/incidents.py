@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from slurm_robust.analysis.ettr import IncidentSummary, incidents
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.model import events as ev
+from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Blame, Diagnose, NodeExit, Replay, Verdict
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 BEFORE_S = 60.0
 """Notes of the last seconds before the first sign belong to the story: a drill, a spare that was lost."""
@@ -34,9 +38,8 @@ class Story(Record):
 
     ``verdict`` is the newest that was no order to find out more, ``testing`` whether such an order is the
     newest; ``carried_out`` is False where the policy only said what it would do. ``generations`` begin with
-    the one in which it began; those launched since follow, with their nodes in ``placements``. ``root`` is
-    the exit of a worker that explains the others. ``steps`` were done again (None: the script does not number
-    its steps).
+    the one in which it began; those launched since follow, with their nodes in ``placements``. ``steps`` were
+    done again (None: the script does not number its steps).
     """
 
     job_id: int
@@ -48,7 +51,6 @@ class Story(Record):
     verdict: Verdict | None = None
     carried_out: bool = True
     testing: bool = False
-    root: NodeExit | None = None
     steps: int | None = None
 
     @property
@@ -72,6 +74,11 @@ class Story(Record):
         """Exits of the workers of the generation in which it began."""
         return self.exits_of(self.summary.generation)
 
+    @property
+    def root(self) -> NodeExit | None:
+        """The one of them that explains the others."""
+        return root_of(self.failed)
+
     def exits_of(self, generation: int) -> tuple[NodeExit, ...]:
         """Exits of failed workers of one generation."""
         ended = [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
@@ -81,6 +88,24 @@ class Story(Record):
     def tests(self) -> tuple[ev.NodesTested, ...]:
         """Every time that nodes were tested, or replayed the training."""
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
+
+
+def root_of(exits: Iterable[NodeExit]) -> NodeExit | None:
+    """The exit that explains the others, None without any.
+
+    Of those that say the same but for numbers only the earliest is read, since it would be preferred anyway:
+    reading the last words of thousands of workers takes minutes.
+    """
+    earliest: dict[object, NodeExit] = {}
+    for each in sorted(exits, key=lambda each: (-each.exit.age_s, each.exit.rank)):
+        earliest.setdefault(_said(each.exit), each)
+    return root_exit(earliest.values())
+
+
+def _said(exit: WorkerExit) -> object:
+    error = exit.error
+    text = "\n".join((error.type, error.message, *exit.tail) if error is not None else exit.tail)
+    return exit.code, exit.signal, _NUMBER.sub("0", text)
 
 
 def stories(events: Sequence[ev.AnyEvent]) -> list[Story]:
@@ -123,7 +148,6 @@ def _story(summary: IncidentSummary, past: _Past, own: tuple[ev.AnyEvent, ...]) 
     decided = [e for e in own if isinstance(e, ev.Decided)]
     answers = [e for e in decided if e.verdict is not None and not _finds_out(e)]
     launched = [e for e in own if isinstance(e, ev.GenerationLaunched)]
-    ended = [e for e in own if isinstance(e, ev.GenerationEnded) and e.generation == summary.generation]
     since = summary.t - summary.detect_s - BEFORE_S
     known = [*launched, past.launched] if past.launched is not None else launched
     return Story(
@@ -138,7 +162,6 @@ def _story(summary: IncidentSummary, past: _Past, own: tuple[ev.AnyEvent, ...]) 
         verdict=answers[-1].verdict if answers else None,
         carried_out=all(e.carried_out for e in decided),
         testing=bool(decided) and _finds_out(decided[-1]),
-        root=root_exit(exit for e in ended for exit in e.exits),
         steps=_steps_again(own, past),
     )
 

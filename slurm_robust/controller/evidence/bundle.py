@@ -91,11 +91,12 @@ def _encoded(story: Story) -> bytes:
 def _shorter_and_shorter(story: Story) -> Iterator[bytes]:
     """The story as JSON: whole, with the exits of some ranks only, and without what the journal has too."""
     yield msgspec.json.format(msgspec.json.encode(story), indent=1)
-    some = tuple(
-        msgspec.structs.replace(e, exits=e.exits[: files.MOST_RANKS])
-        if isinstance(e, ev.GenerationEnded)
-        else e
-        for e in story.events
-    )
+    some = tuple(_of_few(e, story) if isinstance(e, ev.GenerationEnded) else e for e in story.events)
     yield msgspec.json.encode(msgspec.structs.replace(story, events=some))
     yield msgspec.json.encode(msgspec.structs.replace(story, events=(), placements={}))
+
+
+def _of_few(ended: ev.GenerationEnded, story: Story) -> ev.GenerationEnded:
+    ranks = files.wanted_ranks(story, ended.generation)
+    exits = tuple(each for each in ended.exits if each.exit.rank in ranks)
+    return msgspec.structs.replace(ended, exits=exits)

@@ -7,14 +7,15 @@ and of the others the file for programs has as many as it can hold, smallest gro
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from slurm_robust.analysis.stacks.groups import fold as fold_ranks
 from slurm_robust.analysis.stacks.normal import Reader
 from slurm_robust.analysis.stacks.ranks import RankView, view
-from slurm_robust.controller.evidence.texts import count, one_line
+from slurm_robust.controller.evidence.flight import flight
+from slurm_robust.controller.evidence.texts import count, named, one_line
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Frame, Localisation, ProcessStacks, RankStacks
 from slurm_robust.slurm.hostlist import fold
@@ -26,10 +27,6 @@ MOST_CALLS = 3
 """Calls that say in one line what a rank does."""
 
 _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in the kernel", "Z": "dead"}
-
-
-# Sequence number, operation and state of a collective, and the ranks that are there.
-_Places = dict[tuple[int, str, str], list[int]]
 
 
 class StackGroup(Record):
@@ -153,41 +150,10 @@ def placed(localisation: Localisation) -> str:
     )
 
 
-def named(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-3,8``."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(ranks)}"
-
-
 def title(each: StackGroup) -> str:
     """``2 ranks (12-13 on n7)``, with a word if they are not like most."""
     text = f"{count(len(each.ranks), 'rank')} ({fold_ranks(each.ranks)} on {each.nodes})"
     return text + (", unlike most" if each.is_outlier else "")
-
-
-def flight(stacks: Iterable[RankStacks]) -> list[str]:
-    """What the flight recorder says: process groups whose ranks are apart, and how many are together."""
-    last: dict[tuple[str, int, int], _Places] = defaultdict(lambda: defaultdict(list))
-    for stack in stacks:
-        for c in stack.collectives:
-            # Its ranks name a group; the first and their number do too, at a fraction of the cost.
-            key = (c.group, c.ranks[0] if c.ranks else -1, len(c.ranks))
-            last[key][c.sequence, c.operation, c.state].append(stack.rank)
-    apart = [
-        f"{one_line(name)}" + (f" ({count(size, 'rank')})" if size else "") + ": " + _places(places)
-        for (name, _, size), places in sorted(last.items())
-        if len(places) > 1
-    ]
-    same = len(last) - len(apart)
-    return [*apart, *([f"{count(same, 'process group')} with all ranks at the same place"] if same else [])]
-
-
-def _places(places: _Places) -> str:
-    return "; ".join(_at(*item) for item in sorted(places.items()))
-
-
-def _at(place: tuple[int, str, str], ranks: list[int]) -> str:
-    sequence, operation, state = place
-    return f"{named(ranks)} at #{sequence} {one_line(operation)}, {one_line(state)}"
 
 
 def _process(process: ProcessStacks) -> Iterator[str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+
+from slurm_robust.analysis.stacks.groups import fold
 
 MOST_TEXT = 600
 """Characters of one text that are shown; the journal has the whole."""
@@ -34,3 +37,8 @@ def one_line(text: str) -> str:
 def count(number: int, thing: str) -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def named(ranks: Collection[int]) -> str:
+    """``rank 3``, ``ranks 0-3,8``."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {fold(ranks)}"

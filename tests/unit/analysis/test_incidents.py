@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_robust.analysis.incidents import Standing, stories
+from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.incidents import Standing, root_of, stories
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Blame, Symptom
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.incident import Blame, NodeExit, Symptom
 from tests.unit.report import incident_journal as made_up
 
 
@@ -49,6 +51,19 @@ def test_the_root_is_who_failed_first_by_cause() -> None:
     killed = stories(made_up.whole())[0]
     assert killed.root is not None
     assert (killed.root.exit.rank, len(killed.failed)) == (3, 2)
+
+
+@pytest.mark.parametrize("cause", [None, 30])
+def test_the_root_of_many_is_that_of_all_of_them(cause: int | None) -> None:
+    def gone(rank: int) -> NodeExit:
+        error = WorkerError(type="RuntimeError", message=f"Connection closed by peer [10.0.0.{rank}]:{rank}")
+        return NodeExit(node="n1", exit=WorkerExit(rank=rank, code=1, age_s=rank / 100, error=error))
+
+    exits = [gone(rank) for rank in range(40)]
+    if cause is not None:
+        own = WorkerError(type="ValueError", message="bad token", file="train.py", line=8)
+        exits[cause] = NodeExit(node="n1", exit=WorkerExit(rank=cause, code=1, age_s=0.0, error=own))
+    assert root_of(exits) == root_exit(exits) == exits[39 if cause is None else cause]
 
 
 def test_while_nodes_are_tested_nobody_is_blamed() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.analysis.incidents import stories
 from slurm_robust.controller.evidence import stacks, words
+from slurm_robust.controller.evidence.flight import flight
 from slurm_robust.controller.evidence.texts import MOST_TEXT, clean, one_line
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
@@ -96,16 +97,42 @@ def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None
     ]
 
 
-def test_process_groups_whose_ranks_are_together_are_only_counted() -> None:
-    def rank(number: int, sequence: int) -> RankStacks:
-        same = Collective(group="tp", sequence=7, operation="all_gather", state="completed")
-        behind = Collective(group="dp", sequence=sequence, operation="all_reduce", state="started")
-        return RankStacks(rank=number, node="n1", collectives=(same, behind))
+def at(group: str, sequence: int, operation: str = "all_reduce", state: str = "started") -> Collective:
+    return Collective(group=group, sequence=sequence, operation=operation, state=state, ranks=(0, 1, 2))
 
-    assert stacks.flight([rank(0, 5), rank(1, 5), rank(2, 4)]) == [
-        "dp: rank 2 at #4 all_reduce, started; ranks 0-1 at #5 all_reduce, started",
-        "1 process group with all ranks at the same place",
+
+def told(*ranks: tuple[Collective, ...]) -> list[str]:
+    return flight([RankStacks(rank=i, node="n1", collectives=c) for i, c in enumerate(ranks)])
+
+
+def test_process_groups_whose_ranks_are_together_are_only_counted() -> None:
+    idle, same = at("tp", 7, state="completed"), at("ep", 3)
+    assert told((idle, same, at("dp", 5)), (idle, same, at("dp", 5)), (idle, same, at("dp", 4))) == [
+        "dp (3 ranks): rank 2 in #4 all_reduce, started; ranks 0-1 in #5 all_reduce, started",
+        "1 process group with all ranks in the same operation",
+        "1 process group in which nobody waits",
     ]
+
+
+def test_a_rank_that_never_came_is_told_and_one_without_a_recorder_is_not() -> None:
+    first = at("dp", 1)
+    assert told((first,), (first,), (at("tp", 9, state="completed"),)) == [
+        "dp (3 ranks): ranks 0-1 in #1 all_reduce, started; rank 2 in none so far",
+        "1 process group in which nobody waits",
+    ]
+    assert told((first,), (first,), ()) == ["1 process group with all ranks in the same operation"]
+
+
+def test_sends_and_receives_are_told_without_their_numbers() -> None:
+    assert told((at("pp:p2p", 8, "recv 0<-1"),), (), (at("pp:p2p", 3, "recv 2<-1"),)) == [
+        "pp:p2p (3 ranks): rank 0 in recv 0<-1, started; rank 2 in recv 2<-1, started"
+    ]
+
+
+def test_of_very_many_process_groups_some_are_told() -> None:
+    many = tuple(at(f"g{i:03}", 1) for i in range(300))
+    lines = told(many, (at("x", 1, state="completed"),))
+    assert (len(lines), lines[200]) == (202, "and 100 process groups more")
 
 
 def test_members_of_a_blamed_group_that_do_what_most_do_are_not_called_unlike_most() -> None:
