@@ -23,6 +23,8 @@ _BEFORE_KERNEL = re.compile(
     r"(?:.{0,60}?\bkernel: ?)?(?:<\d>)?(?:\[[^\]]{1,40}\] ?)?(?:T\d+\] )?", re.IGNORECASE
 )
 
+_NUMBER = re.compile(r"[0-9]+")
+
 
 class Sighting(NamedTuple):
     """A rule that matched. ``at`` counts the lines of the log as they were read."""
@@ -84,37 +86,36 @@ def _is_kernels(rule: Rule, text: str) -> bool:
     return known is not None and known[0].name in rule.shapes
 
 
+def _shape(text: str) -> str:
+    """In lower case, and each number is 0: a word in a line is also in the line's shape."""
+    return _NUMBER.sub("0", text.lower())
+
+
 class _Log:
+    """Lines by their words. Lines that differ only in numbers, as most do, are searched once."""
+
     def __init__(self, lines: Sequence[Line]) -> None:
-        lowered = [line.text.lower() for line in lines]
-        self._whole = "\n".join(lowered)
-        self._starts = list(accumulate((len(line) + 1 for line in lowered), initial=0))
         self._lines = lines
+        self._alike: dict[str, list[int]] = defaultdict(list)
+        for at, shape in enumerate(_shape("\n".join(line.text for line in lines)).split("\n")):
+            self._alike[shape].append(at)
+        self._shapes = list(self._alike)
+        self._whole = "\n".join(self._shapes)
+        self._starts = list(accumulate((len(shape) + 1 for shape in self._shapes), initial=0))
         self._known: dict[str, bool] = {}
 
     def having(self, word: str) -> list[int]:
-        """The first and the last lines with ``word``, which is in lower case."""
-        first = list(self._walk(word, MOST_LINES // 2))
-        if len(first) < MOST_LINES // 2:
-            return first
-        last = [at for at in self._walk_back(word, MOST_LINES // 2) if at > first[-1]]
-        return [*first, *reversed(last)]
+        """The first and the last lines that may have ``word``."""
+        found = sorted(at for shape in self._walk(_shape(word)) for at in self._alike[shape])
+        half = MOST_LINES // 2
+        return found if len(found) <= MOST_LINES else [*found[:half], *found[-half:]]
 
-    def _walk(self, word: str, most: int) -> Iterator[int]:
+    def _walk(self, word: str) -> Iterator[str]:
         place = self._whole.find(word)
-        while place >= 0 and most > 0:
-            at = bisect_right(self._starts, place) - 1
-            yield at
-            most -= 1
-            place = self._whole.find(word, self._starts[at + 1])
-
-    def _walk_back(self, word: str, most: int) -> Iterator[int]:
-        place = self._whole.rfind(word)
-        while place >= 0 and most > 0:
-            at = bisect_right(self._starts, place) - 1
-            yield at
-            most -= 1
-            place = self._whole.rfind(word, 0, self._starts[at])
+        while place >= 0:
+            index = bisect_right(self._starts, place) - 1
+            yield self._shapes[index]
+            place = self._whole.find(word, self._starts[index + 1])
 
     def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
         """Where losses and gradient norms do what rules name."""

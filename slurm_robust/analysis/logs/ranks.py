@@ -14,13 +14,15 @@ from typing import TypeVar
 
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
 from slurm_robust.analysis.logs.verdict import HEALTHY, Reading, read, read_exit
-from slurm_robust.model.classification import Classification, JobClassification
+from slurm_robust.model.classification import Classification, JobClassification, Remedy
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
 
 Key = TypeVar("Key")
 
 _TIME = re.compile(r"\b([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:[.,]\d{1,9})?)\b")
+_ROOTS = (Tier.CAUSE, Tier.FAILURE, Tier.SUMMARY, Tier.EFFECT, Tier.NOISE)
+
 TOGETHER_S = 2.0
 """What ranks log within so many seconds is at the same time: their clocks are not the same."""
 
@@ -44,9 +46,9 @@ def classify_ranks(
 def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     """Whose failure explains that of the others; empty when nobody failed.
 
-    The strongest tier decides, then the weight, then the time of the deciding line where all contenders
-    have one, then the order in which they are given. Several ranks are roots if each names the same cause
-    of its own at about the same time.
+    The tier decides first (``_ROOTS``), then the weight, then the time of the deciding line where all
+    contenders have one, then the order in which they are given. Several ranks are roots if each names the
+    same cause of its own at about the same time.
     """
     failed = {key: reading for key, reading in readings.items() if reading.tier is not None}
     if not failed:
@@ -65,7 +67,10 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
 
 
 def _strength(reading: Reading) -> tuple[int, int]:
-    return (reading.tier.order if reading.tier else len(Tier), -reading.weight)
+    """The least one is the root. Who only ended may be it sooner than who complains about a peer."""
+    if reading.tier is Tier.SUMMARY and reading.verdict.action is Remedy.NONE:
+        return len(_ROOTS), -reading.weight  # ended together with the others
+    return _ROOTS.index(reading.tier or Tier.NOISE), -reading.weight
 
 
 def _time(line: str) -> float | None:
@@ -78,7 +83,8 @@ def _time(line: str) -> float | None:
 
 def blames_peer(exit: WorkerExit, rules: RuleSet | None = None) -> bool:
     """Whether this worker failed because another one, or the network to it, had gone."""
-    if not exit.failed or (exit.error is None and exit.signal is not None):
+    # A library that gives up on a peer aborts; any other signal came from outside.
+    if not exit.failed or (exit.error is None and exit.signal not in (None, signal.SIGABRT)):
         return False
     found = read_exit(exit, rules)
     return found.tier is Tier.EFFECT or found.verdict.symptom in _OF_OTHERS

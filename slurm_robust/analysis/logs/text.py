@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-HEAD, TAIL = 256 * 1024, 1024 * 1024
+HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
 """Of a huge log so many characters of its beginning and of its end are read: causes stand in either."""
 
 LINE = 2000

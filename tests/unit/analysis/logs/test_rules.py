@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.analysis.logs import classify, shipped, with_site_rules
+from slurm_robust.analysis.logs.rule import SYMPTOMS
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.health.shapes import SHAPES
 from slurm_robust.health.xidtable import RULES
@@ -106,6 +107,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_an_empty_file_has_no_rules(tmp_path: Path) -> None:
     assert with_site_rules([write(tmp_path, "# nothing yet\n")]).rules == shipped().rules
+
+
+def test_the_manuals_example_is_a_rule_and_its_list_of_symptoms_whole(tmp_path: Path) -> None:
+    manual = (Path(__file__).parents[4] / "docs" / "log-rules.md").read_text()
+    example = manual.partition("```yaml\n")[2].partition("```")[0]
+    rules = with_site_rules([write(tmp_path, example)])
+    assert classify("fabric-agent: leaf l7 restarts", rules=rules).rule == "leaf-restart"
+    assert [name for name in SYMPTOMS if f"`{name}`" not in manual] == []
 
 
 def test_ours_would_pass_as_a_sites() -> None:

@@ -13,6 +13,7 @@ from slurm_robust.model.exits import WorkerError, WorkerExit
 from tests.unit.analysis.logs.labelled import labels, score
 
 SAMPLES = yaml.safe_load(Path(__file__).with_name("samples.yaml").read_text())
+STORIES = yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text())
 TRACEBACK = """\
 Traceback (most recent call last):
   File "/jobs/7/releases/ab12/train.py", line 40, in <module>
@@ -33,6 +34,13 @@ def test_what_libraries_and_kernels_print(symptom: str, action: str, text: str) 
     assert found.symptom == symptom
     if action != "any":
         assert found.action.value == action
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story["symptom"])
+def test_one_line_of_many_decides(story: dict[str, str]) -> None:
+    found = classify(story["text"])
+    assert found.symptom == story["symptom"]
+    assert found.action.value == story.get("action", found.action.value)
 
 
 def test_the_labelled_set() -> None:
