@@ -28,6 +28,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
 from slurm_robust.report.incidents import STYLES, job_in_words, load, make_console, print_json
@@ -53,12 +54,13 @@ class NoSuchIncident(SrobustError):
 class Bundle(Record):
     """All that ``--json`` prints. ``files``: names in ``folder`` with their bytes.
 
-    ``job`` is its state in words. ``damaged``: files that cannot be read, with the reason.
+    ``job`` is its state in words; ``root`` the exit that explains the others. ``damaged``: files that cannot be read, with the reason.
     """
 
     job: str
     facts: dict[str, str]
     incident: Story
+    root: NodeExit | None
     folder: str
     files: dict[str, int]
     alerts: SavedAlerts | None = None
@@ -94,6 +96,7 @@ def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, 
         job=job,
         facts=dict(words.facts(story)),
         incident=story,
+        root=story.root,
         folder=str(folder),
         files={
             str(path.relative_to(folder)): path.stat().st_size

@@ -35,6 +35,8 @@ def test_one_for_programs(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["stacks"]["groups"][0]["ranks"] == [4]
     assert set(found["files"]) > {"README.txt", "incident.json", "stacks.txt", "logs/gen-003/rank-00004.err"}
     assert Path(found["folder"], "README.txt").is_file()
+    assert main(["incident", job, "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["root"]["exit"]["rank"] == 3
 
 
 def test_stacks_and_logs_are_shown_on_demand(job: str, capsys: pytest.CaptureFixture[str]) -> None:
