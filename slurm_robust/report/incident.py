@@ -54,7 +54,8 @@ class NoSuchIncident(SrobustError):
 class Bundle(Record):
     """All that ``--json`` prints. ``files``: names in ``folder`` with their bytes.
 
-    ``job`` is its state in words; ``root`` the exit that explains the others. ``damaged``: files that cannot be read, with the reason.
+    ``job`` is its state in words; ``root`` the exit that explains the others. ``damaged``: files that cannot
+    be read, with the reason.
     """
 
     job: str
