@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.health import isolate
-from slurm_robust.health.isolate import Answer, call
+from slurm_robust.health.isolate import Answer, call, directly
 from tests.waiting import wait_for
 
 
@@ -247,3 +247,20 @@ def test_a_child_that_cannot_be_killed_holds_up_nobody() -> None:
         assert process.stdout.read() == "ok\n"
         process.stdin.close()
         assert process.wait(30) == 0
+
+
+def test_without_children_the_answers_are_the_same() -> None:
+    def wrong() -> bytes:
+        raise OSError("no such disk")
+
+    tasks = {
+        "good": lambda: str(os.getpid()).encode(),
+        "bad": wrong,
+        "long": lambda: bytes(isolate.MOST_BYTES + 1),
+    }
+    limits = dict.fromkeys(tasks, 5.0)
+    here, there = directly(tasks, limits, 10.0), call(tasks, limits, 10.0)
+    assert here["good"].value == str(os.getpid()).encode() != there["good"].value
+    for name in ("bad", "long"):
+        assert here[name].value is None
+        assert here[name].error == there[name].error

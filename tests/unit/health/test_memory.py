@@ -10,7 +10,7 @@ import pytest
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import HISTORY, AnySource, Sample, Source
 from slurm_robust.health.host import Host
-from slurm_robust.health.memory import Memory, Stored, joined, record_baseline
+from slurm_robust.health.memory import Memory, ProcessMemory, Stored, joined, record_baseline
 from slurm_robust.model.record import Record
 
 
@@ -170,3 +170,18 @@ def test_a_long_memory_is_cut_to_the_newest_facts(tmp_path: Path) -> None:
     assert len(Memory(tmp_path).before(source, 10.0)) <= 2
     assert (tmp_path / "facts.msgpack").stat().st_size < 2**20
     assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
+
+
+def test_a_process_remembers_by_itself_and_writes_nothing(tmp_path: Path) -> None:
+    keep(tmp_path, 900.0)
+    record_baseline(tmp_path, {"fans": Fans(rpm=7)})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    memory = ProcessMemory(tmp_path)
+    for at in (1000.0, 1010.0):
+        memory.remember(FANS, Sample(at=at, boot_id="b", facts=Fans(rpm=int(at))))
+        memory.count({"fans left": True}, ["fans"])
+        assert memory.save()
+    assert [sample.at for sample in memory.before(FANS, 1020.0)] == [1000.0, 1010.0]
+    assert memory.failing("fans left") == 2
+    assert memory.baseline(FANS) == Fans(rpm=7)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

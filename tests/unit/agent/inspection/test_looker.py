@@ -72,6 +72,14 @@ def test_the_rules_of_the_site_hold(machine: Machine) -> None:
     assert looker(machine, KERNEL).look().failed == ()
 
 
+def test_a_failure_that_the_site_wants_confirmed_is_so_at_the_next_look(machine: Machine) -> None:
+    machine.says(XID)
+    machine.config.write_text("checks: {kernel.xid: {confirm: 2}}\n")
+    kernel = looker(machine, KERNEL)
+    assert kernel.look().failed == ()
+    assert [found.check for found in kernel.look().failed] == ["kernel.xid"]
+
+
 def test_a_configuration_that_cannot_be_used_is_noted_once_it_is_read(machine: Machine) -> None:
     machine.config.write_text("checks: 7\n")
     found = looker(machine, KERNEL).look()
