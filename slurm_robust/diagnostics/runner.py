@@ -158,6 +158,8 @@ class _Run:
             self.quiet |= quiet.keys()
         for node, test in quiet.items():
             self._tell(f"{node}: no answer in {test}")
+        if quiet and words:
+            self._tell(f"besides, parts and srun said: {words}")
 
     def _command(self, round_: Round, limit_s: float, port: int) -> tuple[str, ...]:
         words = [sys.executable, "-m", "slurm_robust.diagnostics", ",".join(round_.programs), "--json"]
@@ -181,7 +183,6 @@ class _Run:
                 answer = _decoded(line)
                 if answer is None:
                     words.append(line.strip())
-                    self._tell(line.strip())
                     continue
                 missing -= 1
                 if not missing:
