@@ -52,7 +52,8 @@ def recorded(stacks: Iterable[RankStacks], is_busy: Callable[[int], bool]) -> Re
     held_up = [group for group in every if group.behind]
     awaited = {rank: group for group in held_up for rank in group.behind}
     blocked = frozenset().union(*(group.waiting for group in held_up), pairs)
-    roots = {rank for rank in {*awaited, *pairs.values()} if is_busy(rank) or rank not in blocked}
+    asked = {*awaited, *(peer for peer in pairs.values() if peer is not None)}
+    roots = {rank for rank in asked if is_busy(rank) or rank not in blocked}
     stuck = [group for group in every if not group.behind and group.waiting & roots]
     inside = frozenset(rank for group in stuck for rank in group.waiting if not is_busy(rank))
     if named := frozenset(roots - inside):
@@ -61,7 +62,9 @@ def recorded(stacks: Iterable[RankStacks], is_busy: Callable[[int], bool]) -> Re
     if inside:
         reason = f"{_ranks(inside)} have all begun {stuck[0].what} and none ends it"
         return Recorded(ranks=inside, exact=False, reason=reason)
-    if both := frozenset(rank for rank, peer in pairs.items() if pairs.get(peer) == rank):
+    if both := frozenset(
+        rank for rank, peer in pairs.items() if peer is not None and pairs.get(peer) == rank
+    ):
         reason = f"{_ranks(both)} have begun to send to and receive from each other and do not end"
         return Recorded(ranks=both, exact=False, reason=reason)
     return None
@@ -76,13 +79,14 @@ _Key = tuple[str, int, int]
 _Members = dict[int, Collective | None]
 
 
-def _records(stacks: Iterable[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int]]:
+def _records(stacks: Iterable[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
     """The newest record of each rank by group, and who waits for whom in sends and receives.
 
-    Groups with sends and receives have no common count of operations.
+    Groups with sends and receives have no common count of operations. Of several in one kernel
+    (``coalesced``) the recorder does not tell the peers: None.
     """
     groups: defaultdict[_Key, _Members] = defaultdict(dict)
-    pairs: dict[int, int] = {}
+    pairs: dict[int, int | None] = {}
     uncounted: set[_Key] = set()
     known: dict[_Key, tuple[int, ...]] = {}
     with_records = {stack.rank: stack.collectives for stack in stacks if stack.collectives}
@@ -92,7 +96,8 @@ def _records(stacks: Iterable[RankStacks]) -> tuple[dict[_Key, _Members], dict[i
             known.setdefault(key, record.ranks)
             if _POINT_TO_POINT.search(record.operation):
                 uncounted.add(key)
-                pairs |= _pair(rank, record)
+                if record.state != _COMPLETED:
+                    pairs[rank] = _peer(record)
                 continue
             before = groups[key].get(rank)
             if before is None or before.sequence < record.sequence:
@@ -102,13 +107,13 @@ def _records(stacks: Iterable[RankStacks]) -> tuple[dict[_Key, _Members], dict[i
     return {key: members for key, members in groups.items() if key not in uncounted}, pairs
 
 
-def _pair(rank: int, record: Collective) -> dict[int, int]:
+def _peer(record: Collective) -> int | None:
     """``recv 2<-1``: the numbers are places in the group, the waiting rank's own first."""
     found = _PEERS.search(record.operation)
-    if record.state == _COMPLETED or found is None:
-        return {}
+    if found is None:
+        return None
     peer = int(found[3])
-    return {rank: record.ranks[peer] if peer < len(record.ranks) else peer}
+    return record.ranks[peer] if peer < len(record.ranks) else peer
 
 
 def _progress(members: _Members) -> _Progress | None:

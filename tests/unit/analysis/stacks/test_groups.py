@@ -27,6 +27,11 @@ def test_a_group_inside_a_node_is_preferred_to_one_of_several_nodes() -> None:
     assert covering({24, 26}, PAPER, 8)[0].name == "pp 24-31"
 
 
+def test_a_part_of_a_node_is_answered_with_the_node() -> None:
+    layout = ParallelLayout.fit(32, 8, {"tp": 2, "pp": 2}, "tp-pp-dp")
+    assert [group.name for group in covering({8, 9}, layout, 1)] == ["node 8-15"]
+
+
 def test_a_group_that_crosses_nodes_is_rounded_up_to_them() -> None:
     layout = ParallelLayout.fit(32, 8, {"tp": 2, "pp": 2}, "tp-dp-pp")
     found = covering({1, 17}, layout, 2)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Collective, RankStacks
 from tests.unit.analysis.stacks.build import ALL_REDUCE, COMPUTE, PAPER, Frames, rank
+from tests.unit.analysis.stacks.test_properties import layouts
 
 FOUR = ParallelLayout.fit(4, 1, {}, "dp")
 WORLD = tuple(range(4))
@@ -102,6 +108,14 @@ def test_the_end_of_a_chain_of_receives_is_named() -> None:
     assert (found.ranks, found.exact) == ((0,), True)
 
 
+def test_who_waits_for_an_unknown_peer_is_not_at_fault() -> None:
+    """Batches of sends and receives are recorded as one operation without peers."""
+    ahead, behind = record(10), record(9, state="completed")
+    batch = record(40, group="pp:p2p", operation="nccl:coalesced", state="scheduled")
+    found = localise(stacks((ahead,), (ahead,), (behind, batch), (behind,)), FOUR)
+    assert (found.ranks, found.exact) == ((3,), True)
+
+
 def test_two_ends_of_one_send_that_does_not_end_are_both_named() -> None:
     layout = ParallelLayout.fit(64, 1, {"pp": 4}, "pp-dp")
     send = record(8, operation="nccl:send 0->1", ranks=(4, 5, 6, 7), group="pp1")
@@ -124,3 +138,55 @@ def test_who_computes_is_not_excused_by_a_collective_in_flight() -> None:
     found = localise(given, FOUR)
     assert found.ranks == (1,)
     assert "flight recorder: rank 1 did not come to nccl:all_reduce 3 of group tp" in found.reason
+
+
+def standstill(layout: ParallelLayout, program: list[str], victim: int, stop: int) -> list[RankStacks]:
+    """Every rank calls the collectives of ``program``, each in its group of that dimension ("": the world).
+
+    The victim ends before number ``stop``; the others go on until nobody can.
+    """
+    world = tuple(range(layout.world_size))
+    groups = {"": dict.fromkeys(world, world)} | {
+        name: {r: group for group in layout.groups(name) for r in group} for name, _ in layout.sizes
+    }
+    at = dict.fromkeys(world, 0)
+
+    def called(number: int) -> bool:
+        return at[number] < len(program) and not (number == victim and at[number] == stop)
+
+    moved = True
+    while moved:
+        moved = False
+        for r in world:
+            if called(r):
+                group = groups[program[at[r]]][r]
+                if all(at[other] > at[r] or (at[other] == at[r] and called(other)) for other in group):
+                    moved, at[r] = True, at[r] + 1
+    return [rank(r, ALL_REDUCE, collectives=_records(program, at[r], called(r), groups, r)) for r in world]
+
+
+def _records(
+    program: list[str], done: int, called: bool, groups: dict[str, dict[int, tuple[int, ...]]], own: int
+) -> list[Collective]:
+    counts: Counter[str] = Counter(program[: done + called])
+    return [
+        record(
+            count,
+            group=f"{name}{groups[name][own][0]}",
+            state="started" if called and program[done] == name else "completed",
+            ranks=groups[name][own],
+        )
+        for name, count in counts.items()
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), layouts(most=32))
+def test_at_a_standstill_the_one_who_stopped_is_named(data: st.DataObject, layout: ParallelLayout) -> None:
+    """Whatever the program and the layout, and though all stacks look alike."""
+    program = data.draw(st.lists(st.sampled_from(("tp", "cp", "pp", "dp", "")), max_size=8))
+    victim = data.draw(st.integers(0, layout.world_size - 1))
+    stop = data.draw(st.integers(0, len(program)))
+    # The first and the last step of all: a rank without any record is one of which nothing is known.
+    found = localise(standstill(layout, ["", *program, ""], victim, stop + 1), layout)
+    assert (found.ranks, found.exact) == ((victim,), True)
