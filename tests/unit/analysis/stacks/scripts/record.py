@@ -53,7 +53,8 @@ def write(path: Path, stacks: list[RankStacks]) -> None:
 def start(kind: str, rank: int, folder: str) -> subprocess.Popen[bytes]:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "RANK": str(rank), "WORLD_SIZE": str(WORLD)}
     words = [sys.executable, str(SCRIPT), kind, str(VICTIM)]
-    return subprocess.Popen(words, env=os.environ | env | {"OMP_NUM_THREADS": "1"}, cwd=folder)
+    env |= {"OMP_NUM_THREADS": "1", "TMPDIR": folder}  # killed processes leave their sockets' folders
+    return subprocess.Popen(words, env=os.environ | env, cwd=folder)
 
 
 def end(worker: subprocess.Popen[bytes]) -> None:
