@@ -36,7 +36,7 @@ def main() -> int:
     channel = socket.socket(fileno=arguments.channel)
     spec = msgspec.json.decode(arguments.spec, type=InspectionSpec)
     _read_once()
-    for lane in lanes(spec, Host(arguments.root), arguments.config).values():
+    for lane in lanes(spec, Host(arguments.root), arguments.config):
         _fork(lane, channel)
     os.wait()  # one that ends takes the others along: the agent starts all anew
     return 1

@@ -37,14 +37,14 @@ NETWORK = ("infiniband.*", "ethernet.*")
 NODE = ("mounts.*", "disks.*", "memory.ecc", "processes.d_state", "clock.*")
 
 
-def lanes(spec: InspectionSpec, host: Host, file: Path = FILE) -> dict[str, Callable[[Tell], None]]:
-    """Each in a process of its own; none returns."""
-    return {
-        "kernel": partial(follow_kernel, Looker(KERNEL, call, host, file), host, spec),
-        "gpu": partial(follow_gpus, Looker(GPU, directly, host, file), spec),
-        "network": partial(follow, Looker(NETWORK, call, host, file), spec.network_s, spec),
-        "node": partial(follow, Looker(NODE, call, host, file), spec.node_s, spec),
-    }
+def lanes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Tell], None], ...]:
+    """Each for a process of its own; none returns. ``file`` is the node's configuration."""
+    return (
+        partial(follow_kernel, Looker(KERNEL, call, host, file), host, spec),
+        partial(follow_gpus, Looker(GPU, directly, host, file), spec),
+        partial(follow, Looker(NETWORK, call, host, file), spec.network_s, spec),
+        partial(follow, Looker(NODE, call, host, file), spec.node_s, spec),
+    )
 
 
 def follow(looker: Looker, every_s: float, spec: InspectionSpec, tell: Tell) -> None:

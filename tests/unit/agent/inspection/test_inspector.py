@@ -26,6 +26,8 @@ pytestmark = pytest.mark.slow
 
 SPEC = InspectionSpec(kernel_s=1.0, gpu_s=0.5, network_s=0.5, node_s=2.0)
 
+NO_LOG = "/dev/kmsg: No such file or directory"
+
 # An agent that is killed before it can close anything.
 PARENT = """
 import json, sys, time
@@ -75,6 +77,11 @@ def sees(check: str) -> Callable[[Looked], bool]:
 
 def passes(check: str) -> Callable[[Looked], bool]:
     return lambda looked: any(name == check for name, _ in looked.well)
+
+
+def notes(inspection: Inspection) -> list[str]:
+    inspection.follow(time.monotonic(), training=True)
+    return inspection.notes()
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -158,8 +165,7 @@ def test_an_agent_tells_of_each_note_once(machine: Machine) -> None:
     machine.host.path("/dev/kmsg").unlink()
     inspection = Inspection(Inspector(SPEC, arguments(machine)))
     try:
-        wait_for(lambda: inspection.follow(time.monotonic(), training=True) or bool(inspection._told), 20)
-        assert inspection.notes() == ["inspection: kernel log not read: /dev/kmsg: No such file or directory"]
+        wait_for(lambda: notes(inspection) == [f"inspection: kernel log not read: {NO_LOG}"], 20)
         machine.goes_down()
         wait_for(lambda: inspection.follow(time.monotonic(), training=True), 20)
         assert "infiniband.state" in [alert.check for alert in inspection.alerts(time.monotonic())]
