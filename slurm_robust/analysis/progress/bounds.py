@@ -25,8 +25,8 @@ COLD_FACTOR = 4.0
 DOUBT_FACTOR = 4.0
 """After each hang that may have been something long the next bound is so many times longer."""
 
-# How long these take says nothing about the next time: it depends on where the copy is, and on the script.
-_UNLEARNED = (RESTORE, FINISHED)
+UNLEARNED = (RESTORE, FINISHED)
+"""How long these take says nothing of the next time: it depends on where the copy is, and on the script."""
 
 
 class Bound(Record):
@@ -58,7 +58,7 @@ def in_phases(config: DetectConfig, names: Mapping[str, float], longest: Mapping
 
 
 def _in_phase(config: DetectConfig, name: str, longest_s: float) -> Bound:
-    if name in _UNLEARNED:
+    if name in UNLEARNED:
         return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, since it may take any time")
     if not longest_s:
         return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, none was seen to end yet")

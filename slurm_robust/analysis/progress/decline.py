@@ -12,7 +12,7 @@ from slurm_robust.model.pace import PaceHistory
 SUSTAINED_S = 60.0
 """A decline lasts for so long at least,"""
 
-SUSTAINED_MEASURES = 5
+SUSTAINED_MEASURES = 10
 """and so many measurements."""
 
 
@@ -72,8 +72,16 @@ class Decline:
         """Seconds per step from which on it is a decline."""
         return self._factor * self.reference_s
 
+    @property
+    def _usual_s(self) -> float:
+        """What nine of ten steps do not exceed."""
+        return self._settled.quantile(0.9) if len(self._settled) >= FEW_STEPS else 0.0
+
     def _judge(self) -> None:
-        ratio = self.recent_s / self.reference_s if self.reference_s else 0.0
-        # It is over at half of the excess, so that times about the limit are one decline and not many.
-        limit = 1 + (self._factor - 1) / 2 if self.is_slow else self._factor
-        self.is_slow = ratio >= limit
+        if self.is_slow:
+            # Over only at half of the excess, so that times about the limit are one decline and not many.
+            self.is_slow = self.recent_s >= self.reference_s * (1 + self._factor) / 2
+        else:
+            # Where steps vary by nature, several slow ones in a row are nothing.
+            is_beyond = self.recent_s >= self.limit_s > 0.0
+            self.is_slow = is_beyond and self.recent_s > self._usual_s

@@ -176,7 +176,7 @@ class PaceWatch:
             self._open[name] = max(seconds, self._open.get(name, 0.0))
         for name in [name for name in self._open if name not in look.phases]:
             longest, known = self._open.pop(name), self._known.phases
-            if name in known or len(known) < MOST_PHASES:
+            if name in known or (len(known) < MOST_PHASES and name not in bounds.UNLEARNED):
                 self._learn(phases={**known, name: max(longest, known.get(name, 0.0))})
 
     def _learn(self, **changes: object) -> None:

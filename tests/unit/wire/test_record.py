@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.wire.messages import Beat, Phase, decode_to_controller, encode
 from slurm_robust.wire.record import NO_STEP, RankPhase, RecordError, StepRecord
 
 
@@ -141,6 +142,16 @@ def test_a_phase_is_shown_with_its_age_until_it_ends(record: StepRecord) -> None
     record.set_phase(RankPhase(begin=110.0))
     assert (agent.progress(111.0).phase, agent.progress(111.0).phase_s) == ("", 1.0)
     assert agent.progress(109.0).phase_s == 0.0
+
+
+def test_progress_crosses_the_wire_and_grows_older_as_a_whole(record: StepRecord) -> None:
+    fresh = record.progress(record.created + 1.0)
+    record.set_phase(RankPhase(name="evaluation", begin=record.created))
+    busy = record.progress(record.created + 2.0)
+    beat = Beat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.RUNNING, progress=(fresh, busy))
+    assert decode_to_controller(encode(beat)) == beat
+    assert (fresh.aged(5.0).age_s, fresh.aged(5.0).phase_s) == (pytest.approx(6.0), math.inf)
+    assert (busy.aged(5.0).age_s, busy.aged(5.0).phase_s) == (pytest.approx(7.0), pytest.approx(7.0))
 
 
 def test_any_text_is_a_phase_of_32_bytes(record: StepRecord) -> None:

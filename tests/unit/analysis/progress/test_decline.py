@@ -1,0 +1,66 @@
+"""Steps that vary are no decline; steps that are longer for a minute are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.analysis.progress.decline import Decline
+from slurm_robust.model.pace import PaceHistory
+
+
+def declines(steps: list[float], past: PaceHistory | None = None, factor: float = 1.5) -> int:
+    decline, found = Decline(factor, past or PaceHistory()), 0
+    for step in steps:
+        before = decline.is_slow
+        decline.add(step, 1)
+        found += decline.is_slow and not before
+    return found
+
+
+@given(st.lists(st.floats(1.0, 1.49), max_size=200), st.floats(0.5, 300.0))
+def test_steps_within_the_factor_are_none(steps: list[float], scale: float) -> None:
+    assert declines([step * scale for step in steps]) == 0
+
+
+@given(st.floats(0.5, 300.0), st.floats(1.6, 50.0), st.integers(100, 300))
+def test_longer_steps_are_one(step_s: float, factor: float, before: int) -> None:
+    assert declines([step_s] * before + [factor * step_s] * 150) == 1
+
+
+VARYING: dict[str, Callable[[random.Random], float]] = {
+    "every third is long": lambda draw: draw.choice((1.0, 1.0, 3.0)),
+    "every other is long": lambda draw: draw.choice((1.0, 3.0)),
+    "lengths of sequences": lambda draw: draw.lognormvariate(0.0, 0.2),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_steps_that_vary_by_nature_are_none(name: str) -> None:
+    found = 0
+    for seed in range(20):
+        draw = random.Random(seed)
+        found += declines([10.0 * VARYING[name](draw) for _ in range(300)])
+    assert found == 0
+
+
+def test_nothing_is_said_without_a_past_or_before_a_minute_is_full() -> None:
+    past = PaceHistory(steps=100, p50_s=1.0)
+    assert declines([2.0] * 29, past) == 0
+    assert declines([2.0] * 30, past) == 1
+    assert declines([2.0] * 500) == 0
+    assert declines([2.0] * 30, PaceHistory(steps=5, p50_s=1.0)) == 0
+
+
+def test_of_long_steps_ten_are_wanted() -> None:
+    past = PaceHistory(steps=100, p50_s=300.0)
+    assert declines([900.0] * 9, past) == 0
+    assert declines([900.0] * 10, past) == 1
+
+
+def test_times_about_the_limit_are_one_decline() -> None:
+    assert declines([1.0] * 200 + [1.4, 1.6] * 200 + [1.52] * 100 + [1.45, 1.55] * 100) == 1
