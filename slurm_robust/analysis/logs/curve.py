@@ -37,8 +37,13 @@ _VALUE = re.compile(
 def no_number(lines: Sequence[Line]) -> int | None:
     """The first line whose loss or gradient norm is no finite number."""
     return next(
-        (at for at, name, value in _values(lines) if not math.isfinite(value) and "val" not in name), None
+        (at for at, name, value in _values(lines) if not math.isfinite(value) and not _is_best(name)), None
     )
+
+
+def _is_best(name: str) -> bool:
+    """The best or least loss so far is infinite before the first one is known."""
+    return name.startswith(("best", "min", "val", "initial"))
 
 
 def jump(lines: Sequence[Line]) -> int | None:

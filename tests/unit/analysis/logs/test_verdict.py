@@ -12,7 +12,7 @@ from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from tests.unit.analysis.logs.labelled import labels, score
 
-SAMPLES = yaml.safe_load(Path(__file__).with_name("samples.yaml").read_text())
+SAMPLES = [yaml.safe_load(file.read_text()) for file in sorted(Path(__file__).with_name("samples").iterdir())]
 STORIES = yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text())
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -27,7 +27,12 @@ Traceback (most recent call last):
 
 @pytest.mark.parametrize(
     ("symptom", "action", "text"),
-    [(symptom, group["action"], text) for symptom, group in SAMPLES.items() for text in group["texts"]],
+    [
+        (symptom, group["action"], text)
+        for file in SAMPLES
+        for symptom, group in file.items()
+        for text in group["texts"]
+    ],
 )
 def test_what_libraries_and_kernels_print(symptom: str, action: str, text: str) -> None:
     found = classify(text)
