@@ -26,6 +26,11 @@ from slurm_robust.controller.preflight import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.start import begin
+from slurm_robust.controller.tester import StepTester
+from slurm_robust.diagnostics.places import SlurmPlace
+from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.diagnostics.replay.steps import StepReplayer
+from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
@@ -95,6 +100,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             ),
             store=store,
             slurm=slurm,
+            tester=_tester(directory, plan, slurm, store),
         )
         say(f"controller {epoch.epoch} of job {plan.job_id}: {plan.slots} nodes, {plan.spares} spares")
         code = loop.run()
@@ -190,6 +196,20 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
     except SlurmError as error:
         say(f"Slurm does not tell the allocation ({error}); using the environment of the batch script")
         return allocation_from_environment(os.environ)
+
+
+def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, store: CheckpointStore) -> StepTester:
+    allocation = _allocation(slurm, plan)
+    ports = plan.config.rendezvous.ports
+    replay = plan.config.replay
+    command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
+    return StepTester(
+        PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, tell=say),
+        StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
+        command,
+        replay,
+        str(store.path),
+    )
 
 
 def _agent_command(directory: JobDirectory, plan: Plan) -> tuple[str, ...]:

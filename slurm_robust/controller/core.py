@@ -23,8 +23,11 @@ from slurm_robust.controller.effects import (
 )
 from slurm_robust.controller.fleet import Fleet, Heard
 from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
+from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.transitions import Transition
+from slurm_robust.controller.vitals import Vitals
 from slurm_robust.model import events as ev
+from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
@@ -82,6 +85,9 @@ class Core:
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
         stored_s = max(0.0, now.wall - state.stored.t) if state.stored else 0.0
         self.stored_at = now.mono - stored_s  # when a checkpoint last went to storage, or was tried to
+        self.stacks = StackBook()
+        self.diagnosis: Diagnosis | None = None  # answer to the newest TestNodes
+        self._vitals: Vitals | None = None
         self.requeue_error: str | None = None
         self.requeued = False  # Slurm has taken the requeue, and the rest of it is in good hands
         self.agents_gone = False  # the step of the agents has ended
@@ -151,6 +157,17 @@ class Core:
         self.agents_gone = True
         return self.on_tick(now)
 
+    def on_stacks(self, answer: msg.StacksTaken, now: Now) -> list[Effect]:
+        """An agent sent the stacks that it was asked for."""
+        if answer.generation == self.state.generation:
+            self.stacks.hear(answer)
+        return self.on_tick(now)
+
+    def on_tests(self, diagnosis: Diagnosis, now: Now) -> list[Effect]:
+        """Answer to TestNodes."""
+        self.diagnosis = diagnosis
+        return self.on_tick(now)
+
     def on_requeue(self, error: str | None, now: Now) -> list[Effect]:
         """Slurm took the requeue, or refused it with ``error``."""
         self.requeue_error = error
@@ -199,6 +216,12 @@ class Core:
         if (node, text) not in self._notes:
             self._notes.add((node, text))
             self.record(ev.Noted(t=now.wall, text=text, node=node))
+
+    def vitals(self, now: Now) -> Vitals:
+        """Those of this generation."""
+        if self._vitals is None or self._vitals.generation != self.state.generation:
+            self._vitals = Vitals(self, now)
+        return self._vitals
 
     def open_incident(self, symptom: Symptom, detail: str, detect_s: float, now: Now) -> None:
         """Training stopped being productive; a symptom of an open incident is added to it."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.suspicion import Suspicion
 from slurm_robust.wire.messages import FromController
 
@@ -63,6 +65,31 @@ class SaveEvidence(Record):
     number: int
 
 
+class SaveStacks(Record):
+    """Put the stacks of all ranks, and what they say, into the folder of incident ``number``."""
+
+    number: int
+    stacks: tuple[RankStacks, ...]
+    localisation: Localisation
+
+
+class TestNodes(Record):
+    """Test ``nodes``; answered by ``on_tests``."""
+
+    __test__ = False
+
+    nodes: tuple[str, ...]
+    bitwise: bool
+    budget_s: float
+
+
+class ReplayTraining(Record):
+    """Have ``nodes`` replay the training of ``layout``; answered by ``on_tests``."""
+
+    nodes: tuple[str, ...]
+    layout: ParallelLayout
+
+
 class SaveSuspicion(Record):
     """Leave word for the administrator's side about a node that is given up."""
 
@@ -89,6 +116,9 @@ Effect: TypeAlias = (
     | Prune
     | BeginRequeue
     | SaveEvidence
+    | SaveStacks
+    | TestNodes
+    | ReplayTraining
     | SaveSuspicion
     | Say
     | Exit

@@ -20,6 +20,7 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.tester import Tester
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.policy.restore import Ref, keepers
@@ -54,6 +55,7 @@ class Loop:
         requeuer: Requeuer,
         store: CheckpointStore,
         slurm: SlurmClient,
+        tester: Tester,
     ) -> None:
         self._core = core
         self._config = config
@@ -64,6 +66,7 @@ class Loop:
         self._requeuer = requeuer
         self._store = store
         self._slurm = slurm
+        self._tester = tester
         self._background = Background()
         self._identities: dict[str, bytes] = {}
         self._code: int | None = None
@@ -80,6 +83,9 @@ class Loop:
             fx.BeginRequeue: self._begin_requeue,
             fx.SaveEvidence: self._save_evidence,
             fx.SaveSuspicion: self._save_suspicion,
+            fx.SaveStacks: self._save_stacks,
+            fx.TestNodes: self._test_nodes,
+            fx.ReplayTraining: self._replay_training,
             fx.Say: lambda effect: say(effect.text),
             fx.Exit: self._exit,
         }
@@ -105,6 +111,7 @@ class Loop:
                     self._on_message(*received)
                 self._slow_tick()
                 self._do(self._core.on_tick(read_clocks()))
+        self._tester.stop()
         return self._code
 
     # -- inputs ------------------------------------------------------------------------------------
@@ -115,6 +122,8 @@ class Loop:
             case msg.Beat():
                 self._identities[message.node] = identity
                 self._core.on_beat(message, now)
+            case msg.StacksTaken():
+                self._do(self._core.on_stacks(message, now))
             case msg.Ping():
                 pong = msg.Pong(epoch=self._core.state.epoch, host=os.uname().nodename, pid=os.getpid())
                 self._socket.send(identity, pong)
@@ -269,6 +278,31 @@ class Loop:
             return lambda: None
 
         self._background.run(work, "evidence")
+
+    def _save_stacks(self, effect: fx.SaveStacks) -> None:
+        def work() -> Callable[[], None]:
+            try:
+                evidence.save_stacks(self._directory, effect.number, effect.stacks, effect.localisation)
+            except OSError as error:
+                text = f"stacks of incident {effect.number} could not be saved: {error}"
+                return lambda: self._do(self._core.on_stage_done("stacks", False, text, read_clocks()))
+            return lambda: None
+
+        self._background.run(work, "stacks")
+
+    def _test_nodes(self, effect: fx.TestNodes) -> None:
+        def work() -> Callable[[], None]:
+            found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
+            return lambda: self._do(self._core.on_tests(found, read_clocks()))
+
+        self._background.run(work, "tests")
+
+    def _replay_training(self, effect: fx.ReplayTraining) -> None:
+        def work() -> Callable[[], None]:
+            found = self._tester.replay(effect.nodes, effect.layout)
+            return lambda: self._do(self._core.on_tests(found, read_clocks()))
+
+        self._background.run(work, "replay")
 
     def _save_suspicion(self, effect: fx.SaveSuspicion) -> None:
         def work() -> Callable[[], None]:

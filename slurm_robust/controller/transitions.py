@@ -4,8 +4,28 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from slurm_robust.model.incident import GenerationFailed
+from slurm_robust.model.incident import Diagnose, GenerationFailed, Replay, Symptom
 from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Localisation
+
+
+class Trouble(Record):
+    """Something that ends productive training. ``detect_s``: how long it took to be seen.
+
+    ``named``: nodes that the observation names by itself, with the reason.
+    """
+
+    symptom: Symptom
+    detail: str
+    detect_s: float
+    named: dict[str, str] = {}
+
+
+class Why(Record):
+    """Why a generation is ended, and where its stacks place the fault."""
+
+    trouble: Trouble
+    localisation: Localisation | None = None
 
 
 class ToGathering(Record):
@@ -33,8 +53,18 @@ class ToReconnecting(Record):
     """Another controller launched the generation that runs; find its agents again."""
 
 
+class ToLocalising(Record):
+    """Training hangs, or is slow: see by the stacks of all ranks where. The workers go on meanwhile."""
+
+    agents: dict[str, str]
+    trouble: Trouble
+
+
 class ToObserving(Record):
     """Observe mode: trouble came, and the training is left to its fate."""
+
+    agents: dict[str, str]
+    why: Why
 
 
 class ToCheckpointing(Record):
@@ -44,15 +74,23 @@ class ToCheckpointing(Record):
 
 
 class ToStopping(Record):
-    """End all workers of the generation."""
+    """End all workers of the generation. ``why``: none where nothing is wrong with it."""
 
     reason: str
+    why: Why | None = None
 
 
 class ToDeciding(Record):
     """Ask the policy about a failure."""
 
     failed: GenerationFailed
+
+
+class ToTesting(Record):
+    """Test the held nodes, by ``action``, before the policy is asked about ``failed`` again."""
+
+    failed: GenerationFailed
+    action: Diagnose | Replay
 
 
 class ToRequeueing(Record):
@@ -82,11 +120,13 @@ Transition: TypeAlias = (
     ToGathering
     | ToLaunching
     | ToRunning
+    | ToLocalising
     | ToReconnecting
     | ToObserving
     | ToCheckpointing
     | ToStopping
     | ToDeciding
+    | ToTesting
     | ToRequeueing
     | ToSaving
     | ToEnding

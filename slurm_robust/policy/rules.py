@@ -27,4 +27,6 @@ class Rules(Record):
             limits=config.limits,
             final_exit_codes=config.final_exit_codes,
             requeue=config.slurm.requeue,
+            diagnose=config.detect.diagnose,
+            replay=config.replay.args is not None,
         )

@@ -7,7 +7,7 @@ import math
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
 from slurm_robust.controller.stages.watch import all_done, find_trouble
-from slurm_robust.controller.transitions import ToCheckpointing, ToRunning, ToStopping, Transition
+from slurm_robust.controller.transitions import ToCheckpointing, ToRunning, ToStopping, Transition, Why
 from slurm_robust.model import events as ev
 from slurm_robust.wire.messages import Progress, RequestCheckpoint
 
@@ -47,7 +47,7 @@ class Checkpointing:
         trouble = find_trouble(core, self._agents, self._since, now)
         if trouble is not None:
             core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
-            return ToStopping(reason=trouble.detail)
+            return ToStopping(reason=trouble.detail, why=Why(trouble=trouble))
         records = core.fleet.progress(core.state.slots, core.state.generation)
         reported = [p for p in records if p.reported]
         if len(reported) < core.state.placement.world_size:

@@ -10,6 +10,7 @@ from slurm_robust.controller.transitions import (
     ToGathering,
     ToRequeueing,
     ToSaving,
+    ToTesting,
     Transition,
 )
 from slurm_robust.model import events as ev
@@ -69,6 +70,8 @@ class Deciding:
                 core.emit(StartAgents(nodes=nodes))
             case inc.Restart():
                 return ToGathering()
+            case inc.Diagnose() | inc.Replay():
+                return ToTesting(failed=self._failed, action=action)
             case inc.Requeue(exclude=exclude, reason=reason):
                 return ToRequeueing(exclude=exclude, reason=reason, failure=True)
             case inc.GiveUp(code=code, reason=reason):

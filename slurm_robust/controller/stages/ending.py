@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import BeginRequeue, Exit, Now, Say
-from slurm_robust.controller.stages.watch import RECONNECT_S, all_done
+from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, failure, has_new_step
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToObserving,
@@ -18,7 +18,6 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.incident import GenerationFailed
 from slurm_robust.policy import decide
 from slurm_robust.wire.messages import Phase, Shutdown
 
@@ -90,9 +89,13 @@ class Ending:
 
 
 class Observing:
-    """Observe mode: the policy is asked and its answer printed, but training is left to its fate."""
+    """Observe mode: the policy is asked and its answer printed, but training is left to its fate.
+
+    If it goes on by itself, it is watched again.
+    """
 
     def __init__(self, begin: ToObserving) -> None:
+        self._agents, self._why = begin.agents, begin.why
         self._asked = False
 
     def enter(self, core: Core, now: Now) -> None:
@@ -108,10 +111,7 @@ class Observing:
         root = root_exit(exits)
         if not self._asked:
             self._asked = True
-            alive = tuple(n for n in state.slots if n not in lost)
-            failed = GenerationFailed(
-                generation=state.generation, root=root, exits=exits, lost=lost, alive=alive
-            )
+            failed = failure(core, self._why, exits, lost, {})
             decision = decide(state, failed, now.wall, core.rules)
             core.record(
                 ev.Decided(
@@ -129,7 +129,8 @@ class Observing:
             for n in state.slots
         )
         if not ended:
-            return None
+            goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core)
+            return ToRunning(agents=self._agents) if goes_on else None
         code = 1
         if root is not None:
             code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)

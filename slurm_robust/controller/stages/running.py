@@ -5,16 +5,18 @@ from __future__ import annotations
 from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import Trouble, all_done, current_agents, find_trouble
+from slurm_robust.controller.stages.watch import all_done, current_agents, find_trouble, leave
 from slurm_robust.controller.tending import Tending
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
     ToEnding,
     ToLaunching,
-    ToObserving,
+    ToLocalising,
     ToRunning,
     ToStopping,
     Transition,
+    Trouble,
+    Why,
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Finish, SpareLost, Symptom
@@ -91,16 +93,15 @@ class Launching:
         slots, generation = core.state.slots, core.state.generation
         trouble = find_trouble(core, self._agents, self._since, now)
         if trouble is not None:
-            return _on_trouble(core, trouble, now)
+            return leave(core, self._agents, Why(trouble=trouble), now)
         if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
             return ToRunning(agents=self._agents)
         waited = now.mono - self._since
         if waited > core.config.timings.launch_s:
             late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
             detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
-            return _on_trouble(
-                core, Trouble(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited), now
-            )
+            late_trouble = Trouble(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
+            return leave(core, self._agents, Why(trouble=late_trouble), now)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
         return None
@@ -138,9 +139,12 @@ class Running:
             return _finished(core, now)
         trouble = find_trouble(core, self._agents, self._since, now)
         if trouble is not None:
-            return _on_trouble(core, trouble, now)
+            return leave(core, self._agents, Why(trouble=trouble), now)
         if core.ending:
             return ToCheckpointing(agents=self._agents)
+        trouble = core.vitals(now).look(core, now)
+        if trouble is not None:
+            return self._on_vitals(core, trouble, now)
         self._watch_spares(core, now)
         return None
 
@@ -173,6 +177,14 @@ class Running:
         if self._tending is not None:
             self._tending.step(core, records, slowest, now)
 
+    def _on_vitals(self, core: Core, trouble: Trouble, now: Now) -> Transition:
+        if trouble.symptom is Symptom.HANG:
+            core.watch_progress(now, force=True)
+            core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
+        if trouble.symptom in (Symptom.HANG, Symptom.SLOW):
+            return ToLocalising(agents=self._agents, trouble=trouble)
+        return leave(core, self._agents, Why(trouble=trouble), now)
+
     def _watch_spares(self, core: Core, now: Now) -> None:
         for node in core.state.spares:
             silent = core.fleet.silence(node, now.mono, self._since + core.config.timings.agent_start_s)
@@ -188,14 +200,6 @@ def _timings(core: Core) -> dict[str, float]:
         for name, seconds in (beat.timings if beat else {}).items():
             worst[name] = max(seconds, worst.get(name, 0.0))
     return worst
-
-
-def _on_trouble(core: Core, trouble: Trouble, now: Now) -> Transition | None:
-    core.watch_progress(now, force=True)
-    core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
-    if core.config.mode == "observe":
-        return ToObserving()
-    return ToStopping(reason=trouble.detail)
 
 
 def _finished(core: Core, now: Now) -> Transition:

@@ -6,7 +6,7 @@ from slurm_robust.analysis.exits import root_exit
 from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import current_agents, last_words
+from slurm_robust.controller.stages.watch import current_agents, failure, last_words
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToEnding,
@@ -38,7 +38,7 @@ class Stopping:
     """
 
     def __init__(self, begin: ToStopping) -> None:
-        self._reason = begin.reason
+        self._reason, self._why = begin.reason, begin.why
         self._since = self._sent = 0.0
         self._agents: dict[str, str] = {}
         self._exits: tuple[NodeExit, ...] = ()
@@ -148,15 +148,7 @@ class Stopping:
             beat = core.fleet.beat(node)
             if beat is not None and beat.fatal and node not in self._lost:
                 unable[node] = beat.fatal
-        return GenerationFailed(
-            generation=core.state.generation,
-            root=root,
-            exits=self._exits,
-            lost=tuple(self._lost),
-            unable=unable,
-            alive=tuple(n for n in core.state.slots if n not in self._lost),
-            restore=core.state.restored,
-        )
+        return failure(core, self._why, self._exits, tuple(self._lost), unable)
 
 
 def _before_the_end(core: Core, reason: str, now: Now) -> Transition:

@@ -11,20 +11,24 @@ from slurm_robust.controller.stages.checkpointing import Checkpointing
 from slurm_robust.controller.stages.deciding import Deciding
 from slurm_robust.controller.stages.ending import Ending, Observing, Reconnecting, Requeueing
 from slurm_robust.controller.stages.gathering import Gathering
+from slurm_robust.controller.stages.localising import Localising
 from slurm_robust.controller.stages.running import Launching, Running
 from slurm_robust.controller.stages.saving import Saving
 from slurm_robust.controller.stages.stopping import Stopping
+from slurm_robust.controller.stages.testing import Testing
 
 # Each class takes exactly the transition it stands beside; Any because a dict cannot say so.
 STAGES: dict[type[Any], Callable[[Any], Stage]] = {
     to.ToGathering: Gathering,
     to.ToLaunching: Launching,
     to.ToRunning: Running,
+    to.ToLocalising: Localising,
     to.ToReconnecting: Reconnecting,
     to.ToObserving: Observing,
     to.ToCheckpointing: Checkpointing,
     to.ToStopping: Stopping,
     to.ToDeciding: Deciding,
+    to.ToTesting: Testing,
     to.ToRequeueing: Requeueing,
     to.ToSaving: Saving,
     to.ToEnding: Ending,

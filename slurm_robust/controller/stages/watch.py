@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
+from slurm_robust.controller.transitions import ToObserving, ToStopping, Transition, Trouble, Why
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.model.incident import Symptom
-from slurm_robust.model.record import Record
+from slurm_robust.model.incident import GenerationFailed, NodeExit, Symptom
 
 # Agents notice within about 3 s that their controller is gone and look for the next one.
 RECONNECT_S = 8.0
-
-
-class Trouble(Record):
-    """Something that ends productive training. ``detect_s``: how long it took to be seen."""
-
-    symptom: Symptom
-    detail: str
-    detect_s: float
 
 
 def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> Trouble | None:
@@ -47,6 +40,47 @@ def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> 
         if beat is not None and beat.fatal:
             return Trouble(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {beat.fatal}", detect_s=0.0)
     return None
+
+
+def leave(core: Core, agents: dict[str, str], why: Why, now: Now) -> Transition:
+    """Training is not productive any more: write it down, and stop it or, in observe mode, look on."""
+    trouble, incident = why.trouble, core.state.incident
+    core.watch_progress(now, force=True)
+    if incident is None or incident.symptom is not trouble.symptom:
+        core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
+    if core.config.mode == "observe":
+        return ToObserving(agents=agents, why=why)
+    return ToStopping(reason=trouble.detail, why=why)
+
+
+def has_new_step(core: Core) -> bool:
+    """Whether all ranks have completed a step since the incident began."""
+    state = core.state
+    records = core.fleet.progress(state.slots, state.generation)
+    before = state.incident.step if state.incident is not None else -1
+    return len(records) == state.placement.world_size and min(r.step for r in records) > before
+
+
+def failure(
+    core: Core, why: Why | None, exits: tuple[NodeExit, ...], lost: tuple[str, ...], unable: dict[str, str]
+) -> GenerationFailed:
+    """All that is known of the end of this generation, for the policy."""
+    state = core.state
+    trouble = why.trouble if why is not None else None
+    return GenerationFailed(
+        generation=state.generation,
+        root=root_exit(exits),
+        exits=exits,
+        lost=lost,
+        unable=unable,
+        alive=tuple(n for n in state.slots if n not in lost),
+        restore=state.restored,
+        symptom=trouble.symptom if trouble else None,
+        detail=trouble.detail if trouble else "",
+        named=trouble.named if trouble else {},
+        causes={e.exit.rank: classify_exit(e.exit) for e in exits if e.exit.failed},
+        localisation=why.localisation if why is not None else None,
+    )
 
 
 def all_done(core: Core, now: Now) -> bool:

@@ -14,8 +14,10 @@ from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.policy.restore import Ref
 from slurm_robust.wire.messages import (
     Beat,
@@ -27,7 +29,9 @@ from slurm_robust.wire.messages import (
     RequestCheckpoint,
     Save,
     Shutdown,
+    StacksTaken,
     Stop,
+    TakeStacks,
 )
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
@@ -77,11 +81,17 @@ class Job:
         self.beats: dict[str, Beat] = {}
         self.dead: set[str] = set()
         self.stubborn: set[str] = set()
+        self.mute: set[str] = set()  # sends no stacks
         self.said: list[str] = []
         self.sent: list[tuple[str, object]] = []
         self.started: list[tuple[str, ...]] = []
         self.requeued: list[tuple[str, ...]] = []
         self.pruned = 0
+        self.ages = False  # whether training that makes no step is seen to make none
+        self.tested: list[fx.TestNodes] = []
+        self.diagnosis: Diagnosis | None = Diagnosis(reason="all passed")  # what tests find
+        self.saved_stacks: list[fx.SaveStacks] = []
+        self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
         self.code: int | None = None
         self.memory, self.shared, self.hears_storage = memory, shared, hears_storage
         self.checkpoints: dict[int, tuple[str, int]] = {}  # newest on storage of each generation
@@ -127,6 +137,12 @@ class Job:
                     self.said.append(text)
                 case fx.Prune():
                     self.pruned += 1
+                case fx.TestNodes():
+                    self.tested.append(effect)
+                    if self.diagnosis is not None:
+                        self.act(self.core.on_tests(self.diagnosis, self.now()))
+                case fx.SaveStacks():
+                    self.saved_stacks.append(effect)
                 case fx.Exit(code=code):
                     self.code = code
 
@@ -180,6 +196,10 @@ class Job:
                 self.flush_step = step
             case Pace(stride=stride):
                 self.stride = stride
+            case TakeStacks(number=number) if node not in self.mute:
+                taken = tuple(self.stacks.get(p.rank, waiting(p.rank, node)) for p in beat.progress)
+                answer = StacksTaken(node=node, generation=beat.generation, number=number, stacks=taken)
+                self.act(self.core.on_stacks(answer, self.now()))
             case Save(token=token):
                 self.saves[node] = message
                 if self.writes:
@@ -201,8 +221,13 @@ class Job:
             self.wall += step
             for node in list(self.beats):
                 if node in self.beats:  # else it was told to end meanwhile
-                    self.change(node)
+                    self.change(node, progress=self.older(node, step))
             self.act(self.core.on_tick(self.now()))
+
+    def older(self, node: str, seconds: float) -> tuple[Progress, ...]:
+        """The progress on ``node`` after ``seconds`` without a step."""
+        seconds = seconds if self.ages else 0.0
+        return tuple(structs.replace(p, age_s=p.age_s + seconds) for p in self.beats[node].progress)
 
     def train_to(self, step: int) -> None:
         """All ranks complete steps up to ``step``."""
@@ -210,7 +235,8 @@ class Job:
             if node in self.dead:
                 continue
             progress = tuple(
-                structs.replace(p, step=step, reported=self.reported) for p in self.beats[node].progress
+                structs.replace(p, step=step, reported=self.reported, age_s=0.0)
+                for p in self.beats[node].progress
             )
             self.change(node, progress=progress)
         if self.memory:
@@ -271,3 +297,16 @@ class Job:
 
 def node_exit(node: str, rank: int, **fields: object) -> NodeExit:
     return NodeExit(node=node, exit=WorkerExit(rank=rank, **fields))  # type: ignore[arg-type]
+
+
+def doing(rank: int, node: str, *calls: str, state: str = "S") -> RankStacks:
+    """A rank whose main thread is in ``calls``, innermost first, each ``function@file``."""
+    frames = tuple(Frame(function=f, file=file) for f, _, file in (call.partition("@") for call in calls))
+    thread = ThreadStack(frames=frames, name="MainThread", is_main=True)
+    process = ProcessStacks(pid=100 + rank, kind=ProcessKind.WORKER, state=state, threads=(thread,))
+    return RankStacks(rank=rank, node=node, processes=(process,), source="py-spy")
+
+
+def waiting(rank: int, node: str) -> RankStacks:
+    """A rank that waits for the others."""
+    return doing(rank, node, "all_reduce@torch/distributed/distributed_c10d.py", "main@train.py")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.config.replay import ReplayConfig
 from slurm_robust.config.schema import CheckpointConfig, JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
@@ -18,17 +19,22 @@ from slurm_robust.controller.loop import Loop, read_clocks
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
+from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering
+from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
-from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import Ref
 from slurm_robust.slurm.records import Allocation, Switch
+from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
+from slurm_robust.testing.fake_replayer import FakeReplayer
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
 from tests.waiting import wait_for
 
+COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
 ALLOCATION = Allocation(
     job_id=7, nodes=("n1", "n2"), cpus_per_node={}, gpus_per_node={}, batch_host="n1", restart_count=0
 )
@@ -54,6 +60,7 @@ class Hands:
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
             store=self.store,
             slurm=slurm,
+            tester=StepTester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
         )
 
     def publish(self, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:

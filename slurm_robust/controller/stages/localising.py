@@ -1,0 +1,126 @@
+"""Where does training hang, or what makes it slow? Asked of the stacks of all ranks while they stand."""
+
+from __future__ import annotations
+
+from slurm_robust.analysis.stacks import localise, vote
+from slurm_robust.controller import restoring
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import Now, SaveStacks, Say
+from slurm_robust.controller.stages.watch import all_done, find_trouble, leave
+from slurm_robust.controller.transitions import ToLocalising, ToRunning, ToStopping, Transition, Why
+from slurm_robust.model.incident import Symptom
+from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.wire.messages import TakeStacks
+
+RESEND_S = 1.0
+TRAVEL_S = 1.0
+"""For orders and answers, beyond the time that taking stacks may take."""
+
+# A rank that only takes long moves on within seconds; evicting its node would be for nothing.
+HANG_ROUNDS = 4
+HANG_EVERY_S = 2.0
+
+# ByteRobust, 6.2: a decline is judged by five looks ten seconds apart.
+SLOW_ROUNDS = 5
+SLOW_EVERY_S = 10.0
+
+
+class Localising:
+    """Looks until two looks in a row at a hang agree, five times at a decline.
+
+    What heals meanwhile is let be.
+    """
+
+    def __init__(self, begin: ToLocalising) -> None:
+        self._agents = begin.agents
+        self._trouble = begin.trouble
+        self._is_hang = begin.trouble.symptom is Symptom.HANG
+        self._rounds: list[Localisation] = []
+        self._since = self._sent = 0.0
+        self._waits_until: float | None = None
+        self._steps_before = -1
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Ask for the first round."""
+        self._steps_before = _slowest_step(core)
+        self._ask(core, now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Collect, conclude, and leave with what is known; or go on training if it goes on."""
+        if core.leaving or core.ending:
+            return ToStopping(reason=core.leaving or core.ending or "")
+        if all_done(core, now):
+            return ToRunning(agents=self._agents)
+        trouble = find_trouble(core, self._agents, self._since, now)
+        if trouble is not None:
+            return leave(core, self._agents, Why(trouble=trouble), now)
+        if self._is_hang and _slowest_step(core) > self._steps_before:
+            core.note("training goes on by itself: what looked like a hang was none", "", now)
+            return ToRunning(agents=self._agents)
+        if self._waits_until is not None:
+            if now.mono >= self._waits_until:
+                self._ask(core, now)
+            return None
+        waited = now.mono - self._since
+        if not core.stacks.complete(core.state.slots) and waited < core.config.detect.stacks_s + TRAVEL_S:
+            if now.mono - self._sent > RESEND_S:
+                self._send(core, now)
+            return None
+        return self._conclude(core, now)
+
+    def _ask(self, core: Core, now: Now) -> None:
+        core.stacks.begin()
+        self._since, self._waits_until = now.mono, None
+        self._send(core, now)
+
+    def _send(self, core: Core, now: Now) -> None:
+        self._sent, state = now.mono, core.state
+        for node in core.stacks.missing(state.slots):
+            order = TakeStacks(
+                epoch=state.epoch,
+                generation=state.generation,
+                number=core.stacks.number,
+                budget_s=core.config.detect.stacks_s,
+            )
+            core.send(node, order)
+
+    def _conclude(self, core: Core, now: Now) -> Transition | None:
+        layout, stacks = restoring.layout_now(core), core.stacks.all()
+        placement = core.state.placement
+        silent = [rank for node in core.stacks.missing(core.state.slots) for rank in placement.ranks_of(node)]
+        found = localise(stacks, layout, silent)
+        self._rounds.append(found)
+        if self._is_hang:
+            if self._agree():
+                return self._leave(core, found, stacks, now)
+            if len(self._rounds) < HANG_ROUNDS:
+                self._waits_until = now.mono + HANG_EVERY_S
+                return None
+            reason = f"{HANG_ROUNDS} looks at the stacks named different ranks, the last: {found.reason}"
+            return self._leave(core, Localisation(reason=reason, healthy=found.healthy), stacks, now)
+        if len(self._rounds) < SLOW_ROUNDS:
+            self._waits_until = self._since + SLOW_EVERY_S
+            return None
+        found = vote(self._rounds, layout)
+        if not found.ranks:
+            # Slow training is still training: without a culprit nothing is gained by stopping it.
+            core.note(f"{self._trouble.detail}; {found.reason}", "", now)
+            return ToRunning(agents=self._agents)
+        return self._leave(core, found, stacks, now)
+
+    def _agree(self) -> bool:
+        return len(self._rounds) > 1 and self._rounds[-2].ranks == self._rounds[-1].ranks
+
+    def _leave(self, core: Core, found: Localisation, stacks: tuple[RankStacks, ...], now: Now) -> Transition:
+        why = Why(trouble=self._trouble, localisation=found)
+        following = leave(core, self._agents, why, now)
+        assert core.state.incident is not None
+        number = core.state.incident.number
+        core.emit(SaveStacks(number=number, stacks=stacks, localisation=found))
+        core.emit(Say(text=f"incident {number}: stacks of {len(stacks)} ranks: {found.reason}"))
+        return following
+
+
+def _slowest_step(core: Core) -> int:
+    records = core.fleet.progress(core.state.slots, core.state.generation)
+    return min((record.step for record in records), default=-1)

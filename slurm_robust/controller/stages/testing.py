@@ -1,0 +1,66 @@
+"""Training is suspended and its nodes are tested, or replay it in small groups."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.controller import restoring
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import Now, ReplayTraining, Say, TestNodes
+from slurm_robust.controller.transitions import ToDeciding, ToStopping, ToTesting, Transition
+from slurm_robust.model import events as ev
+from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.incident import Diagnose
+
+MARGIN_S = 30.0
+"""Beyond the tests' own limit, for steps to begin and end."""
+
+
+class Testing:
+    """Waits for the tests, bounded; then the policy is asked again with what they have shown."""
+
+    __test__ = False
+
+    def __init__(self, begin: ToTesting) -> None:
+        self._failed = begin.failed
+        self._action = begin.action
+        self._since = self._limit_s = 0.0
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Have the tests begun on all nodes that answer."""
+        self._since = now.mono
+        core.diagnosis = None
+        nodes = tuple(node for node in core.state.slots if node not in self._failed.lost)
+        if isinstance(self._action, Diagnose):
+            self._limit_s = core.config.detect.diagnose_s
+            core.emit(TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s))
+        else:
+            self._limit_s = core.config.replay.budget_s
+            core.emit(ReplayTraining(nodes=nodes, layout=restoring.layout_now(core)))
+        what = "testing" if isinstance(self._action, Diagnose) else "replaying the training on"
+        core.emit(Say(text=f"{what} {len(nodes)} nodes, {self._limit_s:.0f} s at most"))
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Decide again when the results are there; without results as if all had passed."""
+        if core.leaving:
+            return ToStopping(reason=core.leaving)
+        found = core.diagnosis
+        if found is None:
+            if now.mono - self._since < self._limit_s + MARGIN_S:
+                return None
+            found = Diagnosis(reason="the tests gave no result in time")
+        incident = core.state.incident
+        core.record(
+            ev.NodesTested(
+                t=now.wall,
+                incident=incident.number if incident else 0,
+                results=found.results,
+                suspects=found.suspects,
+                reason=found.reason,
+                left_out=found.left_out,
+                took_s=now.mono - self._since,
+            )
+        )
+        core.emit(Say(text=f"tests: {found.reason}"))
+        field = "diagnosis" if isinstance(self._action, Diagnose) else "replayed"
+        return ToDeciding(failed=structs.replace(self._failed, **{field: found}))

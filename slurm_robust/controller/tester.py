@@ -1,0 +1,78 @@
+"""Tests of held nodes as the controller asks for them. Nothing that goes wrong there may hurt the job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from slurm_robust.config.replay import ReplayConfig
+from slurm_robust.diagnostics.replay.replayer import ReplayCommand, Replayer
+from slurm_robust.diagnostics.runner import Diagnoser
+from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.layout import ParallelLayout
+
+_log = logging.getLogger(__name__)
+
+
+class Tester(Protocol):
+    """Tests nodes of this job on which no worker lives."""
+
+    def test(self, nodes: Sequence[str], *, bitwise: bool, budget_s: float) -> Diagnosis:
+        """Test ``nodes`` within ``budget_s`` seconds. Blocks, raises nothing."""
+        ...
+
+    def replay(self, nodes: Sequence[str], layout: ParallelLayout) -> Diagnosis:
+        """Have ``nodes`` replay the training. Blocks, raises nothing."""
+        ...
+
+    def stop(self) -> None:
+        """From any thread: end what runs."""
+        ...
+
+
+class StepTester:
+    """Tests by job steps. ``storage`` is the folder whose file system is tested, "" for none."""
+
+    def __init__(
+        self,
+        diagnoser: Diagnoser,
+        replayer: Replayer,
+        command: ReplayCommand,
+        config: ReplayConfig,
+        storage: str,
+    ) -> None:
+        self._diagnoser = diagnoser
+        self._replayer = replayer
+        self._command = command
+        self._config = config
+        self._storage = storage
+
+    def test(self, nodes: Sequence[str], *, bitwise: bool, budget_s: float) -> Diagnosis:
+        """See :class:`Tester`."""
+        try:
+            return self._diagnoser.diagnose(nodes, bitwise=bitwise, storage=self._storage, budget_s=budget_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            return _nothing(error)
+
+    def replay(self, nodes: Sequence[str], layout: ParallelLayout) -> Diagnosis:
+        """See :class:`Tester`."""
+        config = self._config
+        try:
+            verdict = self._replayer.replay(
+                nodes, layout, self._command, steps=config.steps, budget_s=config.budget_s
+            )
+            return verdict.diagnosis()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            return _nothing(error)
+
+    def stop(self) -> None:
+        """See :class:`Tester`."""
+        self._diagnoser.stop()
+        self._replayer.stop()
+
+
+def _nothing(error: Exception) -> Diagnosis:
+    # The job waits for an answer, and "nothing found" is the harmless one.
+    _log.exception("tests of nodes failed")
+    return Diagnosis(reason=f"the tests could not be run: {type(error).__name__}: {error}")

@@ -1,0 +1,91 @@
+"""What the numbers of one generation say: steps, loss, gradient norm, and the inspection of its nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slurm_robust.analysis.progress.metrics import MetricWatch
+from slurm_robust.analysis.progress.pace import PaceWatch
+from slurm_robust.controller.effects import Now
+from slurm_robust.controller.transitions import Trouble
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Symptom
+from slurm_robust.policy import alerts
+
+if TYPE_CHECKING:
+    from slurm_robust.controller.core import Core
+
+EVERY_S = 0.25  # ten thousand records take tens of milliseconds
+LEARN_EVERY_S = 60.0
+
+_PACE = {"hang": Symptom.HANG, "slow": Symptom.SLOW}
+_METRICS = {"non_finite": Symptom.NON_FINITE, "spike": Symptom.SPIKE}
+
+
+class Vitals:
+    """Follows one generation; :meth:`look` names what is wrong with it, each thing once."""
+
+    def __init__(self, core: Core, now: Now) -> None:
+        self.generation = core.state.generation
+        self._pace = PaceWatch(core.config.detect, core.state.pace)
+        self._metrics = MetricWatch(core.config.detect, core.state.best_step)
+        self._looked = now.mono - EVERY_S
+        self._learned = now.mono
+        self._told: set[str] = set()
+
+    def look(self, core: Core, now: Now) -> Trouble | None:
+        """The first thing that is wrong, None while nothing new is."""
+        if now.mono - self._looked < EVERY_S:
+            return None
+        self._looked = now.mono
+        return self._inspection(core, now) or self._numbers(core, now)
+
+    def learn(self, core: Core, now: Now, *, force: bool = False) -> None:
+        """Write down what was learnt of the training's pace, so that the next generation knows it."""
+        due = now.mono - self._learned > LEARN_EVERY_S
+        if (due or force) and self._pace.history != core.state.pace:
+            self._learned = now.mono
+            core.record(ev.PaceLearned(t=now.wall, generation=self.generation, pace=self._pace.history))
+
+    def judgement(self, core: Core) -> alerts.Judgement:
+        """What the alerts of all nodes together mean now."""
+        beats = {node: core.fleet.beat(node) for node in (*core.state.slots, *core.state.spares)}
+        seen = {node: beat.alerts for node, beat in beats.items() if beat is not None and beat.alerts}
+        return alerts.judge(seen, core.switches, core.config.detect, nodes=len(beats))
+
+    def _inspection(self, core: Core, now: Now) -> Trouble | None:
+        found = self.judgement(core)
+        for text in found.waits:
+            core.note(text, "", now)
+        for named, symptom in ((found.evict, Symptom.NODE_FAULT), (found.network, Symptom.NETWORK)):
+            mine = {node: why for node, why in named.items() if node in core.state.slots}
+            fresh = [node for node in mine if node not in self._told]
+            if fresh:
+                self._told.update(mine)
+                detail = "; ".join(f"{node}: {why}" for node, why in mine.items())
+                age_s = min(_age(core, node, now) for node in fresh)
+                return Trouble(symptom=symptom, detail=detail, detect_s=age_s, named=mine)
+        return None
+
+    def _numbers(self, core: Core, now: Now) -> Trouble | None:
+        state = core.state
+        records = [
+            core.fleet.aged(record, state.placement.node_of(record.rank), now.mono)
+            for record in core.fleet.progress(state.slots, state.generation)
+        ]
+        self._pace.see(records, now.mono)
+        self._metrics.see(records)
+        self.learn(core, now)
+        wrong = self._metrics.verdict()
+        if wrong is not None:
+            return Trouble(symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s)
+        late = self._pace.verdict(now.mono)
+        if late is None:
+            return None
+        return Trouble(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s)
+
+
+def _age(core: Core, node: str, now: Now) -> float:
+    """Seconds since the newest alert of a node began."""
+    view = core.fleet.views[node]
+    return min(alert.age_s for alert in view.beat.alerts) + max(0.0, now.mono - view.heard)

@@ -1,0 +1,103 @@
+"""Implicit failures in a real training: seen, placed, answered; the end is bitwise the one without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Evict, Symptom
+from slurm_robust.sandbox import Sandbox
+from tests.cluster.jobs import USER, ProtectedJob
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+
+FLOOR_S = 4.0
+OPTIONS = f"--set detect.hang_floor_s={FLOOR_S:g} --set limits.per_hour=100 --set detect.diagnose_s=60"
+SCRIPT = "faulty.py --out OUT --faults faults --steps"
+
+
+@pytest.fixture
+def cluster(sandboxes: Callable[..., Sandbox]) -> Sandbox:
+    return sandboxes(nodes=8, slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
+
+
+class Faulty(ProtectedJob):
+    """A training of four ranks that commits faults to order."""
+
+    def __init__(self, sandbox: Sandbox, steps: int, *, spares: int = 0, options: str = "") -> None:
+        self.faults: Path = sandbox.home(USER) / "faults"
+        self.faults.mkdir(exist_ok=True)
+        self.faults.chmod(0o777)
+        words = f"--spares {spares} {OPTIONS} {options} {SCRIPT} {steps} --step-s 0.2"
+        super().__init__(sandbox, words, nodes=4 + spares)
+
+    def order(self, rank: int, fault: str) -> str:
+        """Have ``rank`` commit it at its next step; the node on which that is."""
+        node = self.state.placement.node_of(rank)
+        beside = self.faults / f".{rank}"
+        beside.write_text(fault)
+        beside.chmod(0o666)
+        beside.rename(self.faults / str(rank))
+        return node
+
+    def decisions(self) -> list[ev.Decided]:
+        return self.events(ev.Decided)
+
+    def evicted(self) -> list[str]:
+        return [event.node for event in self.events(ev.NodeEvicted)]
+
+
+def undisturbed(sandbox: Sandbox, steps: int) -> str:
+    words = f"tiny.py --out OUT --steps {steps} --step-s 0"
+    job = ProtectedJob(sandbox, words, nodes=4)
+    assert job.wait_end() == 0, job.log
+    return job.out.read_text()
+
+
+def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) -> None:
+    steps = 150
+    expected = undisturbed(cluster, steps)
+    job = Faulty(cluster, steps, spares=4)
+    job.wait_step(25)
+    for number, (rank, kind) in enumerate([(2, "stop"), (1, "c"), (3, "loader"), (0, "lock")], start=1):
+        if kind == "stop":
+            node = job.state.placement.node_of(rank)
+            cluster.fault.stop_rank(job.id, rank)
+        else:
+            node = job.order(rank, kind)
+        job.wait_recovered(number)
+        opened = job.events(ev.IncidentOpened)[-1]
+        assert opened.symptom is Symptom.HANG, kind
+        assert opened.detect_s < 15.0, kind
+        assert job.evicted()[number - 1 :] == [node], kind
+        assert job.decisions()[-1].localise_s < 8.0, kind
+        job.wait_step(job.step() + 5)
+    assert job.wait_end() == 0
+    assert job.out.read_text() == expected
+
+
+def test_what_is_no_hang_is_let_be(cluster: Sandbox) -> None:
+    job = Faulty(cluster, 60, options="--set detect.hang_floor_s=5")
+    job.wait_step(25)
+    job.order(1, "pause")  # longer than the bound, but it goes on before anybody is evicted
+    assert job.wait_end() == 0
+    assert job.evicted() == []
+    assert job.state.generation <= 2
+
+
+def test_observe_mode_names_the_node_and_touches_nothing(cluster: Sandbox) -> None:
+    job = Faulty(cluster, 45, spares=1, options="--set mode=observe")
+    job.wait_step(25)
+    node = job.state.placement.node_of(1)
+    cluster.fault.stop_rank(job.id, 1)
+    job.wait(job.decisions, 60, "a decision")
+    (decided,) = job.decisions()
+    assert not decided.carried_out
+    assert [a.node for a in decided.actions if isinstance(a, Evict)] == [node]
+    cluster.fault.continue_rank(job.id, 1)
+    assert job.wait_end() == 0
+    assert job.evicted() == []
+    assert job.state.generation == 1

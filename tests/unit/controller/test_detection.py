@@ -1,0 +1,221 @@
+"""From the first sign of an implicit failure to the right action, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.model import events as ev
+from slurm_robust.model import incident as inc
+from slurm_robust.model.alerts import Alert
+from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.incident import Symptom
+from tests.unit.controller.fleetwork import Job, doing
+
+NODES = ("n1", "n2", "n3", "n4")
+SPARES = ("n5", "n6")
+
+
+def job(mode: str = "act", **detect: object) -> Job:
+    """Four nodes that have trained for a while, a step a second."""
+    config = JobConfig(mode=mode, detect=DetectConfig(**detect))  # type: ignore[arg-type]
+    made = Job(NODES, SPARES, config)
+    made.ages = True
+    train(made, range(40))
+    return made
+
+
+def train(job: Job, steps: range, **report: object) -> None:
+    """A step a second; ``report`` goes with the newest one."""
+    for step in steps:
+        job.train_to(step)
+        job.pass_time(1.0, tick=0.25)
+    if report:
+        tell(job, **report)
+
+
+def tell(job: Job, rank: int = 0, **report: object) -> None:
+    """A rank reports its next step with these metrics."""
+    node = job.core.state.placement.node_of(rank)
+    before = job.beats[node].progress
+    progress = (
+        structs.replace(p, step=p.step + 1, age_s=0.0, reported=True, **report) if p.rank == rank else p
+        for p in before
+    )
+    job.change(node, progress=tuple(progress))
+    job.pass_time(1.0, tick=0.25)
+
+
+def symptoms(job: Job) -> list[Symptom]:
+    return [event.symptom for event in job.events(ev.IncidentOpened)]
+
+
+def evicted(job: Job) -> set[str]:
+    return {event.node for event in job.events(ev.NodeEvicted)}
+
+
+def stopped(job: Job, rank: int) -> None:
+    """This rank stands still, outside of any collective, and so the others wait."""
+    node = job.core.state.placement.node_of(rank)
+    job.stacks[rank] = doing(rank, node, "work@train.py", "main@train.py", state="T")
+
+
+# -- hangs -----------------------------------------------------------------------------------------
+
+
+def test_a_hang_is_localised_by_stacks_and_the_node_replaced() -> None:
+    hung = job()
+    stopped(hung, 2)
+    hung.until(lambda: hung.core.state.generation == 2, 60)
+    assert symptoms(hung) == [Symptom.HANG]
+    assert evicted(hung) == {"n3"}
+    (decided,) = hung.events(ev.Decided)
+    assert decided.verdict is not None
+    assert decided.verdict.rung == 4
+    assert len(hung.saved_stacks[0].stacks) == 4
+    train(hung, range(40, 43))
+    assert hung.core.state.incident is None
+
+
+def test_a_hang_that_heals_costs_nothing() -> None:
+    slow = job()
+    slow.mute.update(NODES)
+    slow.until(lambda: slow.stage == "Localising", 60)
+    train(slow, range(40, 42))
+    assert slow.stage == "Running"
+    assert slow.core.state.generation == 1
+    assert slow.core.state.incident is None
+    assert evicted(slow) == set()
+
+
+def test_a_hang_that_stacks_do_not_place_is_tested_for() -> None:
+    hung = job()  # all ranks wait for each other
+    hung.diagnosis = Diagnosis(suspects=("n2",), reason="n2 fails memory")
+    hung.until(lambda: hung.core.state.generation == 2, 60)
+    assert [effect.bitwise for effect in hung.tested] == [False]
+    assert evicted(hung) == {"n2"}
+    assert [d.verdict.rung for d in hung.events(ev.Decided) if d.verdict] == [5, 5]
+
+
+def test_tests_that_never_answer_do_not_hold_the_job_for_ever() -> None:
+    hung = job(diagnose_s=20.0)
+    hung.diagnosis = None
+    hung.until(lambda: hung.core.state.generation == 2, 120)
+    assert evicted(hung) == set()
+    assert hung.events(ev.NodesTested)[0].reason == "the tests gave no result in time"
+
+
+def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
+    hung = job(stacks_s=3.0)
+    hung.mute.add("n4")
+    hung.until(lambda: hung.stage == "Localising", 60)
+    begun = hung.mono
+    hung.until(lambda: hung.stage == "Running" and hung.core.state.generation == 2, 20)
+    assert 6.0 < hung.mono - begun < 14.0  # two looks, each waits for it
+    assert evicted(hung) == {"n4"}
+
+
+def test_observe_mode_says_what_it_would_do_and_does_nothing() -> None:
+    hung = job("observe")
+    stopped(hung, 2)
+    hung.until(lambda: bool(hung.events(ev.Decided)), 60)
+    (decided,) = hung.events(ev.Decided)
+    assert not decided.carried_out
+    assert any(isinstance(action, inc.Evict) and action.node == "n3" for action in decided.actions)
+    assert evicted(hung) == set()
+    assert hung.core.state.generation == 1
+    train(hung, range(40, 43))  # it was only slow
+    assert hung.stage == "Running"
+    assert hung.core.state.incident is None
+
+
+# -- wrong numbers ---------------------------------------------------------------------------------
+
+
+def test_no_number_is_tested_for_bit_by_bit() -> None:
+    wrong = job()
+    wrong.diagnosis = Diagnosis(suspects=("n4",), reason="n4 computes otherwise than the other 3")
+    tell(wrong, loss=float("nan"))
+    wrong.until(lambda: wrong.core.state.generation == 2, 60)
+    assert symptoms(wrong) == [Symptom.NON_FINITE]
+    assert [effect.bitwise for effect in wrong.tested] == [True]
+    assert evicted(wrong) == {"n4"}
+
+
+def test_no_number_with_good_nodes_is_restarted_and_ends_when_it_comes_again() -> None:
+    wrong = job()
+    for generation in (2, 3):
+        tell(wrong, loss=float("nan"))
+        wrong.until(lambda g=generation: wrong.core.state.generation == g, 60)  # type: ignore[misc]
+    tell(wrong, loss=float("nan"))
+    wrong.until(lambda: wrong.code is not None, 60)
+    assert wrong.code == 93
+    assert evicted(wrong) == set()
+
+
+# -- alerts ----------------------------------------------------------------------------------------
+
+
+def alert(number: int = 1, **fields: object) -> Alert:
+    lost = {
+        "check": "gpu.lost", "subject": "gpu3", "text": "fell off the bus", "blame": Party.NODE,
+        "suggestion": Suggestion.REBOOT, "age_s": 0.5,
+    }  # fmt: skip
+    return Alert(number=number, **{**lost, **fields})  # type: ignore[arg-type]
+
+
+def raise_alerts(job: Job, alerts: Mapping[str, Alert]) -> None:
+    for node, one in alerts.items():
+        job.change(node, alerts=(one,))
+    job.pass_time(1.0, tick=0.25)
+
+
+def test_a_lost_gpu_evicts_its_node_at_once() -> None:
+    lost = job()
+    raise_alerts(lost, {"n2": alert()})
+    lost.until(lambda: lost.core.state.generation == 2, 20)
+    assert symptoms(lost) == [Symptom.NODE_FAULT]
+    assert evicted(lost) == {"n2"}
+
+
+def test_one_network_alert_is_borne_and_two_are_not() -> None:
+    flapping = job()
+    link = {"check": "ethernet.state", "subject": "mlx5_0/1", "text": "down", "is_link": True,
+            "blame": Party.FABRIC, "suggestion": Suggestion.RESET}  # fmt: skip
+    raise_alerts(flapping, {"n2": alert(**link, ended_s=0.1)})
+    train(flapping, range(40, 42))
+    assert flapping.core.state.generation == 1
+    flapping.change("n2", alerts=(alert(**{**link, "age_s": 60.0}, ended_s=50.0), alert(2, **link)))
+    flapping.until(lambda: flapping.core.state.generation == 2, 20)
+    assert symptoms(flapping) == [Symptom.NETWORK]
+    assert evicted(flapping) == {"n2"}
+
+
+def test_many_nodes_behind_one_switch_are_one_event() -> None:
+    switch = job()
+    switch.core.switches.update(dict.fromkeys(NODES, "leaf1"))
+    link = {"check": "ethernet.state", "subject": "mlx5_0/1", "is_link": True, "blame": Party.FABRIC}
+    both = {n: (alert(**link), alert(2, **link)) for n in NODES[:3]}
+    for node, its in both.items():
+        switch.change(node, alerts=its)
+    switch.pass_time(2.0, tick=0.25)
+    assert evicted(switch) == set()
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+
+def test_a_crash_that_comes_again_is_tested_for() -> None:
+    crashing = job()
+    crashing.kill_rank(1)
+    crashing.until(lambda: crashing.core.state.generation == 2, 20)
+    assert crashing.tested == []
+    crashing.diagnosis = Diagnosis(suspects=("n2",), reason="n2 fails gemm")
+    crashing.kill_rank(1)
+    crashing.until(lambda: crashing.core.state.generation == 3, 20)
+    assert len(crashing.tested) == 1
+    assert evicted(crashing) == {"n2"}
