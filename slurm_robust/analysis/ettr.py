@@ -12,7 +12,19 @@ from collections.abc import Sequence
 import msgspec
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Action, Blame, Evict, GiveUp, Replace, Requeue, StartAgents
+from slurm_robust.model.incident import (
+    Action,
+    Blame,
+    Diagnose,
+    Evict,
+    GiveUp,
+    Replace,
+    Replay,
+    Requeue,
+    RollBack,
+    StartAgents,
+    finds_out_more,
+)
 from slurm_robust.model.record import Record
 
 
@@ -70,7 +82,11 @@ def _action_in_words(action: Action) -> str:
         return f"requeue without {','.join(action.exclude)}" if action.exclude else "requeue"
     if isinstance(action, GiveUp):
         return f"give up (exit code {action.code})"
-    return type(action).__name__.lower()
+    if isinstance(action, RollBack):
+        return f"go back to release {action.release}"
+    return {Diagnose: "test the nodes", Replay: "replay the training"}.get(
+        type(action), type(action).__name__.lower()
+    )
 
 
 def incidents(events: Sequence[ev.AnyEvent]) -> list[IncidentSummary]:
@@ -92,11 +108,13 @@ def incidents(events: Sequence[ev.AnyEvent]) -> list[IncidentSummary]:
         elif isinstance(event, ev.Decided) and event.incident in found:
             known = found[event.incident]
             action = describe_actions(event)
+            # The time of tests belongs to finding out, not to recovery.
+            final = known.localise_s is None and not finds_out_more(event.actions)
             found[event.incident] = _with(
                 known,
                 verdict=_blame_in_words(event),
                 action=f"{known.action}; then {action}" if known.action else action,
-                localise_s=known.localise_s if known.localise_s is not None else event.localise_s,
+                localise_s=event.localise_s if final else known.localise_s,
             )
         elif isinstance(event, ev.IncidentClosed) and event.incident in found:
             found[event.incident] = _with(found[event.incident], recover_s=event.recover_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from slurm_robust.model.alerts import Alert
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
@@ -73,6 +74,14 @@ class SaveStacks(Record):
     localisation: Localisation
 
 
+class SaveAlerts(Record):
+    """Put what the inspection of the nodes has seen into the folder of incident ``number``."""
+
+    number: int
+    alerts: dict[str, tuple[Alert, ...]]
+    t: float
+
+
 class TestNodes(Record):
     """Test ``nodes``; answered by ``on_tests``."""
 
@@ -117,6 +126,7 @@ Effect: TypeAlias = (
     | BeginRequeue
     | SaveEvidence
     | SaveStacks
+    | SaveAlerts
     | TestNodes
     | ReplayTraining
     | SaveSuspicion

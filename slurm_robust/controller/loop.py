@@ -84,6 +84,7 @@ class Loop:
             fx.SaveEvidence: self._save_evidence,
             fx.SaveSuspicion: self._save_suspicion,
             fx.SaveStacks: self._save_stacks,
+            fx.SaveAlerts: self._save_alerts,
             fx.TestNodes: self._test_nodes,
             fx.ReplayTraining: self._replay_training,
             fx.Say: lambda effect: say(effect.text),
@@ -280,15 +281,25 @@ class Loop:
         self._background.run(work, "evidence")
 
     def _save_stacks(self, effect: fx.SaveStacks) -> None:
+        save = partial(
+            evidence.save_stacks, self._directory, effect.number, effect.stacks, effect.localisation
+        )
+        self._save("stacks", effect.number, save)
+
+    def _save_alerts(self, effect: fx.SaveAlerts) -> None:
+        save = partial(evidence.save_alerts, self._directory, effect.number, effect.alerts, effect.t)
+        self._save("alerts", effect.number, save)
+
+    def _save(self, what: str, incident: int, save: Callable[[], None]) -> None:
         def work() -> Callable[[], None]:
             try:
-                evidence.save_stacks(self._directory, effect.number, effect.stacks, effect.localisation)
+                save()
             except OSError as error:
-                text = f"stacks of incident {effect.number} could not be saved: {error}"
-                return lambda: self._do(self._core.on_stage_done("stacks", False, text, read_clocks()))
+                text = f"{what} of incident {incident} could not be saved: {error}"
+                return lambda: self._do(self._core.on_stage_done(what, False, text, read_clocks()))
             return lambda: None
 
-        self._background.run(work, "stacks")
+        self._background.run(work, what)
 
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:

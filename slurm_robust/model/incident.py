@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TypeAlias
 
@@ -186,6 +187,11 @@ class Finish(Record, tag_field="action", tag="finish"):
 Action: TypeAlias = (
     Evict | Replace | StartAgents | Restart | RollBack | Diagnose | Replay | Requeue | GiveUp | Finish
 )
+
+
+def finds_out_more(actions: Sequence[Action]) -> bool:
+    """Whether these actions only ask for more evidence, so that another decision follows."""
+    return any(isinstance(action, Diagnose | Replay) for action in actions)
 
 
 class Decision(Record):

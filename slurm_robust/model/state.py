@@ -7,7 +7,7 @@ from functools import singledispatch
 import msgspec
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Diagnose, Replace, Replay, Symptom
+from slurm_robust.model.incident import Replace, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.record import Record
@@ -229,7 +229,7 @@ def _(event: ev.Decided, state: JobState) -> JobState:
             spares = tuple(n for n in spares if n != action.standby)
     attempts = state.attempts
     # A decision to find out more is no attempt; the one that follows it is.
-    if event.verdict is not None and not any(isinstance(a, Diagnose | Replay) for a in event.actions):
+    if event.verdict is not None and not finds_out_more(event.actions):
         attempt = Attempt(signature=event.verdict.signature, t=event.t, mark=state.mark)
         attempts = (*attempts, attempt)
     return msgspec.structs.replace(state, slots=slots, spares=spares, attempts=attempts)

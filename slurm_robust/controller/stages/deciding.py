@@ -41,7 +41,7 @@ class Deciding:
             )
         )
         core.emit(Say(text=f"incident {number}: {decision.reason}"))
-        if core.clock is not None and core.clock.decided is None:
+        if core.clock is not None and core.clock.decided is None and not inc.finds_out_more(decision.actions):
             core.clock.decided = now.mono
         for action in decision.actions:
             self._next = self._carry_out(core, action, number, now) or self._next

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now
+from slurm_robust.controller.effects import Now, SaveAlerts
 from slurm_robust.controller.transitions import ToObserving, ToStopping, Transition, Trouble, Why
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import GenerationFailed, NodeExit, Symptom
@@ -48,6 +48,9 @@ def leave(core: Core, agents: dict[str, str], why: Why, now: Now) -> Transition:
     core.watch_progress(now, force=True)
     if incident is None or incident.symptom is not trouble.symptom:
         core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
+    seen = {node: view.beat.alerts for node, view in core.fleet.views.items() if view.beat.alerts}
+    if seen and core.state.incident is not None:
+        core.emit(SaveAlerts(number=core.state.incident.number, alerts=seen, t=now.wall))
     if core.config.mode == "observe":
         return ToObserving(agents=agents, why=why)
     return ToStopping(reason=trouble.detail, why=why)
