@@ -110,7 +110,9 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
     identity = f"{node}-{os.getpid()}-{os.urandom(4).hex()}"
     setup = Setup(spec=spec, job=job, keys=keys, node=node, agent=identity, address=address)
     inspection = Inspection(Inspector(spec.inspection) if spec.inspection else None)
-    return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies, StackTaker(), inspection)
+    return Agent(
+        setup, ZygoteLauncher(prepare), runtime, holder, copies, StackTaker(runtime.path), inspection
+    )
 
 
 _SHARED = "put the job directory on storage that every node of the job mounts at the same path"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from slurm_robust.analysis.ettr import IncidentSummary, incidents
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.model import events as ev
-from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Blame, Diagnose, NodeExit, Replay, Verdict
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
-
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 BEFORE_S = 60.0
 """Notes of the last seconds before the first sign belong to the story: a drill, a spare that was lost."""
@@ -77,7 +73,7 @@ class Story(Record):
     @property
     def root(self) -> NodeExit | None:
         """The one of them that explains the others."""
-        return root_of(self.failed)
+        return root_exit(self.failed)
 
     def exits_of(self, generation: int) -> tuple[NodeExit, ...]:
         """Exits of failed workers of one generation."""
@@ -88,24 +84,6 @@ class Story(Record):
     def tests(self) -> tuple[ev.NodesTested, ...]:
         """Every time that nodes were tested, or replayed the training."""
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
-
-
-def root_of(exits: Iterable[NodeExit]) -> NodeExit | None:
-    """The exit that explains the others, None without any.
-
-    Of those that say the same but for numbers only the earliest is read, since it would be preferred anyway:
-    reading the last words of thousands of workers takes minutes.
-    """
-    earliest: dict[object, NodeExit] = {}
-    for each in sorted(exits, key=lambda each: (-each.exit.age_s, each.exit.rank)):
-        earliest.setdefault(_said(each.exit), each)
-    return root_exit(earliest.values())
-
-
-def _said(exit: WorkerExit) -> object:
-    error = exit.error
-    text = "\n".join((error.type, error.message, *exit.tail) if error is not None else exit.tail)
-    return exit.code, exit.signal, _NUMBER.sub("0", text)
 
 
 def stories(events: Sequence[ev.AnyEvent]) -> list[Story]:

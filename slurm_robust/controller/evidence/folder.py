@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_robust.analysis.incidents import Story, root_of
+from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.incidents import Story
 from slurm_robust.model.job import JobDirectory
 
 MIB = 1024 * 1024
@@ -71,7 +72,7 @@ def wanted_generations(story: Story) -> tuple[int, ...]:
 def wanted_ranks(story: Story, generation: int) -> tuple[int, ...]:
     """Ranks whose output is kept: the root, those on suspects, other failed ones, and a few more."""
     exits = story.exits_of(generation) or story.failed
-    root = root_of(exits)
+    root = root_exit(exits)
     ranks = [root.exit.rank] if root is not None else []
     first = story.placements.get(story.summary.generation)
     for node in story.suspects:

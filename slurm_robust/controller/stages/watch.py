@@ -70,9 +70,10 @@ def failure(
     """All that is known of the end of this generation, for the policy."""
     state = core.state
     trouble = why.trouble if why is not None else None
+    root = root_exit(exits)
     return GenerationFailed(
         generation=state.generation,
-        root=root_exit(exits),
+        root=root,
         exits=exits,
         lost=lost,
         unable=unable,
@@ -81,7 +82,7 @@ def failure(
         symptom=trouble.symptom if trouble else None,
         detail=trouble.detail if trouble else "",
         named=trouble.named if trouble else {},
-        causes={e.exit.rank: classify_exit(e.exit) for e in exits if e.exit.failed},
+        causes={root.exit.rank: classify_exit(root.exit)} if root is not None else {},
         localisation=why.localisation if why is not None else None,
     )
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from slurm_robust.analysis.exits import root_exit
-from slurm_robust.analysis.incidents import Standing, root_of, stories
+from slurm_robust.analysis.incidents import Standing, stories
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
@@ -63,7 +63,7 @@ def test_the_root_of_many_is_that_of_all_of_them(cause: int | None) -> None:
     if cause is not None:
         own = WorkerError(type="ValueError", message="bad token", file="train.py", line=8)
         exits[cause] = NodeExit(node="n1", exit=WorkerExit(rank=cause, code=1, age_s=0.0, error=own))
-    assert root_of(exits) == root_exit(exits) == exits[39 if cause is None else cause]
+    assert root_exit(exits) == exits[39 if cause is None else cause]
 
 
 def test_while_nodes_are_tested_nobody_is_blamed() -> None:
