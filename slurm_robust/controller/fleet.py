@@ -93,4 +93,4 @@ class Fleet:
     def aged(self, record: Progress, node: str, now: float) -> Progress:
         """``record`` of a rank on ``node`` with its ``age_s`` counted until ``now``."""
         view = self.views[node]
-        return structs.replace(record, age_s=record.age_s + max(0.0, now - view.heard))
+        return record.aged(max(0.0, now - view.heard))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from slurm_robust.analysis.progress.metrics import MetricWatch
-from slurm_robust.analysis.progress.pace import PaceWatch
+from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.controller.effects import Now
 from slurm_robust.controller.transitions import Trouble
 from slurm_robust.model import events as ev
@@ -42,10 +44,15 @@ class Vitals:
 
     def learn(self, core: Core, now: Now, *, force: bool = False) -> None:
         """Write down what was learnt of the training's pace, so that the next generation knows it."""
-        due = now.mono - self._learned > LEARN_EVERY_S
-        if (due or force) and self._pace.history != core.state.pace:
+        due = now.mono - self._learned > LEARN_EVERY_S and is_news(core.state.pace, self._pace.history)
+        if due or (force and self._pace.history != core.state.pace):
             self._learned = now.mono
             core.record(ev.PaceLearned(t=now.wall, generation=self.generation, pace=self._pace.history))
+
+    def cause_found(self, core: Core, now: Now) -> None:
+        """A hang was one, and its cause is known: the bound that showed it is right."""
+        pace = structs.replace(self._pace.history, doubts=0, hung_after=-1)
+        core.record(ev.PaceLearned(t=now.wall, generation=self.generation, pace=pace))
 
     def judgement(self, core: Core) -> alerts.Judgement:
         """What the alerts of all nodes together mean now."""
@@ -69,9 +76,12 @@ class Vitals:
 
     def _numbers(self, core: Core, now: Now) -> Trouble | None:
         state = core.state
+        # Who has ended stands still for good, which is no hang.
+        ended = {e.exit.rank for e in core.fleet.exits(state.slots, state.generation, now.mono)}
         records = [
             core.fleet.aged(record, state.placement.node_of(record.rank), now.mono)
             for record in core.fleet.progress(state.slots, state.generation)
+            if record.rank not in ended
         ]
         self._pace.see(records, now.mono)
         self._metrics.see(records)
@@ -82,6 +92,7 @@ class Vitals:
         late = self._pace.verdict(now.mono)
         if late is None:
             return None
+        self.learn(core, now, force=True)
         return Trouble(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s)
 
 

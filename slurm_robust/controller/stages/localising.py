@@ -112,6 +112,8 @@ class Localising:
         return len(self._rounds) > 1 and self._rounds[-2].ranks == self._rounds[-1].ranks
 
     def _leave(self, core: Core, found: Localisation, stacks: tuple[RankStacks, ...], now: Now) -> Transition:
+        if self._is_hang and found.ranks:
+            core.vitals(now).cause_found(core, now)
         why = Why(trouble=self._trouble, localisation=found)
         following = leave(core, self._agents, why, now)
         assert core.state.incident is not None
