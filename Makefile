@@ -35,6 +35,7 @@ bench: setup ## Measure the numbers of the README on this machine (BENCH_ARGS="r
 
 soak: setup ## Ten minutes of node health with faults, then the recovery tests until SOAK_S s are over; needs root.
 	$(PYTHON) -m benchmarks.soak_health
+	$(PYTEST) -m soak tests/cluster
 	@end=$$(($$(date +%s) + $(SOAK_S))); round=0; \
 	while [ "$$(date +%s)" -lt "$$end" ]; do \
 	    round=$$((round + 1)); echo "soak: round $$round"; \

@@ -95,6 +95,7 @@ def test_a_node_that_hangs_is_named_in_time_and_nothing_of_it_is_left(nodes: San
     wait_for(lambda: not parts(nodes, "n3"), 30.0, "the stopped part is gone")
 
 
+@pytest.mark.soak
 def test_a_node_with_a_slow_link_fails_with_both_neighbours(nodes: Sandbox) -> None:
     slow = "tc qdisc add dev eth0 root tbf rate 40mbit burst 32kb latency 50ms"
     nodes.exec(slow.split(), node="n4", user="root")

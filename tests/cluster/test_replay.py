@@ -94,6 +94,7 @@ def test_sound_nodes_agree(cluster: Sandbox) -> None:
     assert [seen.outcome for seen in verdict.horizontal] == [Outcome.PASS] * 4
 
 
+@pytest.mark.soak
 def test_a_node_that_hangs_is_found_and_nothing_stays_behind(cluster: Sandbox) -> None:
     break_node(cluster, "n3", HANGS)
     code, verdict = replay(cluster)
