@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
@@ -21,6 +21,7 @@ from slurm_robust.model.incident import NodeExit
 Key = TypeVar("Key")
 
 _TIME = re.compile(r"\b([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:[.,]\d{1,9})?)\b")
+_COLLECTIVE = re.compile(r"(?:SeqNum|SequenceNumber)\W{1,3}(\d{1,12})|last completed NCCL work: (\d{1,12})")
 _ROOTS = (Tier.CAUSE, Tier.FAILURE, Tier.SUMMARY, Tier.EFFECT, Tier.NOISE)
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
@@ -48,24 +49,29 @@ def classify_ranks(
 def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     """Whose failure explains that of the others; empty when nobody failed.
 
-    The tier decides first (``_ROOTS``), then the weight, then the time of the deciding line where all
-    contenders have one, then the order in which they are given. Several ranks are roots if each names the
-    same cause of its own at about the same time.
+    The tier decides first (``_ROOTS``), then the weight, then who is behind in the collectives and then the
+    time of the deciding line, each where all contenders tell it, then the order in which they are given.
+    Several ranks are roots if each names the same cause of its own at about the same time.
     """
     failed = {key: reading for key, reading in readings.items() if reading.tier is not None}
     if not failed:
         return ()
     strength = {key: _strength(reading) for key, reading in failed.items()}
     best = [key for key in failed if strength[key] == min(strength.values())]
-    times = {key: _time(failed[key].verdict.line) for key in best}
-    if None in times.values():
-        times = dict.fromkeys(best, 0.0)
-    first = min(best, key=lambda key: times[key] or 0.0)
+    lines = {key: failed[key].verdict.line for key in best}
+    behind, times = _where_all(lines, _collective), _where_all(lines, _time)
+    first = min(best, key=lambda key: (behind[key], times[key]))
     if failed[first].tier is not Tier.CAUSE:
         return (first,)
-    until = (times[first] or 0.0) + TOGETHER_S
-    same = failed[first].verdict.rule
-    return tuple(key for key in best if failed[key].verdict.rule == same and (times[key] or 0.0) <= until)
+    until, same = times[first] + TOGETHER_S, failed[first].verdict.rule
+    return tuple(key for key in best if failed[key].verdict.rule == same and times[key] <= until)
+
+
+def _where_all(lines: Mapping[Key, str], tell: Callable[[str], float | None]) -> dict[Key, float]:
+    """What each line tells; nothing counts unless all tell it."""
+    told = {key: tell(line) for key, line in lines.items()}
+    known = {key: value for key, value in told.items() if value is not None}
+    return known if len(known) == len(told) else dict.fromkeys(lines, 0.0)
 
 
 def _strength(reading: Reading) -> tuple[int, int]:
@@ -73,6 +79,12 @@ def _strength(reading: Reading) -> tuple[int, int]:
     if reading.tier is Tier.SUMMARY and reading.verdict.action is Remedy.NONE:
         return len(_ROOTS), -reading.weight  # ended together with the others
     return _ROOTS.index(reading.tier or Tier.NOISE), -reading.weight
+
+
+def _collective(line: str) -> float | None:
+    """The number of the collective that a line speaks of. Who waits in a later one waits for the others."""
+    found = _COLLECTIVE.search(line)
+    return float(found[1] or found[2]) if found else None
 
 
 def _time(line: str) -> float | None:

@@ -40,6 +40,13 @@ def test_of_equal_causes_the_earliest_by_its_time_is_the_root() -> None:
     assert classify_ranks(texts).root_ranks == (1, 2)
 
 
+def test_of_ranks_in_a_timeout_the_one_that_is_behind_is_the_root() -> None:
+    texts = {
+        rank: TIMEOUT.format(rank).replace("=3", f"={number}") for rank, number in enumerate((63, 63, 62, 63))
+    }
+    assert classify_ranks(texts).root_ranks == (2,)
+
+
 def test_times_count_only_where_all_contenders_have_one() -> None:
     assert classify_ranks({0: f"12:00:09 {OOM}", 1: OOM}).root_ranks == (0, 1)
 
