@@ -12,8 +12,11 @@ from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from tests.unit.analysis.logs.labelled import labels, score
 
-SAMPLES = [yaml.safe_load(file.read_text()) for file in sorted(Path(__file__).with_name("samples").iterdir())]
-STORIES = yaml.safe_load(Path(__file__).with_name("stories.yaml").read_text())
+HERE = Path(__file__).parent
+SAMPLES = [yaml.safe_load(file.read_text()) for file in sorted(HERE.glob("samples/*.yaml"))]
+STORIES = [
+    story for file in sorted(HERE.glob("stories/*.yaml")) for story in yaml.safe_load(file.read_text())
+]
 TRACEBACK = """\
 Traceback (most recent call last):
   File "/jobs/7/releases/ab12/train.py", line 40, in <module>
