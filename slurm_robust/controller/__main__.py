@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust import __version__
+from slurm_robust.analysis import logs
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import CheckpointConfig
@@ -80,6 +81,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 t=time.time(), epoch=epoch.epoch, host=epoch.host, pid=epoch.pid, port=epoch.port
             )
         )
+        logs.shipped()  # reading the rules of logs now costs nothing when a worker has failed
         first = begin(journal, plan)
         core = Core(plan.config, fold(journal.events), build, first, read_clocks())
         loop = Loop(
