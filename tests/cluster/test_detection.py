@@ -71,9 +71,9 @@ def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) 
         job.wait_recovered(number)
         opened = job.events(ev.IncidentOpened)[-1]
         assert opened.symptom is Symptom.HANG, kind
-        assert opened.detect_s < 15.0, kind
+        assert opened.detect_s < 20.0, kind
         assert job.evicted()[number - 1 :] == [node], kind
-        assert job.decisions()[-1].localise_s < 8.0, kind
+        assert job.decisions()[-1].localise_s < 15.0, kind
         job.wait_step(job.step() + 5)
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
