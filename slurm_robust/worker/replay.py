@@ -199,7 +199,9 @@ def _local(gradients: Iterable[torch.Tensor | None]) -> Iterable[torch.Tensor]:
             continue
         part: Any = gradient.detach()
         part = part.to_local() if hasattr(part, "to_local") else part
-        yield part.to_dense().contiguous().reshape(-1)
+        part = part.to_dense().contiguous()
+        # A single number may keep any stride, and torch looks at none but 1 as bytes.
+        yield part.as_strided((part.numel(),), (1,))
 
 
 def _machine() -> str:

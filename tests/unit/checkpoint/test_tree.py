@@ -38,7 +38,9 @@ DTYPES = [
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     if not tensor.numel():
         return b""  # torch does not look at an empty tensor with gaps as bytes
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # A single number may keep any stride, and torch looks at none but 1 as bytes.
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def through_bytes(value: Any) -> Any:

@@ -218,7 +218,8 @@ def test_a_real_link_that_flaps_is_found() -> None:
     shell = 'mount -t sysfs none /sys && exec "$@"'
     python = [sys.executable, "-c", textwrap.dedent(code)]
     words = ["unshare", "--net", "--mount", "sh", "-c", shell, "sh", *python]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    root = Path(__file__).resolve().parents[3]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=root)
     assert found.stderr == ""
     assert found.stdout.splitlines() == [
         "fail | reset | no link: cable, switch port or neighbour",

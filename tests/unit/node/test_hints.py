@@ -239,10 +239,12 @@ def device(home: Home) -> None:
 
 
 def a_socket(home: Home) -> None:
+    before = os.getcwd()
     with socket.socket(socket.AF_UNIX) as listening:
+        # By a short name, because that of a socket has room for 108 bytes.
         os.chdir(home.folder)
         listening.bind(home.file.name)
-        os.chdir("/")
+        os.chdir(before)
     own(home.file)
 
 

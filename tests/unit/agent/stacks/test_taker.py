@@ -39,12 +39,18 @@ import ctypes, multiprocessing
 def load():
     ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
     named.set()
-    threading.Event().wait()
+    multiprocessing.parent_process().join()
 context = multiprocessing.get_context("fork")
 named = context.Event()
 context.Process(target=load, daemon=True).start()
 named.wait()
 signal.pthread_sigmask(signal.SIG_BLOCK, [dump.DUMP_SIGNAL])
+"""
+# Until its parent is killed, as all children here: nobody else ends them.
+WRITE = """
+import multiprocessing
+def write():
+    multiprocessing.parent_process().join()
 """
 WRITER = """
 import multiprocessing, sys, threading
@@ -116,7 +122,7 @@ def test_a_process_in_the_kernel_is_read(tmp_path: Path) -> None:
 
 
 def test_children_that_write_checkpoints_are_shown_and_others_not(tmp_path: Path) -> None:
-    (tmp_path / "my_checkpointing.py").write_text("import threading\ndef write(): threading.Event().wait()\n")
+    (tmp_path / "my_checkpointing.py").write_text(WRITE)
     with program(WRITER + HANG, tmp_path) as worker:
 
         def looks() -> RankStacks | None:
