@@ -33,6 +33,7 @@ def kind_by_stack(threads: Iterable[ThreadStack]) -> ProcessKind:
 def _entry(thread: ThreadStack) -> Frame | None:
     # Further out are the calls of the worker that has forked it: those say nothing about the process.
     for inner, outer in zip(thread.frames, thread.frames[1:], strict=False):
-        if outer.file.endswith(_PROCESS_FILE):
+        # py-spy names the class too, the handler does not.
+        if outer.file.endswith(_PROCESS_FILE) and outer.function.rpartition(".")[2] == "run":
             return inner
     return None
