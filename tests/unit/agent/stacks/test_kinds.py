@@ -10,7 +10,8 @@ DCP = "/site-packages/torch/distributed/checkpoint"
 
 
 def main_thread(*files: str) -> tuple[ThreadStack, ...]:
-    return (ThreadStack(is_main=True, frames=tuple(Frame(function="f", file=file) for file in files)),)
+    frames = [Frame(function="BaseProcess.run" if file == PROCESS else "f", file=file) for file in files]
+    return (ThreadStack(is_main=True, frames=tuple(frames)),)
 
 
 def test_a_loader_is_known_by_its_name() -> None:
@@ -30,6 +31,13 @@ def test_a_loader_is_known_by_its_name() -> None:
 )
 def test_a_process_is_for_what_its_first_function_is_for(file: str, kind: ProcessKind) -> None:
     assert kind_by_stack(main_thread("/usr/lib/inner.py", file, PROCESS, PROCESS, "/home/u/train.py")) is kind
+
+
+def test_a_process_may_wait_for_another_one() -> None:
+    join = Frame(function="BaseProcess.join", file=PROCESS)
+    (thread,) = main_thread(f"{DCP}/_async_process_executor.py", PROCESS)
+    waiting = ThreadStack(is_main=True, frames=(Frame(function="wait"), join, *thread.frames))
+    assert kind_by_stack([waiting]) is ProcessKind.WRITER
 
 
 def test_what_the_parent_was_doing_at_the_fork_says_nothing() -> None:
