@@ -65,6 +65,7 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.soak
 def test_good_nodes_pass_everything(nodes: Sandbox) -> None:
     code, found = diagnose(nodes, "--bitwise", "--storage", f"/home/{USER}", "--budget", "390")
     assert (code, found["suspects"]) == (0, []), found["reason"]

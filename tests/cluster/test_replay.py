@@ -88,6 +88,7 @@ def test_a_silent_corruption_is_found_exactly(cluster: Sandbox) -> None:
     assert not (cluster.home(USER) / "never").exists()
 
 
+@pytest.mark.soak
 def test_sound_nodes_agree(cluster: Sandbox) -> None:
     code, verdict = replay(cluster, EXAMPLE, ("--layers", "1", "--width", "64"))
     assert (code, verdict.suspects) == (0, ()), verdict

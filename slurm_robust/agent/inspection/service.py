@@ -6,15 +6,24 @@ from slurm_robust.agent.inspection.book import AlertBook
 from slurm_robust.agent.inspection.inspector import Inspector
 from slurm_robust.model.alerts import Alert
 
+# A launcher that imports torch needs the cores first; a spare is looked at soon as well.
+WAIT_S = 15.0
+
 # Notes differ in what a check could not do; far more than ever happen.
 _NOTES = 20
 
 
 class Inspection:
-    """The inspector and the alerts that follow from it; without an inspector nothing is seen."""
+    """The inspector and the alerts that follow from it; without an inspector nothing is seen.
 
-    def __init__(self, inspector: Inspector | None) -> None:
+    It begins with the training, and ``wait_s`` after the first call where there is none.
+    """
+
+    def __init__(self, inspector: Inspector | None, wait_s: float = WAIT_S) -> None:
         self._inspector = inspector
+        self._wait_s = wait_s
+        self._since: float | None = None
+        self._begun = False
         self._book = AlertBook()
         self._told: set[str] = set()
         self._notes: list[str] = []
@@ -26,7 +35,9 @@ class Inspection:
     def follow(self, now: float, *, training: bool) -> bool:
         """Take in what was seen; whether that changes any alert. To be called every second at least."""
         has_news = False
-        for looked in self._inspector.read(now) if self._inspector else ():
+        self._since = now if self._since is None else self._since
+        self._begun |= training or now - self._since >= self._wait_s
+        for looked in self._inspector.read(now) if self._inspector and self._begun else ():
             has_news |= self._book.take(looked, now, training=training)
             for text in looked.notes:
                 if text not in self._told and len(self._told) < _NOTES:

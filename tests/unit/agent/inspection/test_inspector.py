@@ -163,7 +163,7 @@ def test_closing_leaves_nobody(machine: Machine) -> None:
 
 def test_an_agent_tells_of_each_note_once(machine: Machine) -> None:
     machine.host.path("/dev/kmsg").unlink()
-    inspection = Inspection(Inspector(SPEC, arguments(machine)))
+    inspection = Inspection(Inspector(SPEC, arguments(machine)), wait_s=0.0)
     try:
         wait_for(lambda: notes(inspection) == [f"inspection: kernel log not read: {NO_LOG}"], 20)
         machine.goes_down()
