@@ -103,12 +103,14 @@ class Patients:
         return {n: reason for n, (state, reason) in self.states().items() if state.startswith("drain")}
 
     def wait_drained(self, *nodes: str, reason: str | None = None) -> None:
-        """Wait until exactly these nodes are drained, with this reason if there is one."""
+        """Wait until exactly these nodes are drained (with this reason), and no job is there any more."""
         expected = set(nodes)
 
         def as_expected() -> bool:
-            drained = self.drained()
-            return set(drained) == expected and (reason is None or set(drained.values()) == {reason})
+            drained, states = self.drained(), self.states()
+            rest = {states[node][0].rstrip("*") for node in drained}  # draining: a job ends still
+            are = set(drained) == expected and rest == {"drained"}
+            return are and (reason is None or set(drained.values()) == {reason})
 
         try:
             wait_for(as_expected, PATIENCE_S, f"{nodes} drained")
