@@ -127,6 +127,7 @@ class Faults:
         """SIGKILL to slurmctld. Undo: :meth:`start_slurmctld`."""
         pid = self._daemon(HEAD, "slurmctld")
         fault = self._record("kill-slurmctld", HEAD)
+        self._view.folder.forgotten.touch()
         os.kill(pid, signal.SIGKILL)
         procs.wait_gone([pid], STOP_S)
         return fault

@@ -60,6 +60,11 @@ class StateFolder:
         return self.path / "faults.jsonl"
 
     @property
+    def forgotten(self) -> Path:
+        """There while slurmctld may give the ids of jobs again that it forgot when it was killed."""
+        return self.path / "slurmctld-killed"
+
+    @property
     def logs(self) -> Path:
         """One file per daemon."""
         return self.path / "log"

@@ -34,11 +34,14 @@ def heal(sandbox: Sandbox, timeout_s: float = HEAL_S) -> None:
     Homes stay. Raises :class:`BootFailed` when it does not get there in time.
     """
     deadline = time.monotonic() + timeout_s
-    forgetful = sandbox.fault.daemon_pid(HEAD, "slurmctld") is None
+    forgotten = sandbox.folder.forgotten
+    if sandbox.fault.daemon_pid(HEAD, "slurmctld") is None:
+        forgotten.touch()
     _mend_machines(sandbox)
     left = max(0.0, deadline - time.monotonic())
-    if forgetful and not wait_until(lambda: _pass_over_lost_ids(sandbox), left):
+    if forgotten.exists() and not wait_until(lambda: _pass_over_lost_ids(sandbox), left):
         raise BootFailed(f"slurmctld takes no job\n{sandbox.read_log('slurmctld', lines=15)}")
+    forgotten.unlink(missing_ok=True)
     _cancel_jobs(sandbox, deadline)
     _delete_reservations(sandbox)
     _sweep(sandbox)

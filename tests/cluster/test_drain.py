@@ -124,6 +124,8 @@ class Jobs:
         done = self.cluster.sandbox.exec(command, user=USER, timeout_s=30.0)
         job = int(done.stdout.partition(";")[0])
         wait_for(lambda: self.epilog(node, job), 60, f"epilog of job {job}")
+        ran = os.path.lexists(self.home / f"srobust-jobs/{job}/suspects")
+        assert ran, f"job {job} did not run"
         return job
 
     def epilog(self, node: str, job: int) -> list[dict[str, Any]]:

@@ -312,6 +312,15 @@ def test_whatever_was_broken_is_healed(sandbox: Sandbox) -> None:
     assert sandbox.exec(["srun", "-N4", "hostname"]).returncode == 0
 
 
+def test_ids_of_forgotten_jobs_are_not_given_to_jobs_after_healing(sandbox: Sandbox) -> None:
+    submit = ["sbatch", "--parsable", "--output=/dev/null", "--wrap=true"]
+    before = [int(sandbox.exec(submit).stdout) for _ in range(3)]
+    sandbox.fault.kill_slurmctld()
+    sandbox.fault.start_slurmctld()  # in order again, but what it forgot stays forgotten
+    heal(sandbox)
+    assert int(sandbox.exec(submit).stdout) > max(before)
+
+
 def test_a_node_that_dies_by_itself_is_off(sandbox: Sandbox) -> None:
     os.kill(sandbox.node_pid("n3"), signal.SIGKILL)
     wait_for(lambda: not sandbox.control.nodes()["n3"].on, 10, "n3 off")
