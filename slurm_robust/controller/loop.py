@@ -269,37 +269,33 @@ class Loop:
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)
-
-        def work() -> Callable[[], None]:
-            try:
-                evidence.save(self._directory, effect.number, events)
-            except OSError as error:
-                text = f"evidence of incident {effect.number} could not be saved: {error}"
-                return lambda: self._do(self._core.on_stage_done("evidence", False, text, read_clocks()))
-            return lambda: None
-
-        self._background.run(work, "evidence")
+        save = partial(evidence.save, self._directory, effect.number, events)
+        self._save("evidence", f"evidence of incident {effect.number}", save)
 
     def _save_stacks(self, effect: fx.SaveStacks) -> None:
         save = partial(
             evidence.save_stacks, self._directory, effect.number, effect.stacks, effect.localisation
         )
-        self._save("stacks", effect.number, save)
+        self._save("stacks", f"stacks of incident {effect.number}", save)
 
     def _save_alerts(self, effect: fx.SaveAlerts) -> None:
         save = partial(evidence.save_alerts, self._directory, effect.number, effect.alerts, effect.t)
-        self._save("alerts", effect.number, save)
+        self._save("alerts", f"alerts of incident {effect.number}", save)
 
-    def _save(self, what: str, incident: int, save: Callable[[], None]) -> None:
+    def _save_suspicion(self, effect: fx.SaveSuspicion) -> None:
+        save = partial(evidence.save_suspicion, self._directory, effect.suspicion)
+        self._save("suspicion", f"the suspicion of {effect.suspicion.node}", save)
+
+    def _save(self, stage: str, what: str, save: Callable[[], None]) -> None:
         def work() -> Callable[[], None]:
             try:
                 save()
             except OSError as error:
-                text = f"{what} of incident {incident} could not be saved: {error}"
-                return lambda: self._do(self._core.on_stage_done(what, False, text, read_clocks()))
+                text = f"{what} could not be saved: {error}"
+                return lambda: self._do(self._core.on_stage_done(stage, False, text, read_clocks()))
             return lambda: None
 
-        self._background.run(work, what)
+        self._background.run(work, stage)
 
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:
@@ -314,17 +310,6 @@ class Loop:
             return lambda: self._do(self._core.on_tests(found, read_clocks()))
 
         self._background.run(work, "replay")
-
-    def _save_suspicion(self, effect: fx.SaveSuspicion) -> None:
-        def work() -> Callable[[], None]:
-            try:
-                evidence.save_suspicion(self._directory, effect.suspicion)
-            except OSError as error:
-                text = f"the suspicion of {effect.suspicion.node} could not be saved: {error}"
-                return lambda: self._do(self._core.on_stage_done("suspicion", False, text, read_clocks()))
-            return lambda: None
-
-        self._background.run(work, "suspicion")
 
 
 class _Signals:

@@ -6,6 +6,9 @@ from slurm_robust.health.check import Context
 from slurm_robust.model.findings import Finding, Suggestion
 from slurm_robust.model.record import Record
 
+OUT_OF_TIME = "budget"
+"""Why a check was left out for which the time was too short."""
+
 
 class Report(Record):
     """One run. ``took_s``: seconds per source; ``reused``: sources whose facts were an earlier run's;
@@ -23,6 +26,11 @@ class Report(Record):
     left_out: dict[str, str] = {}
     errors: dict[str, str] = {}
     wall_s: float = 0.0
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """Checks for which the time was too short."""
+        return tuple(sorted(name for name, why in self.left_out.items() if why == OUT_OF_TIME))
 
 
 class Conclusion(Record):

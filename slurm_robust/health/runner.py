@@ -15,7 +15,7 @@ from slurm_robust.health.check import AnyCheck, AnySource, Context, Sample, View
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer, call
 from slurm_robust.health.memory import Memory
-from slurm_robust.health.report import Report
+from slurm_robust.health.report import OUT_OF_TIME, Report
 from slurm_robust.health.verdict import rule_of, subject_key
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
@@ -199,7 +199,7 @@ class _Run:
     def left_out(self, checks: Sequence[AnyCheck]) -> dict[str, str]:
         """Checks for which the time was too short."""
         late = {name for name, answer in self.answers.items() if answer.is_cut}
-        return {check.name: "budget" for check in checks if check.source.name in late}
+        return {check.name: OUT_OF_TIME for check in checks if check.source.name in late}
 
     def _task(self, source: AnySource) -> Callable[[], bytes]:
         return lambda: msgspec.msgpack.encode(source.gather(self._host, self._config))

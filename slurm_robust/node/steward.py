@@ -88,7 +88,7 @@ def after(
     suspicion because of which the checks ran. ``slurm`` and ``pause`` are for tests.
     """
     if hint is not None and conclusion.fit:
-        log.write("acquitted", job=hint.job_id, suspected=hint.reason, symptom=hint.symptom)
+        _tell_acquittal(log, hint, report)
     file = DrainFile(Path(config.paths.state))
     if conclusion.fit and not file.exists():
         return Done(action=Action.NOTHING, why="the node is fit")
@@ -100,6 +100,15 @@ def after(
             return Done(action=Action.NOTHING, why="another hook is at it")
         stewardship = _Stewardship(file, report, config, now, log, job, pause)
         return stewardship.run(conclusion, slurm, deadline)
+
+
+def _tell_acquittal(log: Log, hint: Hint, report: Report) -> None:
+    """Of a suspicion nothing came. A look that was cut short clears nobody, but condemns nobody either."""
+    facts = {"job": hint.job_id, "suspected": hint.reason, "symptom": hint.symptom}
+    if report.cut:
+        log.write("not_acquitted", **facts, left_out=report.cut)
+    else:
+        log.write("acquitted", **facts)
 
 
 class _Stewardship:
@@ -157,7 +166,7 @@ class _Stewardship:
 
     def _with_pending(self, conclusion: Conclusion) -> Conclusion:
         if left := self._file.take_left():
-            self._put(pending=left.conclusion, pending_boot=left.boot_id)
+            self._put(pending=self._together(left), pending_boot=left.boot_id)
         pending = self._record.pending
         if pending is None:
             return conclusion
@@ -170,6 +179,14 @@ class _Stewardship:
             return conclusion
         first = pending if conclusion.fit else conclusion
         return msgspec.structs.replace(first, causes=tuple(dict.fromkeys((*conclusion.causes, *open_))))
+
+    def _together(self, left: Left) -> Conclusion:
+        """What was left, and what was kept before during the same boot."""
+        before = self._record.pending
+        if before is None or self._record.pending_boot != left.boot_id:
+            return left.conclusion
+        causes = tuple(dict.fromkeys((*left.conclusion.causes, *before.causes)))
+        return msgspec.structs.replace(left.conclusion, causes=causes)
 
     # -- acting ----------------------------------------------------------------------------------------
 
@@ -216,7 +233,9 @@ class _Stewardship:
     def _drain(self, decision: drain.Decision, conclusion: Conclusion, slurm: SlurmClient) -> Done:
         new = decision.action is Action.DRAIN
         known = () if new else self._record.causes
-        # Written first: should this process die now, the next run still knows the words as its own.
+        # Written first: should this process die now, the next run still knows the words as its own, and
+        # what they are about: it may look at other things.
+        self._keep(conclusion)
         self._put(
             reason=decision.reason,
             former="" if new else self._record.reason,

@@ -2,10 +2,11 @@
 
 ::
 
-    Gathering ──► Launching ──► Running ──► Ending
-        ▲             │            │ USR1
-        │          failure         ▼
-        │             │       Checkpointing
-        │             ▼            │
-        └─ Deciding ◄ Stopping ◄───┘        Deciding ──► Requeueing | Ending
+    Gathering ─► Launching ─► Running ─► Ending         Reconnecting ─► Running   (a new controller)
+        ▲            │         │ ▲  │ USR1              Observing ─► Running | Ending   (observe mode)
+        │         failure  hang│ │  ▼
+        │            │  Localising Checkpointing
+        │            ▼         │    │
+        └─ Deciding ◄─ Stopping ◄───┘       Deciding ─► Testing ─► Deciding
+                                            Deciding ─► Requeueing | Saving ─► Ending
 """

@@ -108,7 +108,6 @@ class Observing:
         state, limit = core.state, core.config.timings.node_dead_s
         lost = tuple(n for n in state.slots if core.fleet.silence(n, now.mono, core.started) > limit)
         exits = tuple(core.fleet.exits(state.slots, state.generation, now.mono))
-        root = root_exit(exits)
         if not self._asked:
             self._asked = True
             failed = failure(core, self._why, exits, lost, {})
@@ -132,7 +131,7 @@ class Observing:
             goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core)
             return ToRunning(agents=self._agents) if goes_on else None
         code = 1
-        if root is not None:
+        if (root := root_exit(exits)) is not None:
             code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
         return ToEnding(code=code, reason="observe mode: training ended by itself")
 

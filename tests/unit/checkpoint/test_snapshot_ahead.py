@@ -26,6 +26,7 @@ from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import flatten
 from slurm_robust.model.copies import SHARED
 from tests.unit.checkpoint.snapshots import RUN, UNUSUAL, Example, is_right, state_at, steps_in
+from tests.waiting import wait_for
 
 
 class Watch:
@@ -123,9 +124,13 @@ def test_a_copy_is_ahead_only_after_an_update_that_had_to_wait(folder: MemoryFol
         example.update()
     gate = example.hold_thread()
     example.take(4)
-    opener = threading.Timer(0.05, gate.set)  # opens while the update waits
-    opener.start()
-    example.update()
+    job = example.snapshotter._job
+    assert job is not None
+    updating = threading.Thread(target=example.update)
+    updating.start()
+    wait_for(lambda: job.held_up, 10, "the update waits")
+    gate.set()
+    updating.join(10.0)
     example.take(5)
     assert example.watch.adopted
     copied(example)

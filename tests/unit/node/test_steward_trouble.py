@@ -10,6 +10,7 @@ import pytest
 
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.node.record import Action
+from slurm_robust.node.steward import BACK_OFF_S
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -73,6 +74,21 @@ def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked)
     assert hooked.run(bad()).carried_out
 
 
+def test_a_hook_that_is_killed_before_slurm_was_told_loses_nothing(hooked: Hooked) -> None:
+    class Killed(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            raise SystemExit(143)
+
+    slurm, hooked.slurm = hooked.slurm, Killed(hooked.cluster, user="root")
+    with pytest.raises(SystemExit):
+        hooked.run(bad())
+    hooked.slurm = slurm
+    hooked.cluster.clock.sleep(BACK_OFF_S)
+    assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).carried_out
+    assert hooked.reason == "srobust: gpu3 XID 79"
+    assert hooked.file.load().pending is None
+
+
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
 def test_what_has_passed_since_or_was_before_a_reboot_is_not_told(hooked: Hooked, boot: str) -> None:
     hooked.cluster.unreachable = True
@@ -93,6 +109,16 @@ def test_what_was_found_while_another_hook_was_at_it_is_done_by_the_next(hooked:
     assert hooked.run(quick).action is Action.DRAIN
     assert hooked.reason == "srobust: gpu3 XID 79"
     assert hooked.file.take_left() is None
+
+
+def test_what_was_found_twice_while_it_could_not_be_told_is_told_together(hooked: Hooked) -> None:
+    hooked.cluster.unreachable = True
+    hooked.run(bad("gpu1"))
+    with hooked.file.locked(1.0):
+        hooked.run(bad("gpu3"), budget_s=0.05)
+    hooked.cluster.unreachable = False
+    assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).carried_out
+    assert {cause.subject for cause in hooked.file.load().causes} == {"gpu1", "gpu3"}
 
 
 def test_what_was_left_may_be_damaged(hooked: Hooked) -> None:
