@@ -16,6 +16,7 @@ from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import printable
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 
@@ -251,14 +252,10 @@ def _print_timeline(entries: dict[str, list[Entry]], json: bool) -> None:
         print(node)
         for entry in own:
             until = f" until {_clock(entry.until)}" if entry.until else ""
-            print(f"  {_clock(entry.at)}{until}  {entry.what}: {_printable(entry.text)}")
+            print(f"  {_clock(entry.at)}{until}  {entry.what}: {printable(entry.text)}")
     if not entries:
         print("nothing happened to these nodes, as far as slurmdbd and the event logs tell")
 
 
 def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)

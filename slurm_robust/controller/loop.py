@@ -286,7 +286,7 @@ class Loop:
         save = partial(evidence.save_suspicion, self._directory, effect.suspicion)
         self._save("suspicion", f"the suspicion of {effect.suspicion.node}", save)
 
-    def _save(self, stage: str, what: str, save: Callable[[], None]) -> None:
+    def _save(self, stage: str, what: str, save: Callable[[], object]) -> None:
         def work() -> Callable[[], None]:
             try:
                 save()

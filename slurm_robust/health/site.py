@@ -19,6 +19,7 @@ from slurm_robust.health.check import AnyCheck, Check, Context, Hang, Source, Vi
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import one_line
 
 ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
 """All that a command finds in its environment: what it says must not depend on who asks."""
@@ -120,7 +121,7 @@ def _of_command(check: SiteCheck, host: Host) -> SiteFacts:
         raise RuntimeError(f"{named} is not run: {reason}")
     code, output = _run(target, [named, *check.command[1:]])
     text, _, value = output.partition("\n")[0].partition("|")
-    return SiteFacts(code=code, text=_clean(text, _TEXT), value=_clean(value, _VALUE))
+    return SiteFacts(code=code, text=one_line(text, _TEXT), value=one_line(value, _VALUE))
 
 
 def _distrust(path: str, target: str) -> str:
@@ -194,17 +195,10 @@ def _cleaned(check: SiteCheck, finding: Finding) -> Finding:
     return msgspec.structs.replace(
         finding,
         check=f"site.{check.name}",
-        subject=_clean(finding.subject, _TEXT) or check.name,
-        text=_clean(finding.text, _TEXT),
-        value=_clean(finding.value, _VALUE),
-        limit=_clean(finding.limit, _VALUE),
-        source=_clean(finding.source or check.python, _VALUE),
+        subject=one_line(finding.subject, _TEXT) or check.name,
+        text=one_line(finding.text, _TEXT),
+        value=one_line(finding.value, _VALUE),
+        limit=one_line(finding.limit, _VALUE),
+        source=one_line(finding.source or check.python, _VALUE),
         suggestion=Suggestion(check.suggestion) if is_open else finding.suggestion,
     )
-
-
-def _clean(text: str, most: int) -> str:
-    """One line that a terminal and a log can show."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    words = " ".join(shown.split())
-    return words if len(words) <= most else f"{words[: most - 1]}…"

@@ -29,10 +29,9 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.node.jobs import no_other_job
+from slurm_robust.report.outcomes import STYLES, rank
 
 BUDGET_S = 60.0
-_STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
-_RANK = {Outcome.FAIL: 0, Outcome.UNKNOWN: 1, Outcome.PASS: 2}
 
 
 class Nagios(IntEnum):
@@ -162,9 +161,13 @@ def _table(findings: Iterable[Finding]) -> Table:
     groups = defaultdict(list)
     for finding in findings:
         groups[finding.subject].append(finding)
-    for subject, group in sorted(groups.items(), key=lambda item: (_RANK[_worst(item[1])], item[0])):
-        _add_group(table, subject or "node", sorted(group, key=lambda finding: _RANK[finding.outcome]))
+    for subject, group in sorted(groups.items(), key=lambda item: (_worst_rank(item[1]), item[0])):
+        _add_group(table, subject or "node", sorted(group, key=lambda finding: rank(finding.outcome)))
     return table
+
+
+def _worst_rank(findings: Iterable[Finding]) -> int:
+    return min(rank(finding.outcome) for finding in findings)
 
 
 def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
@@ -192,11 +195,7 @@ def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Findi
     else:
         words[-1] = ""
     # Text, because what a driver says may hold what rich would take for markup.
-    table.add_row(Text(subject), Text(outcome.value, style=_STYLES[outcome]), *map(Text, words))
-
-
-def _worst(findings: Iterable[Finding]) -> Outcome:
-    return min((finding.outcome for finding in findings), key=_RANK.__getitem__)
+    table.add_row(Text(subject), Text(outcome.value, style=STYLES[outcome]), *map(Text, words))
 
 
 def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:

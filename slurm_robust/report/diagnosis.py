@@ -21,12 +21,10 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
+from slurm_robust.report.outcomes import STYLES, rank
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.hostlist import InvalidHostlist, expand
-
-_STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
-_RANK = {Outcome.FAIL: 0, Outcome.UNKNOWN: 1, Outcome.PASS: 2}
 
 
 class Code(IntEnum):
@@ -88,7 +86,7 @@ def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
     if diagnosis.results:
         parts.append(_table(diagnosis.results, nodes))
     parts += [
-        Text(f"{r.node}: {r.test}{_with(r)}: {r.text}", style=_STYLES[r.outcome])
+        Text(f"{r.node}: {r.test}{_with(r)}: {r.text}", style=STYLES[r.outcome])
         for r in diagnosis.results
         if r.outcome is not Outcome.PASS
     ]
@@ -109,9 +107,9 @@ def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
 def _cell(results: Sequence[TestResult]) -> Text:
     if not results:
         return Text("-", style="dim")
-    worst = min(results, key=lambda result: _RANK[result.outcome])
+    outcome = min((result.outcome for result in results), key=rank)
     value = ", ".join(dict.fromkeys(result.value for result in results if result.value))
-    return Text(f"{worst.outcome.value} {value}".strip(), style=_STYLES[worst.outcome])
+    return Text(f"{outcome.value} {value}".strip(), style=STYLES[outcome])
 
 
 def _with(result: TestResult) -> str:

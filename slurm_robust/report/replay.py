@@ -21,10 +21,9 @@ from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.steps import StepReplayer
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
+from slurm_robust.report.outcomes import STYLES
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.select import make_client
-
-_STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
 
 
 class Code(IntEnum):
@@ -84,6 +83,6 @@ def render(verdict: ReplayVerdict) -> RenderableType:
     table = Table("phase", "group", "nodes", "")
     for phase, seen in ((Phase.HORIZONTAL, verdict.horizontal), (Phase.VERTICAL, verdict.vertical)):
         for number, group in enumerate(seen):
-            said = Text(f"{group.outcome.value} {group.text}".strip(), style=_STYLES[group.outcome])
+            said = Text(f"{group.outcome.value} {group.text}".strip(), style=STYLES[group.outcome])
             table.add_row(phase.value, str(number), Text(", ".join(group.nodes)), said)
     return Group(*parts, table) if table.row_count else Group(*parts)

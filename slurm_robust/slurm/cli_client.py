@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from slurm_robust.model.text import one_line
 from slurm_robust.slurm import commands, jsonforms, text
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.errors import (
@@ -241,7 +242,7 @@ class CliSlurmClient:
 
     def set_comment(self, job_id: int, text: str) -> None:
         """See the protocol."""
-        self._output(commands.update_job(job_id, "Comment", commands.one_line(text)))
+        self._output(commands.update_job(job_id, "Comment", one_line(text)))
 
     def submit(self, request: SubmitRequest) -> int:
         """See the protocol."""
@@ -272,7 +273,7 @@ class CliSlurmClient:
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """See the protocol."""
-        if not commands.one_line(reason):
+        if not one_line(reason):
             raise ValueError("a drain needs a reason, so that an administrator can judge it")
         if nodes:
             self._output(commands.drain(nodes, reason))

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
+from slurm_robust.model.text import one_line
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 
@@ -302,11 +303,6 @@ def step_environment(environ: Mapping[str, str], request: StepRequest) -> dict[s
         if not name.startswith(_SLURMS) or name in _KEPT or name.startswith(_SPANK)
     }
     return {**kept, **request.environment}
-
-
-def one_line(text: str) -> str:
-    """``text`` without line breaks and other control characters, blanks at its ends removed."""
-    return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
 def _minutes(seconds: float) -> int:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.text import one_line
 from slurm_robust.slurm import errors
-from slurm_robust.slurm.commands import one_line
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import AccountingRow, Gres, Job, Node, NodeEvent, Reservation, Step, Switch
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest

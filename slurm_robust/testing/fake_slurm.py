@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_robust.model.text import one_line
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.client import StepHandle
-from slurm_robust.slurm.commands import one_line
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
     AccountingRow,

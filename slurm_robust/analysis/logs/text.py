@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
+
+from slurm_robust.model.text import without_escapes
 
 HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
 """Of a huge log so many characters of its beginning and of its end are read: causes stand in either."""
@@ -11,7 +12,6 @@ HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
 LINE = 2000
 """Of a longer line its beginning and its end are kept, in characters."""
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)?|[0-~])")
 # Tabs and ends of lines stay. The last two ranges turn the direction of text, and so could disguise it.
 _CONTROL = dict.fromkeys(
     [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -27,9 +27,7 @@ class Line(NamedTuple):
 
 def clean(text: str) -> str:
     """Without what a terminal would act on."""
-    if "\x1b" in text:
-        text = _ESCAPE.sub("", text)
-    return text.translate(_CONTROL)
+    return without_escapes(text).translate(_CONTROL)
 
 
 def lines_of(text: str) -> list[Line]:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from slurm_robust.analysis.stacks.groups import fold
+from slurm_robust.model import text
 
 MOST_TEXT = 600
 """Characters of one text that are shown; the journal has the whole."""
 
-# What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48).
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
-    r"|\x1b[ -/]*[0-~]?"
-)
 
-
-def clean(text: str) -> str:
-    """``text`` without what a terminal would obey; lines stay lines, of a progress bar its last state."""
-    lines = (line.rstrip("\r").rpartition("\r")[2] for line in _ESCAPES.sub("", text).split("\n"))
+def clean(words: str) -> str:
+    """``words`` without what a terminal would obey; lines stay lines, of a progress bar its last state."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.without_escapes(words).split("\n"))
     return "\n".join("".join(map(_visible, line)) for line in lines)
 
 
@@ -28,10 +21,9 @@ def _visible(char: str) -> str:
     return char if char.isprintable() else "    " if char == "\t" else "?"
 
 
-def one_line(text: str) -> str:
-    """``text`` cleaned, in one line of at most :data:`MOST_TEXT` characters."""
-    text = " ".join(clean(text).split())
-    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+def one_line(words: str) -> str:
+    """``words`` cleaned, in one line of at most :data:`MOST_TEXT` characters."""
+    return text.one_line(clean(words), MOST_TEXT)
 
 
 def count(number: int, thing: str) -> str:

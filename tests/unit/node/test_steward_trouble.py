@@ -83,7 +83,7 @@ def test_a_hook_that_is_killed_before_slurm_was_told_loses_nothing(hooked: Hooke
     with pytest.raises(SystemExit):
         hooked.run(bad())
     hooked.slurm = slurm
-    hooked.cluster.clock.sleep(BACK_OFF_S)
+    hooked.cluster.clock.advance(BACK_OFF_S)
     assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).carried_out
     assert hooked.reason == "srobust: gpu3 XID 79"
     assert hooked.file.load().pending is None

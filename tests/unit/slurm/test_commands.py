@@ -135,7 +135,6 @@ def test_cancel() -> None:
 
 
 def test_reasons_and_comments_are_one_line() -> None:
-    assert commands.one_line(" a\nb\x1b[31m é ") == "a b [31m é"
     assert commands.drain(["n2", "n1"], "x\ny")[2:] == ["nodename=n[1-2]", "state=drain", "reason=x y"]
 
 

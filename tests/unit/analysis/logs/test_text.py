@@ -17,7 +17,7 @@ OOM = "RuntimeError: CUDA out of memory"
     [
         ("\x1b[31mred\x1b[0m", "red"),
         ("\x1b]0;title\x07text", "text"),
-        ("a\x00b\x07c\x9bd", "abcd"),
+        ("a\x00b\x07c\x84d", "abcd"),
         ("tab\tstays", "tab\tstays"),
         ("\u202eturned", "turned"),
         ("\x1bcreset", "reset"),

@@ -1,0 +1,29 @@
+"""Text of others (logs, drivers, users) made fit for a terminal, a table and Slurm's own lines."""
+
+from __future__ import annotations
+
+import re
+
+# What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48). Those that
+# carry text are bounded: one that nobody has ended must not swallow the rest of a line.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,200}(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]?"
+)
+
+
+def without_escapes(text: str) -> str:
+    """``text`` without a terminal's control sequences; single control characters stay."""
+    return _ESCAPES.sub("", text)
+
+
+def printable(text: str) -> str:
+    """``text`` with a blank for every character that cannot be shown."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def one_line(text: str, most: int | None = None) -> str:
+    """The words of ``text`` in one line, of at most ``most`` characters; an ellipsis tells of a cut."""
+    line = " ".join(printable(text).split())
+    return line if most is None or len(line) <= most else line[: most - 1].rstrip() + "…"

@@ -1,0 +1,48 @@
+"""Text of others cannot command a terminal, break a line or swallow what follows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.model.text import one_line, printable, without_escapes
+
+
+@pytest.mark.parametrize(
+    ("given_", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x9b31mred", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link", "link"),
+        ("\x1bPdata\x1b\\text", "text"),
+        ("\x1b(Btext", "text"),
+        ("end\x1b", "end"),
+        ("two\nlines\t", "two\nlines\t"),
+    ],
+)
+def test_what_a_terminal_obeys_goes(given_: str, shown: str) -> None:
+    assert without_escapes(given_) == shown
+
+
+def test_a_sequence_that_nobody_ends_swallows_little() -> None:
+    assert without_escapes("\x1b]" + "x" * 1000).count("x") == 800
+
+
+@given(
+    st.text(alphabet=st.characters() | st.sampled_from("\x1b\x9b\n\r[]0;m\\\x07"), max_size=60),
+    st.integers(1, 40),
+)
+def test_one_line_is_one_of_bounded_length(text: str, most: int) -> None:
+    line = one_line(text, most)
+    assert line.isprintable()
+    assert len(line) <= most
+    assert line == one_line(line, most)
+    assert len(printable(text)) == len(text)
+
+
+def test_a_cut_is_told() -> None:
+    assert one_line(" a\nb\x1b[31m é ") == "a b [31m é"
+    assert one_line("one two three", 8) == "one two…"
+    assert one_line("one two", 7) == "one two"
