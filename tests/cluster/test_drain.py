@@ -221,5 +221,14 @@ def test_a_killed_quarantine_lets_nothing_into_service_and_is_finished_by_the_ne
     assert done.returncode != 0  # nobody else gets in
     cluster.heal("n1", "core")
     cluster.heal("n1", "fan")
-    wait_for(lambda: quarantine(cluster, installed)["n1"]["returned"], 90, "n1 returned")
+    seen: list[dict[str, Any]] = []
+
+    def returned() -> bool:
+        seen.append(quarantine(cluster, installed)["n1"])
+        return bool(seen[-1]["returned"])
+
+    try:
+        wait_for(returned, 90, "n1 returned")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {json.dumps(seen, indent=1)}") from None
     assert "srobust-quarantine" not in reservations(cluster)
