@@ -42,6 +42,7 @@ class Cause(Record):
 
 class OwnDrain(Record):
     """``reason``: what we wrote to Slurm for ``causes`` at ``since``; empty while no drain of ours stands.
+    The causes stay when somebody else has undone it, until the next drain.
 
     ``former``: the words before, while Slurm has not answered whether it took the new ones.
     ``passes``: runs in a row since then in which all causes were looked at and passed. ``drains``: times of

@@ -228,7 +228,8 @@ class _Stewardship:
                 self._put(drains=self._recent_drains(record.since))
         elif record.reason and not node.is_drained and not drain.untouchable(node):
             self._log.write("returned_by_others", reason=record.reason)
-            self._put(reason="", causes=(), passes=0, stays=False, waits_until=0.0)
+            # The causes stay: it may be a quarantine that has resumed it, which asks what is to be proven.
+            self._put(reason="", passes=0, stays=False, waits_until=0.0)
 
     def _drain(self, decision: drain.Decision, conclusion: Conclusion, slurm: SlurmClient) -> Done:
         new = decision.action is Action.DRAIN

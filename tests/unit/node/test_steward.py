@@ -118,9 +118,12 @@ def test_a_node_that_a_person_returned_is_judged_anew(hooked: Hooked) -> None:
     hooked.slurm.resume(["n1"])
     assert hooked.run(good()).action is Action.NOTHING
     assert hooked.log.names[-1] == "returned_by_others"
-    assert hooked.file.load().reason == ""
-    hooked.run(bad())
+    record = hooked.file.load()
+    assert record.reason == ""
+    assert [cause.subject for cause in record.causes] == ["gpu3"]  # what a quarantine has to see pass
+    hooked.run(bad("gpu1"))
     assert hooked.reason
+    assert [cause.subject for cause in hooked.file.load().causes] == ["gpu1"]
 
 
 def test_flapping_ends_with_a_drain_that_stays(hooked: Hooked) -> None:
