@@ -56,8 +56,7 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
 
 def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: the output of the rank that failed first says that its node's hardware is broken."""
-    root = failed.root
-    cause = failed.causes.get(root.exit.rank) if root is not None else None
+    root, cause = failed.root, failed.cause
     if root is None or cause is None:
         return None
     if (cause.blame, cause.action) != (Fault.INFRASTRUCTURE, Remedy.EVICT):

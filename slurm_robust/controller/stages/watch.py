@@ -82,7 +82,7 @@ def failure(
         symptom=trouble.symptom if trouble else None,
         detail=trouble.detail if trouble else "",
         named=trouble.named if trouble else {},
-        causes={root.exit.rank: classify_exit(root.exit)} if root is not None else {},
+        cause=classify_exit(root.exit) if root is not None else None,
         localisation=why.localisation if why is not None else None,
     )
 
