@@ -85,7 +85,7 @@ class Core:
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
         stored_s = max(0.0, now.wall - state.stored.t) if state.stored else 0.0
         self.stored_at = now.mono - stored_s  # when a checkpoint last went to storage, or was tried to
-        self.stacks = StackBook()
+        self.stacks = StackBook(config.detect.stacks_s)
         self.diagnosis: Diagnosis | None = None  # answer to the newest TestNodes
         self._vitals: Vitals | None = None
         self.requeue_error: str | None = None
@@ -125,6 +125,7 @@ class Core:
         while (following := self.stage.step(self, now)) is not None:
             self.stage = self._table(following)
             self.stage.enter(self, now)
+        self._ask_for_stacks(now)
         effects, self._effects = self._effects, []
         return effects
 
@@ -195,6 +196,15 @@ class Core:
         text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.state.generation})"
         self.record(ev.Noted(t=now.wall, text=text, node=node))
         return msg.DrillReply(ok=True, text=text), self.on_tick(now)
+
+    def on_look(self, wish: msg.LookAtStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
+        """The owner wants to see what all ranks do, whatever the policy thinks of it."""
+        state, book = self.state, self.stacks
+        if not state.running and not book.knows(wish):
+            return msg.StacksShown(error="no generation of workers runs now"), []
+        shown = book.show(wish, state.generation if state.running else 0, state.slots, now.mono)
+        self.note(f"stacks of generation {shown.generation} were looked at by hand", "", now)
+        return shown, self.on_tick(now)
 
     # -- what stages use ---------------------------------------------------------------------------
 
@@ -267,6 +277,10 @@ class Core:
         self.emit(SaveEvidence(number=number))
         self.emit(Say(text=f"incident {number}: over, step {step} is done (recovery took {recover_s:.2f} s)"))
 
+    def ask_for_stacks(self, now: Now) -> None:
+        """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
+        self.stacks.ask(self.state.generation, self.state.slots, now.mono)
+
     def evict(
         self, node: str, reason: str, now: Now, incident: int = 0, evidence: tuple[str, ...] = ()
     ) -> None:
@@ -317,6 +331,19 @@ class Core:
             self._pruned = (self.state.generation, newest, now.mono)
             self.stored_at = now.mono
             self.prune()
+
+    def _ask_for_stacks(self, now: Now) -> None:
+        state, book = self.state, self.stacks
+        if not state.running or book.generation != state.generation:
+            return
+        for node in book.due(now.mono):
+            order = msg.TakeStacks(
+                epoch=state.epoch,
+                generation=state.generation,
+                number=book.number,
+                budget_s=book.budget_s,
+            )
+            self.send(node, order)
 
     def _stop_strays(self, beat: msg.Beat) -> None:
         """Workers of another generation than today's on a node that came back must end."""
