@@ -73,12 +73,15 @@ class Story(Record):
     @property
     def root(self) -> NodeExit | None:
         """The one of them that explains the others."""
-        return root_exit(self.failed)
+        told = [e.root for e in self._ends(self.summary.generation)]
+        return next((e for e in self.failed if e.exit.rank in told), None) or root_exit(self.failed)
 
     def exits_of(self, generation: int) -> tuple[NodeExit, ...]:
         """Exits of failed workers of one generation."""
-        ended = [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
-        return tuple(exit for e in ended for exit in e.exits)
+        return tuple(exit for ended in self._ends(generation) for exit in ended.exits)
+
+    def _ends(self, generation: int) -> list[ev.GenerationEnded]:
+        return [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
 
     @property
     def tests(self) -> tuple[ev.NodesTested, ...]:

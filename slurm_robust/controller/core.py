@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.effects import (
     Effect,
@@ -68,8 +69,18 @@ class IncidentClock:
 class Core:
     """All that the controller knows and decides."""
 
-    def __init__(self, config: JobConfig, state: JobState, table: Table, first: Transition, now: Now) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        state: JobState,
+        table: Table,
+        first: Transition,
+        now: Now,
+        log_rules: RuleSet | None = None,
+    ) -> None:
+        """``log_rules``: for the output of workers, without them those of this package."""
         self.config = config
+        self.log_rules = log_rules
         self.rules = Rules.of(config)
         self.state = state
         self.fleet = Fleet()

@@ -126,7 +126,8 @@ class GenerationEnded(Event):
 
     ``sealed`` is the newest checkpoint of this generation of which every part was in reach at this
     moment. ``pending``: hardly anything could be asked (no node answered, or storage did not), so
-    :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks.
+    :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks. ``root``: the
+    rank whose exit explains the others, -1 where none does (or the journal is of an older version).
     """
 
     generation: int
@@ -136,6 +137,7 @@ class GenerationEnded(Event):
     sealed_step: int = -1
     pending: bool = False
     shared: bool = False
+    root: int = -1
 
 
 class GenerationSealed(Event):

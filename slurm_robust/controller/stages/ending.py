@@ -108,7 +108,7 @@ class Observing:
         state, limit = core.state, core.config.timings.node_dead_s
         lost = tuple(n for n in state.slots if core.fleet.silence(n, now.mono, core.started) > limit)
         exits = tuple(core.fleet.exits(state.slots, state.generation, now.mono))
-        root = root_exit(exits)
+        root = root_exit(exits, core.log_rules)
         if not self._asked:
             self._asked = True
             failed = failure(core, self._why, exits, lost, {})
