@@ -13,7 +13,8 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 
 BEFORE_S = 60.0
-"""Notes of the last seconds before the first sign belong to the story: a drill, a spare that was lost."""
+"""Notes of the last seconds before the first sign belong to the story: a drill, a spare that was lost, a node
+that was asked in vain what makes training slow."""
 
 
 class Standing(str, Enum):
@@ -109,7 +110,7 @@ class _Past:
         self.best = -1
         self.reported = True
         self.launched: ev.GenerationLaunched | None = None
-        self.notes: list[ev.Noted | ev.NodeEvicted] = []
+        self.notes: list[ev.Noted | ev.NodeEvicted | ev.Unanswered] = []
 
     def see(self, event: ev.AnyEvent) -> None:
         match event:
@@ -119,7 +120,7 @@ class _Past:
                 self.launched = event
             case ev.FirstStep() | ev.ProgressMade():
                 self.best, self.reported = max(self.best, event.step), event.reported
-            case ev.Noted() | ev.NodeEvicted():
+            case ev.Noted() | ev.NodeEvicted() | ev.Unanswered():
                 self.notes.append(event)
             case ev.IncidentClosed():
                 self.notes.clear()

@@ -34,6 +34,7 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
 from slurm_robust.policy.restore import Ref
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S = 10.0
@@ -264,6 +265,12 @@ class Core:
                 )
             )
         self.emit(Say(text=f"incident {number}: {detail} (seen after {max(0.0, detect_s):.2f} s)"))
+
+    def lacks(self, asked: str, nodes: tuple[str, ...], why: str, now: Now) -> None:
+        """What would have told more did not come: it is part of the story of what is decided without it."""
+        number = self.state.incident.number if self.state.incident else 0
+        self.record(ev.Unanswered(t=now.wall, incident=number, asked=asked, nodes=nodes, why=why))
+        self.emit(Say(text=f"asked {fold(nodes)} for {asked}: {why}"))
 
     def close_incident(self, step: int, age_s: float, now: Now) -> None:
         """The first new step was completed ``age_s`` seconds ago."""

@@ -202,6 +202,18 @@ class NodesTested(Event):
     took_s: float = 0.0
 
 
+class Unanswered(Event):
+    """``nodes`` were asked for what would have told more, in vain: the decision that follows lacks it.
+
+    ``asked``: ``stacks``, ``tests``, ``a replay``; ``why`` in words. ``incident`` is 0 where none is open.
+    """
+
+    incident: int
+    asked: str
+    nodes: tuple[str, ...]
+    why: str
+
+
 class PaceLearned(Event):
     """How fast training is, so far."""
 
@@ -287,6 +299,7 @@ AnyEvent: TypeAlias = (
     | StorageWritten
     | Decided
     | NodesTested
+    | Unanswered
     | PaceLearned
     | NodeEvicted
     | NodeReturned

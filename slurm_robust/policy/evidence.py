@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
@@ -34,6 +35,14 @@ def unexplained(failed: GenerationFailed) -> Unexplained:
     what = exit.describe().partition(": ")[2]
     reason = f"{exit.describe()} on {failed.root.node}, nothing names a culprit"
     return Unexplained(signature=what, reason=reason)
+
+
+def no_answer(found: Diagnosis) -> str:
+    """Why tests or a replay that were asked for have shown nothing; "" if they have shown something."""
+    if found.results or found.suspects:
+        return ""
+    parts = (f"{test}: {why}" for test, why in found.left_out.items() if why != found.reason)
+    return "; ".join((found.reason or "nothing came", *parts))
 
 
 def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:

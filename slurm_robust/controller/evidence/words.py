@@ -192,6 +192,8 @@ def _told(event: ev.AnyEvent, story: Story) -> Iterator[tuple[str, str]]:
             yield "done", in_short(event)
         case ev.NodesTested():
             yield "tests", _tests(event)
+        case ev.Unanswered():
+            yield "no answer", f"asked {fold(event.nodes)} for {event.asked}: {event.why}"
         case ev.IncidentClosed():
             yield "over", f"step {event.step} is done, the first new one (generation {event.generation})"
         case _:

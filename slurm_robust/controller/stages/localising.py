@@ -31,6 +31,7 @@ class Localising:
         self._trouble = begin.trouble
         self._is_hang = begin.trouble.symptom is Symptom.HANG
         self._rounds: list[Localisation] = []
+        self._silent: set[tuple[str, ...]] = set()
         self._since = 0.0
         self._waits_until: float | None = None
         self._steps_before = -1
@@ -64,9 +65,11 @@ class Localising:
 
     def _conclude(self, core: Core, now: Now) -> Transition | None:
         layout, stacks = restoring.layout_now(core), core.stacks.all()
-        placement = core.state.placement
-        silent = [rank for node in core.stacks.missing() for rank in placement.ranks_of(node)]
-        found = localise(stacks, layout, silent)
+        placement, missing = core.state.placement, tuple(core.stacks.missing())
+        if missing and missing not in self._silent:
+            self._silent.add(missing)
+            core.lacks("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
+        found = localise(stacks, layout, [rank for node in missing for rank in placement.ranks_of(node)])
         self._rounds.append(found)
         if self._is_hang:
             if self._agree():
