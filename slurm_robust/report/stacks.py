@@ -66,11 +66,12 @@ class Taken(Record):
 class Look(Record):
     """All that ``--json`` prints. ``groups``: the one of most ranks first, then outliers.
 
-    ``ranks``: the whole stacks of those that were asked for.
+    ``incident``: the open one, 0 for none; ``ranks``: the whole stacks of those that were asked for.
     """
 
     job_id: int
     t: float
+    incident: int
     generation: int
     nodes: tuple[str, ...]
     silent: tuple[str, ...]
@@ -90,9 +91,8 @@ def main(
     _check(state, ranks)
     taken = _ask_controller(directory, state.job_id)
     plan = load_plan(directory)
-    look = explain(
-        taken, layout_of(plan.config, len(taken.nodes), plan.nproc_per_node), state.job_id, time.time()
-    )
+    layout = layout_of(plan.config, len(taken.nodes), plan.nproc_per_node)
+    look = explain(taken, layout, state, time.time())
     wanted = tuple(stack for stack in taken.stacks if raw or stack.rank in ranks)
     if json:
         print_json(msgspec.structs.replace(look, ranks=wanted))
@@ -177,14 +177,15 @@ def take(
 # -- understanding ---------------------------------------------------------------------------------
 
 
-def explain(taken: Taken, layout: ParallelLayout, job_id: int, t: float) -> Look:
+def explain(taken: Taken, layout: ParallelLayout, state: JobState, t: float) -> Look:
     """What the stacks say, as it would be concluded if the training hung."""
     placement = Placement(slots=taken.nodes, nproc_per_node=layout.nproc_per_node)
     silent = [rank for node in taken.silent for rank in placement.ranks_of(node)]
     found = localise(taken.stacks, layout, silent)
     return Look(
-        job_id=job_id,
+        job_id=state.job_id,
         t=t,
+        incident=state.incident.number if state.incident else 0,
         generation=taken.generation,
         nodes=taken.nodes,
         silent=taken.silent,
@@ -220,6 +221,7 @@ def render(look: Look) -> RenderableType:
         title,
         *_silent(look),
         _indented(stack_text.placed(look.localisation)),
+        *_caution(look),
         "",
         _groups(look.groups),
         *map(_indented, look.flight),
@@ -230,6 +232,12 @@ def _silent(look: Look) -> Iterator[RenderableType]:
     if look.silent:
         text = f"asked {fold_nodes(look.silent)} for stacks, no answer within {look.limit_s:g} s"
         yield _indented(text, "bold yellow")
+
+
+def _caution(look: Look) -> Iterator[RenderableType]:
+    if look.localisation.ranks and not look.incident:
+        text = "No incident is open: where training goes on somebody is always last, so look again first."
+        yield _indented(text, "yellow")
 
 
 def _groups(groups: Sequence[StackGroup]) -> Table:
