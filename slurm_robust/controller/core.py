@@ -352,9 +352,8 @@ class Core:
 
     def _ask_for_stacks(self, now: Now) -> None:
         state, book = self.state, self.stacks
-        if not state.running or book.generation != state.generation:
-            return
-        for node in book.due(now.mono):
+        due = book.due(now.mono)
+        for node in due if state.running and book.generation == state.generation else ():
             order = msg.TakeStacks(
                 epoch=state.epoch,
                 generation=state.generation,

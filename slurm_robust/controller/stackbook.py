@@ -18,6 +18,10 @@ MOST_NODES = 8
 """Nodes whose stacks go into one message: a node's may be megabytes, and Beats wait meanwhile."""
 
 
+KEEP_S = 60.0
+"""Stacks of ten thousand ranks are hundreds of megabytes; whoever wanted them has them by then."""
+
+
 class StackBook:
     """The newest look. Looks are numbered, so that a late answer to an earlier one is known as such.
 
@@ -49,7 +53,9 @@ class StackBook:
         self._since, self._sent = now, now - RESEND_S
 
     def due(self, now: float) -> list[str]:
-        """Nodes to which the order is to be sent now, for the first time or again."""
+        """Nodes to which the order is to be sent now, for the first time or again. Asked on every tick."""
+        if now - self._since > self.limit_s + KEEP_S:
+            self.nodes, self._answers = (), {}
         if self.over(now) or now - self._sent < RESEND_S:
             return []
         self._sent = now
@@ -75,7 +81,7 @@ class StackBook:
 
     def knows(self, wish: LookAtStacks) -> bool:
         """Whether a person has seen the beginning of this look."""
-        return wish.look == self.number > 0
+        return bool(self.nodes) and wish.look == self.number
 
     def show(self, wish: LookAtStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
         """What a person gets next, who is kept on no list: each question says what has come already.

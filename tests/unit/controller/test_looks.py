@@ -89,6 +89,15 @@ def test_a_script_does_not_keep_the_nodes_at_it() -> None:
     assert {order.number for order in orders(running)} == {1, 2}
 
 
+def test_stacks_that_nobody_fetches_are_forgotten() -> None:
+    running = job()
+    running.ages = False
+    shown = ask(running, LookAtStacks())
+    running.pass_time(80.0)
+    assert running.core.stacks.all() == ()
+    assert ask(running, LookAtStacks(look=shown.look)).look == shown.look + 1
+
+
 def test_between_two_generations_there_is_nothing_to_see() -> None:
     hung = job()  # all ranks wait for each other, so the nodes are tested
     hung.diagnosis = None
