@@ -58,7 +58,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys
-from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Pong
+from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Pong, StacksShown
 from slurm_robust.wire.spawning import SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
@@ -233,7 +233,7 @@ class Agent:
 
     def _on_message(self, message: FromController) -> None:
         match message:
-            case Pong() | DrillReply():
+            case Pong() | DrillReply() | StacksShown():
                 return  # answers to questions that agents do not ask
             case Ack(epoch=epoch, seq=seq):
                 if epoch >= self._state.epoch:

@@ -11,20 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from slurm_robust.analysis.actions import in_short
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import (
-    Action,
-    Blame,
-    Diagnose,
-    Evict,
-    GiveUp,
-    Replace,
-    Replay,
-    Requeue,
-    RollBack,
-    StartAgents,
-    finds_out_more,
-)
+from slurm_robust.model.incident import Blame, finds_out_more
 from slurm_robust.model.record import Record
 
 
@@ -53,13 +42,6 @@ class Productivity(Record):
     repeated: int
 
 
-def describe_actions(decided: ev.Decided) -> str:
-    """The actions of a decision in a few words: ``evict n3, n5 takes its slot, restart``."""
-    words = [_action_in_words(action) for action in decided.actions]
-    text = ", ".join(words)
-    return text if decided.carried_out else f"observed only: {text}"
-
-
 def _blame_in_words(decided: ev.Decided) -> str:
     verdict = decided.verdict
     if verdict is None:
@@ -69,24 +51,6 @@ def _blame_in_words(decided: ev.Decided) -> str:
     if verdict.blame is Blame.CODE:
         return f"code: {verdict.signature}"
     return f"transient ({verdict.signature})"
-
-
-def _action_in_words(action: Action) -> str:
-    if isinstance(action, Evict):
-        return f"evict {action.node}"
-    if isinstance(action, Replace):
-        return f"{action.standby} takes its slot"
-    if isinstance(action, StartAgents):
-        return "start agents again"
-    if isinstance(action, Requeue):
-        return f"requeue without {','.join(action.exclude)}" if action.exclude else "requeue"
-    if isinstance(action, GiveUp):
-        return f"give up (exit code {action.code})"
-    if isinstance(action, RollBack):
-        return f"go back to release {action.release}"
-    return {Diagnose: "test the nodes", Replay: "replay the training"}.get(
-        type(action), type(action).__name__.lower()
-    )
 
 
 def incidents(events: Sequence[ev.AnyEvent]) -> list[IncidentSummary]:
@@ -107,7 +71,7 @@ def incidents(events: Sequence[ev.AnyEvent]) -> list[IncidentSummary]:
             found[event.incident] = _with(known, detail=f"{known.detail}; {event.detail}")
         elif isinstance(event, ev.Decided) and event.incident in found:
             known = found[event.incident]
-            action = describe_actions(event)
+            action = in_short(event)
             # The time of tests belongs to finding out, not to recovery.
             final = known.localise_s is None and not finds_out_more(event.actions)
             found[event.incident] = _with(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_robust.analysis.logs.ranks import blames_peer, elect
+from slurm_robust.analysis.logs.rule import RuleSet
 from slurm_robust.model.incident import NodeExit
 
 __all__ = ["blames_peer", "root_exit"]
 
 
-def root_exit(exits: Iterable[NodeExit]) -> NodeExit | None:
-    """The failed exit that explains the others; None when no worker failed."""
-    return elect(exits)
+def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:
+    """The failed exit that explains the others, by ``rules`` or those of this package; None without one."""
+    return elect(exits, rules)

@@ -13,7 +13,8 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 
 BEFORE_S = 60.0
-"""Notes of the last seconds before the first sign belong to the story: a drill, a spare that was lost."""
+"""Notes of the last seconds before the first sign belong to the story: a drill, a spare that was lost, a node
+that was asked in vain what makes training slow."""
 
 
 class Standing(str, Enum):
@@ -73,12 +74,15 @@ class Story(Record):
     @property
     def root(self) -> NodeExit | None:
         """The one of them that explains the others."""
-        return root_exit(self.failed)
+        told = [e.root for e in self._ends(self.summary.generation)]
+        return next((e for e in self.failed if e.exit.rank in told), None) or root_exit(self.failed)
 
     def exits_of(self, generation: int) -> tuple[NodeExit, ...]:
         """Exits of failed workers of one generation."""
-        ended = [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
-        return tuple(exit for e in ended for exit in e.exits)
+        return tuple(exit for ended in self._ends(generation) for exit in ended.exits)
+
+    def _ends(self, generation: int) -> list[ev.GenerationEnded]:
+        return [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
 
     @property
     def tests(self) -> tuple[ev.NodesTested, ...]:
@@ -106,7 +110,7 @@ class _Past:
         self.best = -1
         self.reported = True
         self.launched: ev.GenerationLaunched | None = None
-        self.notes: list[ev.Noted | ev.NodeEvicted] = []
+        self.notes: list[ev.Noted | ev.NodeEvicted | ev.Unanswered] = []
 
     def see(self, event: ev.AnyEvent) -> None:
         match event:
@@ -116,7 +120,7 @@ class _Past:
                 self.launched = event
             case ev.FirstStep() | ev.ProgressMade():
                 self.best, self.reported = max(self.best, event.step), event.reported
-            case ev.Noted() | ev.NodeEvicted():
+            case ev.Noted() | ev.NodeEvicted() | ev.Unanswered():
                 self.notes.append(event)
             case ev.IncidentClosed():
                 self.notes.clear()

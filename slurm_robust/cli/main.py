@@ -22,6 +22,7 @@ from slurm_robust.cli import (
     replay,
     run,
     sandbox,
+    stacks,
     status,
     version,
 )
@@ -33,6 +34,7 @@ COMMANDS = (
     run,
     status,
     incidents,
+    stacks,
     classify,
     checkpoint,
     drill,

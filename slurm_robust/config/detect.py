@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_robust.config.errors import InvalidValue
 from slurm_robust.config.ranges import at_least, positive
 
 
@@ -68,6 +69,9 @@ class DetectConfig:
     diagnose_s: float = 300.0
     """How long all tests of one diagnosis may take together."""
 
+    log_rules: tuple[str, ...] = ()
+    """The site's own rules for logs: YAML files, or folders of them; they win over the built-in ones."""
+
     def __post_init__(self) -> None:
         """Refuse factors that would count every step, and times that are not positive."""
         for name in ("hang_factor", "slow_factor", "spike_factor"):
@@ -87,3 +91,5 @@ class DetectConfig:
             "diagnose_s",
         ):
             positive(self, name)
+        if "" in self.log_rules:
+            raise InvalidValue(("log_rules",), "log_rules has an empty name", "give files or folders")

@@ -56,6 +56,7 @@ _EXAMPLES: dict[str, object] = {
     "nproc_per_node": 8,
     "job_dir": "/shared/me/jobs",
     "preload": ["transformers"],
+    "detect.log_rules": ["/etc/slurm-robust/log-rules"],
     "checkpoint.directory": "/shared/me/checkpoints",
     "checkpoint.keep_every": 10000,
     "checkpoint.peer_mb_s": 2000,

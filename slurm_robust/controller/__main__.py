@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust import __version__
-from slurm_robust.analysis import logs
+from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import CheckpointConfig
+from slurm_robust.controller import logrules
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal, fold
@@ -81,9 +82,9 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 t=time.time(), epoch=epoch.epoch, host=epoch.host, pid=epoch.pid, port=epoch.port
             )
         )
-        logs.shipped()  # reading the rules of logs now costs nothing when a worker has failed
+        rules = _log_rules(journal, plan)
         first = begin(journal, plan)
-        core = Core(plan.config, fold(journal.events), build, first, read_clocks())
+        core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
         loop = Loop(
             core,
             config=plan.config,
@@ -108,6 +109,15 @@ def control(directory: JobDirectory, plan: Plan) -> int:
         code = loop.run()
     journal.close()
     return code
+
+
+def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
+    """Read now, which costs nothing when a worker has failed."""
+    rules, trouble = logrules.load(plan.config, Path(plan.cwd))
+    if trouble:
+        say(trouble)
+        journal.append(ev.Noted(t=time.time(), text=trouble))
+    return rules
 
 
 def _take(directory: JobDirectory, plan: Plan, port: int) -> EpochRecord:

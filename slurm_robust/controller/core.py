@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.effects import (
     Effect,
@@ -33,6 +34,7 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
 from slurm_robust.policy.restore import Ref
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S = 10.0
@@ -68,8 +70,18 @@ class IncidentClock:
 class Core:
     """All that the controller knows and decides."""
 
-    def __init__(self, config: JobConfig, state: JobState, table: Table, first: Transition, now: Now) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        state: JobState,
+        table: Table,
+        first: Transition,
+        now: Now,
+        log_rules: RuleSet | None = None,
+    ) -> None:
+        """``log_rules``: for the output of workers, without them those of this package."""
         self.config = config
+        self.log_rules = log_rules
         self.rules = Rules.of(config)
         self.state = state
         self.fleet = Fleet()
@@ -85,7 +97,7 @@ class Core:
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
         stored_s = max(0.0, now.wall - state.stored.t) if state.stored else 0.0
         self.stored_at = now.mono - stored_s  # when a checkpoint last went to storage, or was tried to
-        self.stacks = StackBook()
+        self.stacks = StackBook(config.detect.stacks_s)
         self.diagnosis: Diagnosis | None = None  # answer to the newest TestNodes
         self._vitals: Vitals | None = None
         self.requeue_error: str | None = None
@@ -125,6 +137,7 @@ class Core:
         while (following := self.stage.step(self, now)) is not None:
             self.stage = self._table(following)
             self.stage.enter(self, now)
+        self._ask_for_stacks(now)
         effects, self._effects = self._effects, []
         return effects
 
@@ -196,6 +209,15 @@ class Core:
         self.record(ev.Noted(t=now.wall, text=text, node=node))
         return msg.DrillReply(ok=True, text=text), self.on_tick(now)
 
+    def on_look(self, wish: msg.LookAtStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
+        """The owner wants to see what all ranks do, whatever the policy thinks of it."""
+        state, book = self.state, self.stacks
+        if not state.running and not book.knows(wish):
+            return msg.StacksShown(error="no generation of workers runs now"), []
+        shown = book.show(wish, state.generation if state.running else 0, state.slots, now.mono)
+        self.note(f"stacks of generation {shown.generation} were looked at by hand", "", now)
+        return shown, self.on_tick(now)
+
     # -- what stages use ---------------------------------------------------------------------------
 
     def record(self, event: ev.AnyEvent) -> None:
@@ -244,6 +266,12 @@ class Core:
             )
         self.emit(Say(text=f"incident {number}: {detail} (seen after {max(0.0, detect_s):.2f} s)"))
 
+    def lacks(self, asked: str, nodes: tuple[str, ...], why: str, now: Now) -> None:
+        """What would have told more did not come: it is part of the story of what is decided without it."""
+        number = self.state.incident.number if self.state.incident else 0
+        self.record(ev.Unanswered(t=now.wall, incident=number, asked=asked, nodes=nodes, why=why))
+        self.emit(Say(text=f"asked {fold(nodes)} for {asked}: {why}"))
+
     def close_incident(self, step: int, age_s: float, now: Now) -> None:
         """The first new step was completed ``age_s`` seconds ago."""
         assert self.state.incident is not None
@@ -266,6 +294,10 @@ class Core:
         )
         self.emit(SaveEvidence(number=number))
         self.emit(Say(text=f"incident {number}: over, step {step} is done (recovery took {recover_s:.2f} s)"))
+
+    def ask_for_stacks(self, now: Now) -> None:
+        """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
+        self.stacks.ask(self.state.generation, self.state.slots, now.mono)
 
     def evict(
         self, node: str, reason: str, now: Now, incident: int = 0, evidence: tuple[str, ...] = ()
@@ -317,6 +349,18 @@ class Core:
             self._pruned = (self.state.generation, newest, now.mono)
             self.stored_at = now.mono
             self.prune()
+
+    def _ask_for_stacks(self, now: Now) -> None:
+        state, book = self.state, self.stacks
+        due = book.due(now.mono)
+        for node in due if state.running and book.generation == state.generation else ():
+            order = msg.TakeStacks(
+                epoch=state.epoch,
+                generation=state.generation,
+                number=book.number,
+                budget_s=book.budget_s,
+            )
+            self.send(node, order)
 
     def _stop_strays(self, beat: msg.Beat) -> None:
         """Workers of another generation than today's on a node that came back must end."""

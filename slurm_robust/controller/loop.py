@@ -132,6 +132,10 @@ class Loop:
                 reply, effects = self._core.on_drill(message, now)
                 self._socket.send(identity, reply)
                 self._do(effects)
+            case msg.LookAtStacks():
+                shown, effects = self._core.on_look(message, now)
+                self._socket.send(identity, shown)
+                self._do(effects)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:

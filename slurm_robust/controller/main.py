@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.controller import journal, keeper, preflight
+from slurm_robust.controller import journal, keeper, logrules, preflight
 from slurm_robust.controller.output import say
 from slurm_robust.model.job import CommandKind
 
@@ -21,6 +21,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     allocation = preflight.find_allocation(os.environ)
     preflight.check_command(kind, command, Path.cwd())
     preflight.sizes(config, allocation)
+    logrules.check(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
     events = journal.read(directory.journal)
     state = journal.fold(events)

@@ -1,38 +1,105 @@
-"""Stacks that agents sent, for the newest question."""
+"""One look at the stacks of all ranks at a time, whoever wants it: the policy, or a person on call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.wire.messages import StacksTaken
+from slurm_robust.wire.messages import LookAtStacks, StacksShown, StacksTaken
+
+RESEND_S = 1.0
+TRAVEL_S = 1.0
+"""For orders and answers, beyond the time that taking stacks may take."""
+
+FRESH_S = 2.0
+"""A person who asks again so soon is shown the same look: a script must not keep all nodes at it."""
+
+MOST_NODES = 8
+"""Nodes whose stacks go into one message: a node's may be megabytes, and Beats wait meanwhile."""
+
+
+KEEP_S = 60.0
+"""Stacks of ten thousand ranks are hundreds of megabytes; whoever wanted them has them by then."""
 
 
 class StackBook:
-    """Questions are numbered, so that a late answer to an earlier one is known as such."""
+    """The newest look. Looks are numbered, so that a late answer to an earlier one is known as such.
 
-    def __init__(self) -> None:
+    Agents carry out one order after the other, so a second look would come too late to count as answered.
+    Hence who wants one while one is under way gets that one. ``budget_s``: how long taking stacks may take.
+    Times are monotonic.
+    """
+
+    def __init__(self, budget_s: float) -> None:
+        self.budget_s = budget_s
         self.number = 0
-        self._answers: dict[str, tuple[RankStacks, ...]] = {}
+        self.generation = 0
+        self.nodes: tuple[str, ...] = ()
+        self._answers: dict[str, StacksTaken] = {}
+        self._since = self._sent = -FRESH_S
 
-    def begin(self) -> None:
-        """Ask anew."""
+    @property
+    def limit_s(self) -> float:
+        """For how long answers are waited for."""
+        return self.budget_s + TRAVEL_S
+
+    def ask(self, generation: int, nodes: Sequence[str], now: float) -> None:
+        """Begin a look at ``generation``, unless one is under way."""
+        if generation == self.generation and not self.over(now):
+            return
         self.number += 1
+        self.generation, self.nodes = generation, tuple(nodes)
         self._answers = {}
+        self._since, self._sent = now, now - RESEND_S
+
+    def due(self, now: float) -> list[str]:
+        """Nodes to which the order is to be sent now, for the first time or again. Asked on every tick."""
+        if now - self._since > self.limit_s + KEEP_S:
+            self.nodes, self._answers = (), {}
+        if self.over(now) or now - self._sent < RESEND_S:
+            return []
+        self._sent = now
+        return self.missing()
 
     def hear(self, answer: StacksTaken) -> None:
         """Take in an answer."""
-        if answer.number == self.number:
-            self._answers[answer.node] = answer.stacks
+        if answer.number == self.number and answer.node in self.nodes:
+            self._answers[answer.node] = answer
 
-    def missing(self, nodes: Iterable[str]) -> list[str]:
-        """Those of ``nodes`` that have not answered."""
-        return [node for node in nodes if node not in self._answers]
+    def missing(self) -> list[str]:
+        """Nodes that have not answered."""
+        return [node for node in self.nodes if node not in self._answers]
 
-    def complete(self, nodes: Iterable[str]) -> bool:
-        """Whether all of ``nodes`` have answered."""
-        return not self.missing(nodes)
+    def over(self, now: float) -> bool:
+        """Whether all have answered or have had their time."""
+        return now - self._since >= self.limit_s or not self.missing()
 
     def all(self) -> tuple[RankStacks, ...]:
         """The stacks so far, by rank."""
-        return tuple(sorted((s for its in self._answers.values() for s in its), key=lambda s: s.rank))
+        stacks = (stack for answer in self._answers.values() for stack in answer.stacks)
+        return tuple(sorted(stacks, key=lambda stack: stack.rank))
+
+    def knows(self, wish: LookAtStacks) -> bool:
+        """Whether a person has seen the beginning of this look."""
+        return bool(self.nodes) and wish.look == self.number
+
+    def show(self, wish: LookAtStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
+        """What a person gets next, who is kept on no list: each question says what has come already.
+
+        ``generation`` runs now on ``nodes``; 0 for none.
+        """
+        after = wish.after if self.knows(wish) else 0
+        if not self.knows(wish) and (generation != self.generation or now - self._since >= FRESH_S):
+            self.ask(generation, nodes, now)
+        answers = tuple(self._answers.values())
+        some = answers[after : after + MOST_NODES]
+        # A generation that has ended will not answer any more.
+        at_end = self.over(now) or generation != self.generation
+        return StacksShown(
+            look=self.number,
+            generation=self.generation,
+            nodes=self.nodes,
+            stacks=some,
+            over=at_end and after + len(some) >= len(answers),
+            limit_s=self.limit_s,
+        )

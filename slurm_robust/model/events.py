@@ -126,7 +126,8 @@ class GenerationEnded(Event):
 
     ``sealed`` is the newest checkpoint of this generation of which every part was in reach at this
     moment. ``pending``: hardly anything could be asked (no node answered, or storage did not), so
-    :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks.
+    :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks. ``root``: the
+    rank whose exit explains the others, -1 where none does (or the journal is of an older version).
     """
 
     generation: int
@@ -136,6 +137,7 @@ class GenerationEnded(Event):
     sealed_step: int = -1
     pending: bool = False
     shared: bool = False
+    root: int = -1
 
 
 class GenerationSealed(Event):
@@ -198,6 +200,18 @@ class NodesTested(Event):
     reason: str
     left_out: dict[str, str] = {}
     took_s: float = 0.0
+
+
+class Unanswered(Event):
+    """``nodes`` were asked for what would have told more, in vain: the decision that follows lacks it.
+
+    ``asked``: ``stacks``, ``tests``, ``a replay``; ``why`` in words. ``incident`` is 0 where none is open.
+    """
+
+    incident: int
+    asked: str
+    nodes: tuple[str, ...]
+    why: str
 
 
 class PaceLearned(Event):
@@ -285,6 +299,7 @@ AnyEvent: TypeAlias = (
     | StorageWritten
     | Decided
     | NodesTested
+    | Unanswered
     | PaceLearned
     | NodeEvicted
     | NodeReturned

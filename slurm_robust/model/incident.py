@@ -48,7 +48,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     ``restore``: the checkpoint that the generation began with, "" for none.
 
     What else was found out: ``symptom``, why the generation was stopped, and ``detail`` of that; ``named``,
-    nodes that the inspection wants evicted, with the reason; ``causes``, what the logs of failed ranks say;
+    nodes that the inspection wants evicted, with the reason; ``cause``, what the output of ``root`` says;
     ``localisation``, where stacks place a hang or decline; ``diagnosis``, once the nodes were tested;
     ``replayed``, once the training was replayed in small groups.
     """
@@ -63,7 +63,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     symptom: Symptom | None = None
     detail: str = ""
     named: dict[str, str] = {}
-    causes: dict[int, Classification] = {}
+    cause: Classification | None = None
     localisation: Localisation | None = None
     diagnosis: Diagnosis | None = None
     replayed: Diagnosis | None = None

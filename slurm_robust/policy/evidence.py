@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
@@ -36,6 +37,14 @@ def unexplained(failed: GenerationFailed) -> Unexplained:
     return Unexplained(signature=what, reason=reason)
 
 
+def no_answer(found: Diagnosis) -> str:
+    """Why tests or a replay that were asked for have shown nothing; "" if they have shown something."""
+    if found.results or found.suspects:
+        return ""
+    parts = (f"{test}: {why}" for test, why in found.left_out.items() if why != found.reason)
+    return "; ".join((found.reason or "nothing came", *parts))
+
+
 def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rungs 1 and 2: what was observed names the nodes by itself."""
     everywhere = bool(failed.unable) and not failed.lost and set(failed.unable) >= set(failed.alive)
@@ -56,8 +65,7 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
 
 def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: the output of the rank that failed first says that its node's hardware is broken."""
-    root = failed.root
-    cause = failed.causes.get(root.exit.rank) if root is not None else None
+    root, cause = failed.root, failed.cause
     if root is None or cause is None:
         return None
     if (cause.blame, cause.action) != (Fault.INFRASTRUCTURE, Remedy.EVICT):

@@ -80,7 +80,7 @@ def restore_failed(failed: GenerationFailed, rules: Rules, state: JobState) -> V
 def transient(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 6: nothing speaks against a node or the code, so the same again in place."""
     found = unexplained(failed)
-    tested = "; all tests of the nodes passed" if failed.diagnosis is not None else ""
+    tested = f"; tests: {failed.diagnosis.reason}" if failed.diagnosis is not None else ""
     return Verdict(
         rung=6,
         blame=Blame.NOBODY,

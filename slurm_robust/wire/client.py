@@ -6,17 +6,27 @@ import os
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TypeAlias
 
 import zmq
 
 from slurm_robust.wire import messages
 from slurm_robust.wire.keys import ClientKeys
-from slurm_robust.wire.messages import Drill, FromController, MalformedMessage, Ping, ToController
+from slurm_robust.wire.messages import (
+    Drill,
+    FromController,
+    LookAtStacks,
+    MalformedMessage,
+    Ping,
+    ToController,
+)
 from slurm_robust.wire.options import set_common
 
 # Every Beat holds all that an agent knows, so old ones that wait are worth nothing.
 _SEND_QUEUE = 16
 _RECEIVE_QUEUE = 1_000
+
+Question: TypeAlias = Ping | Drill | LookAtStacks
 
 
 class AgentSocket:
@@ -147,25 +157,47 @@ class AgentSocket:
         return socket
 
 
-def ask(
-    endpoints: Sequence[str], keys: ClientKeys, question: Ping | Drill, timeout_s: float
-) -> FromController | None:
-    """Ask a controller once; None when none answers within ``timeout_s``.
+class Client:
+    """Asks one controller on behalf of the job's owner, one question after the other.
 
-    The question is sent to one endpoint only, the first that connects, so a drill happens once.
+    All go to one endpoint, the first that connects, so what is asked for happens once.
     """
-    deadline = time.monotonic() + timeout_s
-    with AgentSocket(keys, f"client-{os.getpid()}-{os.urandom(4).hex()}") as socket:
-        socket.connect(endpoints)
+
+    def __init__(self, endpoints: Sequence[str], keys: ClientKeys) -> None:
+        self._socket = AgentSocket(keys, f"client-{os.getpid()}-{os.urandom(4).hex()}")
+        self._socket.connect(endpoints)
+
+    def ask(self, question: Question, timeout_s: float) -> FromController | None:
+        """The answer; None when none comes within ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
         sent = False
         while True:
-            sent = sent or socket.send(question)
-            if sent and (reply := socket.recv()) is not None:
+            sent = sent or self._socket.send(question)
+            if sent and (reply := self._socket.recv()) is not None:
                 return reply
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
             poller = zmq.Poller()
-            for item, flags in socket.pollers(writing=not sent):
+            for item, flags in self._socket.pollers(writing=not sent):
                 poller.register(item, flags)
             poller.poll(int(left * 1000) + 1)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+
+def ask(
+    endpoints: Sequence[str], keys: ClientKeys, question: Question, timeout_s: float
+) -> FromController | None:
+    """Ask a controller once; None when none answers within ``timeout_s``."""
+    with Client(endpoints, keys) as client:
+        return client.ask(question, timeout_s)

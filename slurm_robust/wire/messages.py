@@ -182,7 +182,7 @@ class Shutdown(Record, tag_field="kind", tag="shutdown"):
     keep_copies: bool = False
 
 
-# -- status and drill clients, and the question whether a controller lives ------------------------
+# -- clients of the owner, and the question whether a controller lives ----------------------------
 
 
 class Ping(Record, tag_field="kind", tag="ping"):
@@ -211,7 +211,33 @@ class DrillReply(Record, tag_field="kind", tag="drill_reply"):
     text: str
 
 
-ToController: TypeAlias = Beat | StacksTaken | Ping | Drill
+class LookAtStacks(Record, tag_field="kind", tag="look_at_stacks"):
+    """The owner wants to see what all ranks do; asked again until the answer is ``over``.
+
+    ``look`` is that of the answer before, of which ``after`` nodes' stacks have come; 0 at first.
+    """
+
+    look: int = 0
+    after: int = 0
+
+
+class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
+    """The stacks of ``look`` at ``generation`` that came next; the first ones if it is another look.
+
+    ``nodes`` were asked, in the order of their slots; ``over``: these were the last, the other nodes have not
+    answered within ``limit_s``. ``error``: why there is nothing to look at.
+    """
+
+    look: int = 0
+    generation: int = 0
+    nodes: tuple[str, ...] = ()
+    stacks: tuple[StacksTaken, ...] = ()
+    over: bool = False
+    limit_s: float = 0.0
+    error: str = ""
+
+
+ToController: TypeAlias = Beat | StacksTaken | Ping | Drill | LookAtStacks
 FromController: TypeAlias = (
     Ack
     | Launch
@@ -225,6 +251,7 @@ FromController: TypeAlias = (
     | Shutdown
     | Pong
     | DrillReply
+    | StacksShown
 )
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)

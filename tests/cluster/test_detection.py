@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Evict, Symptom
+from slurm_robust.report.stacks import Look
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import USER, ProtectedJob
 
@@ -48,6 +50,13 @@ class Faulty(ProtectedJob):
 
     def evicted(self) -> list[str]:
         return [event.node for event in self.events(ev.NodeEvicted)]
+
+
+def looked_at(job: Faulty) -> Look:
+    """What ``srobust stacks`` shows to the job's owner."""
+    command = ["srobust", "stacks", str(job.id), "--json"]
+    done = job.sandbox.exec(command, user=USER, timeout_s=30, check=True)
+    return msgspec.json.decode(done.stdout, type=Look)
 
 
 def undisturbed(sandbox: Sandbox, steps: int) -> str:
@@ -92,8 +101,14 @@ def test_observe_mode_names_the_node_and_touches_nothing(cluster: Sandbox) -> No
     job = Faulty(cluster, 45, spares=1, options="--set mode=observe")
     job.wait_step(25)
     node = job.state.placement.node_of(1)
+    assert looked_at(job).localisation.ranks == ()
     cluster.fault.stop_rank(job.id, 1)
+    job.wait(lambda: looked_at(job).localisation.ranks, 30, "a look by hand that sees it")
+    by_hand = looked_at(job)
+    assert by_hand.localisation.exact
+    assert [node, *by_hand.localisation.ranks] == [by_hand.nodes[1], 1]
     job.wait(job.decisions, 60, "a decision")
+    assert looked_at(job).localisation.ranks == (1,)  # also when the policy has had its say
     (decided,) = job.decisions()
     assert not decided.carried_out
     assert [a.node for a in decided.actions if isinstance(a, Evict)] == [node]

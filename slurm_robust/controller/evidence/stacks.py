@@ -136,7 +136,7 @@ def in_words(stacks: Sequence[RankStacks], localisation: Localisation) -> Iterat
     for number, each in enumerate(groups, 1):
         yield from ("", f"Group {number}: {title(each)}; rank {each.example.rank} on {each.example.node}:")
         for process in each.example.processes:
-            yield from _process(process)
+            yield from process_lines(process)
 
 
 def placed(localisation: Localisation) -> str:
@@ -156,7 +156,8 @@ def title(each: StackGroup) -> str:
     return text + (", unlike most" if each.is_outlier else "")
 
 
-def _process(process: ProcessStacks) -> Iterator[str]:
+def process_lines(process: ProcessStacks) -> Iterator[str]:
+    """One process with all its threads, its calls innermost first."""
     state = _STATES.get(process.state, process.state)
     yield f"  {process.kind.value}, pid {process.pid}" + (f", {state}" if state else "")
     if process.error:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from slurm_robust.analysis.actions import in_short
 from slurm_robust.analysis.incidents import Standing, Story
 from slurm_robust.controller.evidence.texts import clean, count, one_line
 from slurm_robust.model import events as ev
@@ -107,41 +108,6 @@ def done(story: Story) -> str:
     return "; then ".join(in_short(e) for e in story.events if isinstance(e, ev.Decided))
 
 
-def in_short(decided: ev.Decided) -> str:
-    """The actions of one decision: ``evict n3, n5 takes its slot, restart``."""
-    evicted = [a.node for a in decided.actions if isinstance(a, inc.Evict)]
-    standbys = [a.standby for a in decided.actions if isinstance(a, inc.Replace)]
-    words = [f"evict {fold(evicted)}"] if evicted else []
-    if standbys:
-        words.append(
-            f"{fold(standbys)} takes its slot" if len(standbys) == 1 else f"{fold(standbys)} take their slots"
-        )
-    words += [word for action in decided.actions if (word := _action(action))]
-    text = ", ".join(words)
-    return text if decided.carried_out else f"observed only: {text}"
-
-
-def _action(action: inc.Action) -> str:
-    match action:
-        case inc.StartAgents(nodes=nodes):
-            return f"start agents again on {fold(nodes)}"
-        case inc.Restart():
-            return "restart"
-        case inc.Requeue(exclude=exclude):
-            return f"requeue without {fold(exclude)}" if exclude else "requeue"
-        case inc.RollBack(release=release):
-            return f"roll back to release {release}"
-        case inc.Replay():
-            return "replay the training in small groups"
-        case inc.Diagnose(bitwise=bitwise):
-            return "test the nodes" + (", also bitwise" if bitwise else "")
-        case inc.GiveUp(code=code):
-            return f"give up (exit code {code})"
-        case inc.Finish():
-            return "finish"
-    return ""
-
-
 def outcome(story: Story) -> str:
     """How it ended, or how far it is."""
     last = story.events[-1]
@@ -226,6 +192,8 @@ def _told(event: ev.AnyEvent, story: Story) -> Iterator[tuple[str, str]]:
             yield "done", in_short(event)
         case ev.NodesTested():
             yield "tests", _tests(event)
+        case ev.Unanswered():
+            yield "no answer", f"asked {fold(event.nodes)} for {event.asked}: {event.why}"
         case ev.IncidentClosed():
             yield "over", f"step {event.step} is done, the first new one (generation {event.generation})"
         case _:

@@ -131,7 +131,7 @@ class Observing:
             goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core)
             return ToRunning(agents=self._agents) if goes_on else None
         code = 1
-        if (root := root_exit(exits)) is not None:
+        if (root := root_exit(exits, core.log_rules)) is not None:
             code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
         return ToEnding(code=code, reason="observe mode: training ended by itself")
 

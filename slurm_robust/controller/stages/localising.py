@@ -10,11 +10,6 @@ from slurm_robust.controller.stages.watch import all_done, find_trouble, leave
 from slurm_robust.controller.transitions import ToLocalising, ToRunning, ToStopping, Transition, Why
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.wire.messages import TakeStacks
-
-RESEND_S = 1.0
-TRAVEL_S = 1.0
-"""For orders and answers, beyond the time that taking stacks may take."""
 
 # A rank that only takes long moves on within seconds; evicting its node would be for nothing.
 HANG_ROUNDS = 4
@@ -36,7 +31,8 @@ class Localising:
         self._trouble = begin.trouble
         self._is_hang = begin.trouble.symptom is Symptom.HANG
         self._rounds: list[Localisation] = []
-        self._since = self._sent = 0.0
+        self._silent: set[tuple[str, ...]] = set()
+        self._since = 0.0
         self._waits_until: float | None = None
         self._steps_before = -1
 
@@ -61,34 +57,19 @@ class Localising:
             if now.mono >= self._waits_until:
                 self._ask(core, now)
             return None
-        waited = now.mono - self._since
-        if not core.stacks.complete(core.state.slots) and waited < core.config.detect.stacks_s + TRAVEL_S:
-            if now.mono - self._sent > RESEND_S:
-                self._send(core, now)
-            return None
-        return self._conclude(core, now)
+        return self._conclude(core, now) if core.stacks.over(now.mono) else None
 
     def _ask(self, core: Core, now: Now) -> None:
-        core.stacks.begin()
         self._since, self._waits_until = now.mono, None
-        self._send(core, now)
-
-    def _send(self, core: Core, now: Now) -> None:
-        self._sent, state = now.mono, core.state
-        for node in core.stacks.missing(state.slots):
-            order = TakeStacks(
-                epoch=state.epoch,
-                generation=state.generation,
-                number=core.stacks.number,
-                budget_s=core.config.detect.stacks_s,
-            )
-            core.send(node, order)
+        core.ask_for_stacks(now)
 
     def _conclude(self, core: Core, now: Now) -> Transition | None:
         layout, stacks = restoring.layout_now(core), core.stacks.all()
-        placement = core.state.placement
-        silent = [rank for node in core.stacks.missing(core.state.slots) for rank in placement.ranks_of(node)]
-        found = localise(stacks, layout, silent)
+        placement, missing = core.state.placement, tuple(core.stacks.missing())
+        if missing and missing not in self._silent:
+            self._silent.add(missing)
+            core.lacks("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
+        found = localise(stacks, layout, [rank for node in missing for rank in placement.ranks_of(node)])
         self._rounds.append(found)
         if self._is_hang:
             if self._agree():

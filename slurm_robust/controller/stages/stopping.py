@@ -114,6 +114,7 @@ class Stopping:
         core.watch_progress(now, force=True)
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
         silent = tuple(n for n in self._lost if (b := core.fleet.beat(n)) is None or self._is_old(b))
+        root = root_exit(self._exits, core.log_rules)
         token, step, shared = restoring.seal(core, generation, silent, now)
         core.record(
             ev.GenerationEnded(
@@ -125,6 +126,7 @@ class Stopping:
                 sealed_step=step,
                 pending=core.listing.complete is None or set(silent) >= set(core.state.slots),
                 shared=shared,
+                root=root.exit.rank if root is not None else -1,
             )
         )
         restoring.judge_restored(core, self._exits, bool(self._lost), now)
@@ -140,7 +142,7 @@ class Stopping:
         return ToDeciding(failed=self._failure(core))
 
     def _failure(self, core: Core) -> GenerationFailed:
-        root = root_exit(self._exits)
+        root = root_exit(self._exits, core.log_rules)
         if root is not None and (words := last_words(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
         unable = dict.fromkeys(self._stuck, "its workers cannot be killed")

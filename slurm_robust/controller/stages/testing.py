@@ -10,7 +10,8 @@ from slurm_robust.controller.effects import Now, ReplayTraining, Say, TestNodes
 from slurm_robust.controller.transitions import ToDeciding, ToStopping, ToTesting, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.incident import Diagnose
+from slurm_robust.model.incident import Diagnose, Replay
+from slurm_robust.policy.evidence import no_answer
 
 MARGIN_S = 30.0
 """Beyond the tests' own limit, for steps to begin and end."""
@@ -24,20 +25,22 @@ class Testing:
     def __init__(self, begin: ToTesting) -> None:
         self._failed = begin.failed
         self._action = begin.action
+        self._is_replay = isinstance(begin.action, Replay)
+        self._nodes: tuple[str, ...] = ()
         self._since = self._limit_s = 0.0
 
     def enter(self, core: Core, now: Now) -> None:
         """Have the tests begun on all nodes that answer."""
         self._since = now.mono
         core.diagnosis = None
-        nodes = tuple(node for node in core.state.slots if node not in self._failed.lost)
+        nodes = self._nodes = tuple(n for n in core.state.slots if n not in self._failed.lost)
         if isinstance(self._action, Diagnose):
             self._limit_s = core.config.detect.diagnose_s
             core.emit(TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s))
         else:
             self._limit_s = core.config.replay.budget_s
             core.emit(ReplayTraining(nodes=nodes, layout=restoring.layout_now(core)))
-        what = "testing" if isinstance(self._action, Diagnose) else "replaying the training on"
+        what = "replaying the training on" if self._is_replay else "testing"
         core.emit(Say(text=f"{what} {len(nodes)} nodes, {self._limit_s:.0f} s at most"))
 
     def step(self, core: Core, now: Now) -> Transition | None:
@@ -48,7 +51,15 @@ class Testing:
         if found is None:
             if now.mono - self._since < self._limit_s + MARGIN_S:
                 return None
-            found = Diagnosis(reason="the tests gave no result in time")
+            found = Diagnosis(reason=f"no answer within {self._limit_s + MARGIN_S:g} s")
+        if why := no_answer(found):
+            core.lacks("a replay" if self._is_replay else "tests", self._nodes, why, now)
+        else:
+            self._record(core, found, now)
+        field = "replayed" if self._is_replay else "diagnosis"
+        return ToDeciding(failed=structs.replace(self._failed, **{field: found}))
+
+    def _record(self, core: Core, found: Diagnosis, now: Now) -> None:
         incident = core.state.incident
         core.record(
             ev.NodesTested(
@@ -62,5 +73,3 @@ class Testing:
             )
         )
         core.emit(Say(text=f"tests: {found.reason}"))
-        field = "diagnosis" if isinstance(self._action, Diagnose) else "replayed"
-        return ToDeciding(failed=structs.replace(self._failed, **{field: found}))

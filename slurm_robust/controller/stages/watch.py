@@ -22,7 +22,7 @@ def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> 
     """
     state, limit = core.state, core.config.timings.node_dead_s
     exits = core.fleet.exits(state.slots, state.generation, now.mono)
-    root = root_exit(exits)
+    root = root_exit(exits, core.log_rules)
     if root is not None:
         user = root.exit.error is not None and root.exit.error.file
         symptom = Symptom.USER_EXCEPTION if user else Symptom.WORKER_EXIT
@@ -70,7 +70,7 @@ def failure(
     """All that is known of the end of this generation, for the policy."""
     state = core.state
     trouble = why.trouble if why is not None else None
-    root = root_exit(exits)
+    root = root_exit(exits, core.log_rules)
     return GenerationFailed(
         generation=state.generation,
         root=root,
@@ -82,7 +82,7 @@ def failure(
         symptom=trouble.symptom if trouble else None,
         detail=trouble.detail if trouble else "",
         named=trouble.named if trouble else {},
-        causes={root.exit.rank: classify_exit(root.exit)} if root is not None else {},
+        cause=classify_exit(root.exit, core.log_rules) if root is not None else None,
         localisation=why.localisation if why is not None else None,
     )
 

@@ -66,6 +66,12 @@ def test_the_root_of_many_is_that_of_all_of_them(cause: int | None) -> None:
     assert root_exit(exits) == exits[39 if cause is None else cause]
 
 
+def test_who_was_silent_when_slow_training_was_looked_at_belongs_to_the_story() -> None:
+    silent = ev.Unanswered(t=94.0, incident=0, asked="stacks", nodes=("n1",), why="no answer within 6 s")
+    (story,) = stories([silent, opened(t=100.0), closed()])
+    assert story.events[0] == silent
+
+
 def test_while_nodes_are_tested_nobody_is_blamed() -> None:
     until_tested = made_up.not_a_number()[:3]
     story = stories([*made_up.start(), *until_tested])[0]

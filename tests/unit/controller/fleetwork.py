@@ -14,8 +14,9 @@ from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Copy, Tier
-from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.policy.restore import Ref
@@ -89,7 +90,8 @@ class Job:
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
         self.tested: list[fx.TestNodes] = []
-        self.diagnosis: Diagnosis | None = Diagnosis(reason="all passed")  # what tests find
+        passed = TestResult(test="gemm", node=slots[0], outcome=Outcome.PASS)
+        self.diagnosis: Diagnosis | None = Diagnosis(results=(passed,), reason="all passed")  # of tests
         self.saved_stacks: list[fx.SaveStacks] = []
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
         self.code: int | None = None
@@ -139,6 +141,9 @@ class Job:
                     self.pruned += 1
                 case fx.TestNodes():
                     self.tested.append(effect)
+                    if self.diagnosis is not None:
+                        self.act(self.core.on_tests(self.diagnosis, self.now()))
+                case fx.ReplayTraining():
                     if self.diagnosis is not None:
                         self.act(self.core.on_tests(self.diagnosis, self.now()))
                 case fx.SaveStacks():

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
+from slurm_robust.analysis.incidents import stories
+from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.replay import ReplayConfig
+from slurm_robust.config.schema import JobConfig, Limits
+from slurm_robust.controller.evidence import words
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.alerts import Alert
@@ -106,7 +110,35 @@ def test_tests_that_never_answer_do_not_hold_the_job_for_ever() -> None:
     hung.diagnosis = None
     hung.until(lambda: hung.core.state.generation == 2, 120)
     assert evicted(hung) == set()
-    assert hung.events(ev.NodesTested)[0].reason == "the tests gave no result in time"
+    (unanswered,) = hung.events(ev.Unanswered)
+    assert (unanswered.asked, unanswered.nodes) == ("tests", NODES)
+    assert unanswered.why == "no answer within 50 s"
+    assert not hung.events(ev.NodesTested)
+    assert hung.events(ev.Decided)[-1].reason.endswith("; tests: no answer within 50 s: restart in place")
+
+
+def test_tests_that_could_not_begin_are_told_with_the_reason() -> None:
+    hung = job()
+    hung.diagnosis = Diagnosis(reason="nothing could be tested", left_out={"gemm": "srun: error: n2: down"})
+    hung.until(lambda: hung.core.state.generation == 2, 60)
+    (unanswered,) = hung.events(ev.Unanswered)
+    assert unanswered.why == "nothing could be tested; gemm: srun: error: n2: down"
+
+
+def test_a_replay_that_was_not_possible_is_told() -> None:
+    config = JobConfig(
+        replay=ReplayConfig(args=()), limits=Limits(per_signature=1), detect=DetectConfig(diagnose=False)
+    )
+    crashing = Job(NODES, SPARES, config)
+    train(crashing, range(3))
+    crashing.diagnosis = ReplayVerdict(reason="no replay: only a Python script can be replayed").diagnosis()
+    crashing.kill_rank(1)
+    crashing.until(lambda: crashing.core.state.generation == 2, 20)
+    crashing.kill_rank(1)
+    crashing.until(lambda: crashing.code is not None, 60)
+    (unanswered,) = crashing.events(ev.Unanswered)
+    assert (unanswered.asked, unanswered.nodes) == ("a replay", NODES)
+    assert unanswered.why == "no replay: only a Python script can be replayed"
 
 
 def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
@@ -117,6 +149,12 @@ def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
     hung.until(lambda: hung.stage == "Running" and hung.core.state.generation == 2, 20)
     assert 6.0 < hung.mono - begun < 14.0  # two looks, each waits for it
     assert evicted(hung) == {"n4"}
+    (unanswered,) = hung.events(ev.Unanswered)  # once, though it was silent in both looks
+    assert (unanswered.incident, unanswered.asked, unanswered.nodes) == (1, "stacks", ("n4",))
+    assert unanswered.why == "no answer within 4 s"
+    (story,) = stories(hung.journal)
+    told = [moment.text for moment in words.moments(story) if moment.what == "no answer"]
+    assert told == ["asked n4 for stacks: no answer within 4 s"]
 
 
 def test_observe_mode_says_what_it_would_do_and_does_nothing() -> None:

@@ -11,7 +11,6 @@ from slurm_robust.controller.evidence import stacks, words
 from slurm_robust.controller.evidence.flight import flight
 from slurm_robust.controller.evidence.texts import MOST_TEXT, clean, one_line
 from slurm_robust.model import events as ev
-from slurm_robust.model import incident as inc
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
@@ -52,30 +51,6 @@ def test_what_a_thousand_nodes_say_does_not_bury_the_story() -> None:
     texts = [moment.text for moment in words.moments(story) if moment.what == "note"][1:]
     assert texts == [*(f"n{i}: no GPU" for i in range(8)), "and 992 more"]
     assert words.moments(story)[-1].what == "over"
-
-
-def test_many_nodes_are_folded_in_what_was_done() -> None:
-    bad, good = [f"n{i}" for i in range(1, 9)], [f"n{i}" for i in range(11, 19)]
-    swaps = [inc.Replace(node=b, standby=g) for b, g in zip(bad, good, strict=True)]
-    actions = (*(inc.Evict(node=b, reason="") for b in bad), *swaps, inc.Restart())
-    verdict = made_up.node("n1", 4, 1.0, "why")
-    decided = made_up.decided(0, 1, verdict, "how", *actions)
-    assert words.in_short(decided) == "evict n[1-8], n[11-18] take their slots, restart"
-
-
-@pytest.mark.parametrize(
-    ("action", "text"),
-    [
-        (inc.StartAgents(nodes=("n1", "n2")), "start agents again on n[1-2]"),
-        (inc.RollBack(release="ab12"), "roll back to release ab12"),
-        (inc.Replay(reason=""), "replay the training in small groups"),
-        (inc.Diagnose(reason=""), "test the nodes"),
-        (inc.Requeue(exclude=(), reason=""), "requeue"),
-        (inc.Finish(code=0), "finish"),
-    ],
-)
-def test_every_action_has_words(action: inc.Action, text: str) -> None:
-    assert words.in_short(made_up.decided(0, 1, made_up.node("n1", 1, 1.0, ""), "", action)) == text
 
 
 def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None:

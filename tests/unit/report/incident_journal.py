@@ -147,6 +147,9 @@ def hang(t: float = 3000) -> list[ev.AnyEvent]:
     verdict = node("n3", 4, 0.9, f"no step for 15.3 s (3 x 5.1 s); {PLACED.reason}")
     return [
         opened(t, 3, inc.Symptom.HANG, "no step for 15.3 s (3 x 5.1 s)", 15.3),
+        ev.Unanswered(
+            t=BEGIN + t + 2.0, incident=3, asked="stacks", nodes=("n4",), why="no answer within 6 s"
+        ),
         ended(t + 2.1, 3),
         decided(t + 2.2, 3, verdict, "n6 takes the slot of n3", *swap("n3", "n6"), localise_s=2.2),
         *goes_on(t + 3, 3, ("n1", "n5", "n6", "n4")),

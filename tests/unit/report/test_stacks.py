@@ -1,0 +1,163 @@
+"""``srobust stacks`` over real sockets, with a training on paper behind the controller's end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.cli.main import main
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.preflight import Plan, open_directory, save_plan
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.report.stacks import Look
+from slurm_robust.wire.epochs import take_epoch
+from slurm_robust.wire.keys import load_server
+from slurm_robust.wire.messages import LookAtStacks
+from slurm_robust.wire.server import ControllerSocket
+from tests.unit.controller.fleetwork import Job, doing
+
+SLOTS = ("n1", "n2", "n3", "n4")
+
+
+@pytest.fixture
+def job() -> Job:
+    made = Job(SLOTS, ())
+    made.train_to(5)
+    made.stacks[2] = doing(2, "n3", "forward@/home/me/model.py", state="T")
+    return made
+
+
+@pytest.fixture
+def directory(tmp_path: Path, job: Job) -> JobDirectory:
+    found = JobDirectory(tmp_path / "7")
+    open_directory(found)
+    plan = Plan(
+        run_id="r", job_id=7, kind=CommandKind.SCRIPT, command=("train.py",), cwd="/", slots=4, spares=0,
+        nproc_per_node=1, restart_count=0, nodes=SLOTS, config=job.core.config,
+    )  # fmt: skip
+    save_plan(found, plan)
+    with closing(Journal(found.journal)) as journal:
+        for event in job.journal:
+            journal.append(event)
+    return found
+
+
+@contextmanager
+def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
+    """Answers looks as the loop does; between two of them a second passes on paper."""
+    stop = threading.Event()
+    with closing(ControllerSocket(load_server(directory.keys))) as server:
+        take_epoch(
+            directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
+        )
+
+        def serve() -> None:
+            while not stop.is_set():
+                if not server.socket.poll(20) or (received := server.recv()) is None:
+                    continue
+                identity, wish = received
+                assert isinstance(wish, LookAtStacks)
+                shown, effects = job.core.on_look(wish, job.now())
+                server.send(identity, shown)
+                job.act(effects)
+                job.pass_time(1.0)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_who_holds_the_others_up_is_seen_at_a_glance(
+    directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with controller(directory, job):
+        assert main(["stacks", str(directory.path)]) == ExitCode.SUCCESS
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Stacks of 4 ranks of job 7, ")
+    assert lines[0].endswith(", generation 1 on 4 nodes, by py-spy")
+    assert lines[1].startswith("  They place the fault at rank 2 (exactly there, confidence 95%)")
+    assert lines[2].startswith("  No incident is open")
+    usual, odd = lines[4:6]
+    assert usual.split()[:4] == ["3", "ranks:", "0-1,3", "n[1-2,4]"]
+    assert "waits for other ranks" in usual
+    assert odd.split()[:4] == ["1", "rank:", "2", "n3"]
+    assert "is stopped" in odd
+    assert odd.rstrip().endswith("(unlike most)")
+
+
+def test_whole_stacks_are_there_when_asked_for(
+    directory: JobDirectory, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "look.json"
+    with controller(directory, job):
+        assert main(["stacks", str(directory.path), "--rank", "2", "--save", str(saved)]) == 0
+        text = capsys.readouterr().out
+        assert main(["stacks", str(directory.path), "--json"]) == 0
+        printed = msgspec.json.decode(capsys.readouterr().out, type=Look)
+        assert main(["stacks", str(directory.path), "--raw"]) == 0
+        raw = capsys.readouterr().out
+    assert "Rank 2 on n3, by py-spy" in text
+    assert "forward (/home/me/model.py)" in text
+    assert "Rank 1 on" not in text
+    assert [f"Rank {rank} on n{rank + 1}" in raw for rank in range(4)] == [True] * 4
+    look = msgspec.json.decode(saved.read_bytes(), type=Look)
+    assert [stack.rank for stack in look.ranks] == [0, 1, 2, 3]
+    assert (printed.localisation.ranks, printed.ranks) == ((2,), ())
+
+
+def test_a_silent_node_is_named_and_told_by_the_exit_code(
+    directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.mute.add("n4")
+    with controller(directory, job):
+        assert main(["stacks", str(directory.path)]) == 1
+    assert "asked n4 for stacks, no answer within 6 s" in capsys.readouterr().out
+
+
+def test_a_rank_that_is_none_is_refused(directory: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stacks", str(directory.path), "--rank", "4"]) == ExitCode.USAGE
+    assert "ranks are 0 to 3" in capsys.readouterr().err
+
+
+def test_a_job_that_has_ended_says_where_its_stacks_are(
+    directory: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Journal(directory.journal)) as journal:
+        journal.append(ev.RunEnded(t=1.0, code=0, reason="all ranks are done"))
+    assert main(["stacks", str(directory.path)]) == ExitCode.NO_INPUT
+    said = capsys.readouterr().err
+    assert "job 7 has ended: all ranks are done" in said
+    assert "srobust incident JOB N --stacks" in said
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_gone_is_not_waited_for(
+    directory: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stacks", str(directory.path)]) == ExitCode.NO_INPUT
+    assert "has no controller yet" in capsys.readouterr().err
+    take_epoch(directory.epochs, host="127.0.0.1", addresses=(), port=1, pid=os.getpid(), run_id="r")
+    assert main(["stacks", str(directory.path)]) == ExitCode.NO_INPUT
+    assert "the controller of job 7 (127.0.0.1, port 1) does not answer" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_costs_no_look(
+    directory: JobDirectory, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with controller(directory, job):
+        assert main(["stacks", str(directory.path), "--save", str(tmp_path / "no" / "x")]) != 0
+    said = capsys.readouterr()
+    assert "They place the fault at rank 2" in said.out
+    assert "cannot be written" in said.err
