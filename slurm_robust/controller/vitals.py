@@ -60,6 +60,15 @@ class Vitals:
         seen = {node: beat.alerts for node, beat in beats.items() if beat is not None and beat.alerts}
         return alerts.judge(seen, core.switches, core.config.detect, nodes=len(beats))
 
+    def unfit_spares(self, core: Core) -> dict[str, str]:
+        """Spares that their alerts name, with the reason: a slot would be left for them in vain."""
+        beats = (core.fleet.beat(node) for node in core.state.spares)
+        if not any(beat is not None and beat.alerts for beat in beats):
+            return {}
+        found = self.judgement(core)
+        named = {**found.network, **found.evict}
+        return {node: named[node] for node in core.state.spares if node in named}
+
     def _inspection(self, core: Core, now: Now) -> Trouble | None:
         found = self.judgement(core)
         for text in found.waits:

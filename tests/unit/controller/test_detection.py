@@ -206,6 +206,33 @@ def test_many_nodes_behind_one_switch_are_one_event() -> None:
     assert evicted(switch) == set()
 
 
+def test_a_spare_that_is_not_fit_is_dropped_before_it_is_used() -> None:
+    trained = job()
+    raise_alerts(trained, {"n5": alert()})
+    assert evicted(trained) == {"n5"}
+    assert trained.core.state.generation == 1
+    raise_alerts(trained, {"n2": alert()})
+    trained.until(lambda: trained.core.state.generation == 2, 20)
+    assert trained.core.state.slots == ("n1", "n6", "n3", "n4")
+
+
+def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
+    trained = job()
+    trained.stubborn.add("n2")
+    raise_alerts(trained, {"n2": alert()})
+    assert trained.stage == "Stopping"
+    raise_alerts(trained, {"n5": alert()})
+    trained.until(lambda: trained.core.state.generation == 2, 30)
+    assert evicted(trained) == {"n2", "n5"}
+    assert trained.core.state.slots == ("n1", "n6", "n3", "n4")
+
+
+def test_a_spare_with_one_alert_of_its_network_stays() -> None:
+    trained = job()
+    raise_alerts(trained, {"n5": alert(check="ethernet.state", is_link=True, blame=Party.FABRIC)})
+    assert trained.core.state.spares == SPARES
+
+
 # -- crashes ---------------------------------------------------------------------------------------
 
 
