@@ -20,13 +20,15 @@ LOST_LINKS = ("infiniband.flaps", "ethernet.flaps")
 class Looked(Record):
     """One look. ``failed`` are reasons for an alert, ``well`` was measured and is none.
 
-    ``notes``: for the journal, each once.
+    ``notes``: for the journal, each once. ``nbytes``: what the links between nodes have carried since they
+    count; None if that was not looked at, or there are none.
     """
 
     failed: tuple[Finding, ...] = ()
     well: tuple[Subject, ...] = ()
     unknown: tuple[Subject, ...] = ()
     notes: tuple[str, ...] = ()
+    nbytes: int | None = None
 
 
 def subject_of(finding: Finding) -> Subject:

@@ -179,7 +179,7 @@ class Running:
             self._tending.step(core, records, slowest, now)
 
     def _on_vitals(self, core: Core, trouble: Trouble, now: Now) -> Transition:
-        if trouble.symptom is Symptom.HANG:
+        if trouble.symptom is Symptom.HANG and not trouble.hint:
             core.watch_progress(now, force=True)
             core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
         if trouble.symptom in (Symptom.HANG, Symptom.SLOW):
