@@ -91,6 +91,7 @@ class Job:
         self.tested: list[fx.TestNodes] = []
         self.diagnosis: Diagnosis | None = Diagnosis(reason="all passed")  # what tests find
         self.saved_stacks: list[fx.SaveStacks] = []
+        self.saved_alerts: list[fx.SaveAlerts] = []
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
         self.code: int | None = None
         self.memory, self.shared, self.hears_storage = memory, shared, hears_storage
@@ -143,6 +144,8 @@ class Job:
                         self.act(self.core.on_tests(self.diagnosis, self.now()))
                 case fx.SaveStacks():
                     self.saved_stacks.append(effect)
+                case fx.SaveAlerts():
+                    self.saved_alerts.append(effect)
                 case fx.Exit(code=code):
                     self.code = code
 

@@ -285,6 +285,17 @@ def test_a_spare_with_one_alert_of_its_network_stays() -> None:
     assert trained.core.state.spares == SPARES
 
 
+def test_memory_that_runs_out_evicts_nobody_and_explains_the_kill() -> None:
+    full = job()
+    warning = alert(check="memory.pressure", blame=Party.JOB, suggestion=Suggestion.MONITOR)
+    raise_alerts(full, {"n2": warning})
+    assert full.events(ev.IncidentOpened) == []
+    full.kill_rank(1)
+    full.until(lambda: full.core.state.generation == 2, 20)
+    assert evicted(full) == set()
+    assert [effect.alerts for effect in full.saved_alerts] == [{"n2": (warning,)}]
+
+
 # -- crashes ---------------------------------------------------------------------------------------
 
 

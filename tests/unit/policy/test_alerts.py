@@ -168,6 +168,13 @@ def test_nobody_is_evicted_for_the_network_where_that_is_switched_off() -> None:
     assert found.waits[0].endswith("nobody is evicted for it")
 
 
+@pytest.mark.parametrize("suggestion", Suggestion)
+def test_memory_that_runs_out_never_evicts(suggestion: Suggestion) -> None:
+    full = lost_gpu(check="memory.pressure", subject="job_7", blame=Party.JOB, suggestion=suggestion)
+    found = judged({"n1": [full]})
+    assert (found.evict, found.network) == ({}, {})
+
+
 alert = st.builds(
     Alert,
     number=st.integers(1, 99),
