@@ -1,4 +1,4 @@
-"""A real training whose nodes lose a link: one loss is borne, two evict the node."""
+"""Links of their own that nodes of a real training lose, or over which they fall silent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from tests.cluster.jobs import ProtectedJob
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LINK, FAR = "rail0", "far0"
+ADDRESS, BROADCAST = "169.254.7.1", "169.254.7.3"
 NODES = ("n1", "n2", "n3", "n4")
-STEPS, STEP_S = 300, 0.1
+STEPS, STEP_S = 250, 0.1
 APART = 80  # steps, which take longer than the seconds in which losses of two nodes are one event
 OPTIONS = "--spares 2 --set detect.network_s=1"
+SILENT_S, ROUNDS = 4, 110
+TALK = f"--set detect.silence_s={SILENT_S} --set detect.hang_floor_s=1"
+TALKER = f"talker.py --rounds {ROUNDS} --link {ADDRESS},{BROADCAST}"
 SCRIPT = f"tiny.py --out OUT --steps {STEPS} --step-s {STEP_S:g}"
 
 # All nodes see the machine's own /etc, so the file goes to a layer of the node's own; what the sandbox has
@@ -33,13 +37,18 @@ for name in passwd group hosts nsswitch.conf resolv.conf slurm; do
     mount --bind /run/etc.lower/$name /etc/$name
 done
 ip link add {LINK} type veth peer name {FAR}
+ip address add {ADDRESS}/30 broadcast {BROADCAST} dev {LINK}
 ip link set {LINK} up
 ip link set {FAR} up
 """
+# Nothing is removed below a folder in which the machine's /etc might still be mounted.
 RESTORE = f"""
+set -e
 ip link delete {LINK}
-umount --lazy --recursive /etc /run/etc.lower
-rm -r /run/etc.*
+umount --lazy --recursive /etc
+umount --lazy --recursive /run/etc.lower
+rmdir /run/etc.lower
+rm -r /run/etc.upper /run/etc.work
 """
 
 
@@ -112,7 +121,22 @@ def test_one_loss_of_a_link_is_borne_and_two_evict_the_node(cluster: Sandbox) ->
     assert job.evicted() == [second, first]
     opened = job.events(ev.IncidentOpened)
     assert [event.symptom for event in opened] == [Symptom.NETWORK, Symptom.NETWORK]
-    assert "2 network alerts within 300 s" in opened[1].detail
+    assert f"{second}: 2 network alerts within 300 s: {LINK} no link" in opened[0].detail
+    assert f"{first}: 2 network alerts within 300 s: {LINK} link was lost 2 times" in opened[1].detail
     assert set(job.state.slots).isdisjoint({first, second})
     assert job.wait_end() == 0, job.log
     assert job.step() == STEPS - 1
+
+
+def test_a_silent_network_shows_a_hang_of_a_program_without_steps(cluster: Sandbox) -> None:
+    job = Railed(cluster, f"{OPTIONS} {TALK} {TALKER}", nodes=len(NODES))
+    job.wait_step(80)  # it has talked for longer than silence takes to be one
+    assert job.events(ev.IncidentOpened) == []
+    node = job.state.placement.node_of(1)
+    cluster.fault.stop_rank(job.id, 1)
+    job.wait(job.evicted, 60, "eviction")
+    assert job.evicted() == [node]
+    (opened,) = job.events(ev.IncidentOpened)
+    assert opened.symptom is Symptom.HANG
+    assert opened.detail.startswith("the links of all 2 nodes have carried next to nothing for")
+    assert job.wait_end() == 0, job.log
