@@ -155,6 +155,13 @@ def test_without_known_leaves_more_than_a_third_of_the_job_is_one_event() -> Non
     assert judged({"n0": [down(30.0)]}, nodes=1).network.keys() == {"n0"}
 
 
+def test_a_link_that_is_down_is_named_before_its_loss() -> None:
+    lost = [down(30.0, number=1), flap(30.0, number=2)]
+    assert judged({"n1": lost}).network["n1"].endswith("mlx5_0/1 link is DOWN (infiniband.state)")
+    healed = [down(30.0, number=1, ended_s=1.0), flap(30.0, number=2)]
+    assert judged({"n1": healed}).network["n1"].endswith("(infiniband.flaps)")
+
+
 def test_a_shared_event_does_not_count_against_a_node() -> None:
     leaves = {"n1": "leaf1", "n2": "leaf1"}
     found = judged({"n1": [flap(200.0), flap(20.0, number=2)], "n2": [flap(201.0)]}, leaves)
