@@ -156,7 +156,7 @@ class NetworkLimits(_Section):
     """Ports that must be up (``mlx5_0/1``); others are not judged then."""
 
     ethernet: tuple[str, ...] = ()
-    """Interfaces that must be up (``eth0``); others are not judged then."""
+    """Interfaces (``eth0``) that must be up, and over which jobs train; others are not judged then."""
 
     ignore: tuple[str, ...] = ()
     """Ports and interfaces that no check looks at; patterns (``mlx5_bond_*``, ``eno*``)."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Context, Source, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Context, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record
@@ -140,7 +140,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge,
         hangs=True,
-        contexts=frozenset({Context.PERIODIC, Context.PERSON}),
+        contexts=EVERYWHERE - {Context.PROLOG, Context.EPILOG},
         explain=(
             "Whether memory runs out: all processes wait for it for more than memory.max_stalled_share of a "
             "minute (PSI, of the node and of the job's cgroup), or the job uses more than "
