@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
 from slurm_robust.agent.state import AgentState
 from slurm_robust.model.alerts import Alert
+from slurm_robust.model.traffic import Traffic
 from slurm_robust.wire.messages import Beat, Progress
 
 # Far more than ever happen; bounds the memory of an agent without a controller.
@@ -39,6 +40,7 @@ class BeatBook:
         now: float,
         news: CopyNews = NO_COPIES,
         alerts: tuple[Alert, ...] = (),
+        traffic: Traffic | None = None,
     ) -> Beat:
         """The next Beat. When workers have ended, it holds what they have left: they change no copy now."""
         self._seq += 1
@@ -62,5 +64,6 @@ class BeatBook:
             flushed=news.flushed,
             saved=news.saved,
             alerts=alerts,
+            traffic=traffic,
             fatal=state.fatal,
         )

@@ -225,7 +225,7 @@ class Agent:
             self._beat_wanted = True
 
     def _follow_inspection(self, now: float) -> None:
-        self._beat_wanted |= self._inspection.follow(now, training=self._state.generation > 0)
+        self._beat_wanted |= self._inspection.follow(now, self._state.generation)
         for text in self._inspection.notes():
             self._book.note(text)
 
@@ -280,8 +280,10 @@ class Agent:
         if not self._socket.connected:
             self._beat_wanted = True  # at once when there is a connection
             return
-        progress, alerts = self._steps.read(now), self._inspection.alerts(now)
-        beat = self._book.make(self._state, progress, now, self._copies.news(), alerts)
+        progress, seen = self._steps.read(now), self._inspection
+        beat = self._book.make(
+            self._state, progress, now, self._copies.news(), seen.alerts(now), seen.traffic
+        )
         self._beat_wanted = not self._socket.send(beat)
 
     # -- the state machine -------------------------------------------------------------------------

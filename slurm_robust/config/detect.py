@@ -24,6 +24,9 @@ class DetectConfig:
     first_step_s: float = 1800.0
     """From the launch until the first step, where the job's past does not say how long that takes."""
 
+    silence_s: float = 600.0
+    """The links of all nodes have carried nothing for so long, and no step was made: a hint at a hang."""
+
     phase_s: float = 1800.0
     """A phase that the script has announced (evaluation, checkpoint), where the job's past does not say."""
 
@@ -81,6 +84,7 @@ class DetectConfig:
         for name in (
             "hang_floor_s",
             "first_step_s",
+            "silence_s",
             "phase_s",
             "kernel_s",
             "gpu_s",

@@ -156,7 +156,7 @@ class NetworkLimits(_Section):
     """Ports that must be up (``mlx5_0/1``); others are not judged then."""
 
     ethernet: tuple[str, ...] = ()
-    """Interfaces that must be up (``eth0``); others are not judged then."""
+    """Interfaces (``eth0``) that must be up, and over which jobs train; others are not judged then."""
 
     ignore: tuple[str, ...] = ()
     """Ports and interfaces that no check looks at; patterns (``mlx5_bond_*``, ``eno*``)."""
@@ -236,6 +236,12 @@ class MemoryLimits(_Section):
     max_corrected_per_hour: int = 100
     """More corrected errors of one memory controller are worth a look."""
 
+    max_stalled_share: float = 0.1
+    """Share of a minute in which all processes wait for memory that is worth a look."""
+
+    max_job_share: float = 0.95
+    """Share of a job's limit of memory in use, without caches, that is worth a look."""
+
     max_d_state: int = 16
     """Processes in uninterruptible sleep for more than a minute."""
 
@@ -249,6 +255,7 @@ class MemoryLimits(_Section):
     def __post_init__(self) -> None:
         """Refuse limits that every node would miss."""
         _not_below(self, 0, "max_missing_share", "min_free_share", "min_free_shm_share", "stale_snapshots_s")
+        _not_below(self, 0, "max_stalled_share", "max_job_share")
         _not_below(self, 0, "max_corrected_per_hour", "max_d_state", "max_zombies", "max_load_per_cpu")
         _not_below(self, 1, "min_user_uid")
 

@@ -12,13 +12,15 @@ from slurm_robust.model.stacks import Localisation
 class Trouble(Record):
     """Something that ends productive training. ``detect_s``: how long it took to be seen.
 
-    ``named``: nodes that the observation names by itself, with the reason.
+    ``named``: nodes that the observation names by itself, with the reason. ``hint``: it may as well be none,
+    so training is ended only if its stacks show a culprit.
     """
 
     symptom: Symptom
     detail: str
     detect_s: float
     named: dict[str, str] = {}
+    hint: bool = False
 
 
 class Why(Record):

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.progress.metrics import MetricWatch
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
+from slurm_robust.analysis.progress.traffic import fallen_silent
 from slurm_robust.controller.effects import Now
 from slurm_robust.controller.transitions import Trouble
 from slurm_robust.model import events as ev
@@ -15,7 +16,10 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.policy import alerts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from slurm_robust.controller.core import Core
+    from slurm_robust.model.progress import Progress
 
 EVERY_S = 0.25  # ten thousand records take tens of milliseconds
 LEARN_EVERY_S = 60.0
@@ -34,6 +38,7 @@ class Vitals:
         self._looked = now.mono - EVERY_S
         self._learned = now.mono
         self._told: set[str] = set()
+        self._told_silent = False
 
     def look(self, core: Core, now: Now) -> Trouble | None:
         """The first thing that is wrong, None while nothing new is."""
@@ -59,6 +64,15 @@ class Vitals:
         beats = {node: core.fleet.beat(node) for node in (*core.state.slots, *core.state.spares)}
         seen = {node: beat.alerts for node, beat in beats.items() if beat is not None and beat.alerts}
         return alerts.judge(seen, core.switches, core.config.detect, nodes=len(beats))
+
+    def unfit_spares(self, core: Core) -> dict[str, str]:
+        """Spares that their alerts name, with the reason: a slot would be left for them in vain."""
+        beats = (core.fleet.beat(node) for node in core.state.spares)
+        if not any(beat is not None and beat.alerts for beat in beats):
+            return {}
+        found = self.judgement(core)
+        named = {**found.network, **found.evict}
+        return {node: named[node] for node in core.state.spares if node in named}
 
     def _inspection(self, core: Core, now: Now) -> Trouble | None:
         found = self.judgement(core)
@@ -91,9 +105,23 @@ class Vitals:
             return Trouble(symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s)
         late = self._pace.verdict(now.mono)
         if late is None:
-            return None
+            return self._silence(core, records)
         self.learn(core, now, force=True)
         return Trouble(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s)
+
+    def _silence(self, core: Core, records: Sequence[Progress]) -> Trouble | None:
+        beats = [core.fleet.beat(node) for node in core.state.slots]
+        traffic = [
+            beat.traffic if beat is not None and beat.generation == self.generation else None
+            for beat in beats
+        ]
+        past = self._pace.history
+        pause_s = max(past.pause_s, past.longest_s, past.first_step_s)
+        found = fallen_silent(traffic, records, core.config.detect, longest_pause_s=pause_s)
+        was_told, self._told_silent = self._told_silent, found is not None
+        if found is None or was_told:
+            return None
+        return Trouble(symptom=Symptom.HANG, detail=found.words, detect_s=found.since_s, hint=True)
 
 
 def _age(core: Core, node: str, now: Now) -> float:

@@ -70,10 +70,10 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
 
 
 class SpareLost(Record, tag_field="kind", tag="spare lost"):
-    """A node in the spare state gives no sign of life; training is not touched by it."""
+    """A node in the spare state must not be counted on any more; training is not touched by it."""
 
     node: str
-    silent_s: float
+    reason: str
 
 
 class EndApproaching(Record, tag_field="kind", tag="end approaching"):

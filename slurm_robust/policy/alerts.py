@@ -170,16 +170,21 @@ def _count(events: Iterable[_Event], config: DetectConfig) -> tuple[dict[str, st
     evict, wait = {}, {}
     for node, own in by_node.items():
         count = sum(1 + any(_lasts(alert, config) for alert in event.alerts) for event in own)
-        newest = own[-1].alerts[-1]
+        # That a link is down says more than that it was lost.
+        shown = max(own[-1].alerts, key=lambda alert: (_stands(alert), alert.number))
         times = f"{count} network alert{'s' if count > 1 else ''} within {config.network_window_s:g} s"
         if 0 < config.network_alerts <= count:
-            evict[node] = f"{times}: {_words(newest)}"
+            evict[node] = f"{times}: {_words(shown)}"
         else:
             limit = (
                 f"evicted at {config.network_alerts}" if config.network_alerts else "nobody is evicted for it"
             )
-            wait[node] = f"{node}: {_words(newest)}: {times}, {limit}"
+            wait[node] = f"{node}: {_words(shown)}: {times}, {limit}"
     return evict, wait
+
+
+def _stands(alert: Alert) -> bool:
+    return alert.check in _STATES and alert.ended_s is None
 
 
 def _lasts(alert: Alert, config: DetectConfig) -> bool:

@@ -42,8 +42,8 @@ def decide(state: JobState, observation: Observation, now: float, rules: Rules) 
     match observation:
         case AllRanksDone():
             return Decision(actions=(Finish(code=0),), reason="every rank ended with code 0")
-        case SpareLost(node=node, silent_s=silent_s):
-            reason = f"spare {node} silent for {silent_s:.1f} s"
+        case SpareLost(node=node, reason=reason):
+            reason = f"spare {node} {reason}"
             return Decision(actions=(Evict(node=node, reason=reason),), reason=reason)
         case EndApproaching(reason=reason):
             return _before_the_end(state, reason, rules)

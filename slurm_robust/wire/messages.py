@@ -19,6 +19,7 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.model.traffic import Traffic
 
 
 class Phase(str, Enum):
@@ -61,6 +62,7 @@ class Beat(Record, tag_field="kind", tag="beat"):
     flushed: int = -1  # newest step of this generation that this node has put on storage for Flush
     saved: str = ""  # checkpoint of the newest Save that was carried out
     alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
+    traffic: Traffic | None = None  # of the links between nodes; None where there are none, or nothing came
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
 
 

@@ -34,7 +34,7 @@ GPU = (
     *("gpu.throttle", "gpu.temperature", "gpu.clocks"),
 )
 NETWORK = ("infiniband.*", "ethernet.*")
-NODE = ("mounts.*", "disks.*", "memory.ecc", "processes.d_state", "clock.*")
+NODE = ("mounts.*", "disks.*", "memory.ecc", "memory.pressure", "processes.d_state", "clock.*")
 
 
 def lanes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Tell], None], ...]:

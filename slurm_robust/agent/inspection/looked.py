@@ -13,20 +13,23 @@ from slurm_robust.model.record import Record
 Subject = tuple[str, str]
 """A check and what it looked at (empty: the node)."""
 
-LOST_LINKS = ("infiniband.flaps", "ethernet.flaps")
-"""A link that was lost once and came back keeps no jobs away, but it is counted."""
+TOLD_WARNINGS = ("infiniband.flaps", "ethernet.flaps", "memory.pressure")
+"""What keeps no jobs away and is an alert all the same: a link that was lost once and came back is counted,
+and memory that runs out explains the kill that may follow."""
 
 
 class Looked(Record):
     """One look. ``failed`` are reasons for an alert, ``well`` was measured and is none.
 
-    ``notes``: for the journal, each once.
+    ``notes``: for the journal, each once. ``nbytes``: what the links between nodes have carried since they
+    count; None if that was not looked at, or there are none.
     """
 
     failed: tuple[Finding, ...] = ()
     well: tuple[Subject, ...] = ()
     unknown: tuple[Subject, ...] = ()
     notes: tuple[str, ...] = ()
+    nbytes: int | None = None
 
 
 def subject_of(finding: Finding) -> Subject:
@@ -37,12 +40,12 @@ def subject_of(finding: Finding) -> Subject:
 def sort(report: Report, conclusion: Conclusion, notes: Iterable[str] = ()) -> Looked:
     """A run of the checks as the agent needs it. What is unknown is never a reason for an alert."""
     causes = (found for found in conclusion.causes if found.outcome is Outcome.FAIL)
-    losses = (
+    warnings = (
         found
         for found in conclusion.warnings
-        if found.check in LOST_LINKS and found.suggestion is not Suggestion.NONE
+        if found.check in TOLD_WARNINGS and found.suggestion is not Suggestion.NONE
     )
-    failed = (*causes, *losses)
+    failed = (*causes, *warnings)
     known = {subject_of(found) for found in failed}
     unknown = {subject_of(found) for found in report.findings if found.outcome is Outcome.UNKNOWN}
     seen = dict.fromkeys(subject_of(found) for found in report.findings)

@@ -6,17 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec import structs
+
 from slurm_robust.agent.inspection.looked import Looked, sort
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.health.check import Context
+from slurm_robust.health.checks import ethernet, infiniband
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer
 from slurm_robust.health.memory import ProcessMemory
 from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.report import Report
 from slurm_robust.health.runner import failing_runs, inspect
+from slurm_robust.health.traffic import carried
 from slurm_robust.health.verdict import conclude, rule_of
 from slurm_robust.model.findings import Finding, Outcome
 
@@ -65,7 +69,15 @@ class Looker:
             calls=self._calls,
         )
         conclusion = conclude(report, self._config, failing_runs(report, self._memory))
-        return sort(report, conclusion, filter(None, (self._problem, *_unread(report.findings))))
+        looked = sort(report, conclusion, filter(None, (self._problem, *_unread(report.findings))))
+        return structs.replace(looked, nbytes=self._carried(report))
+
+    def _carried(self, report: Report) -> int | None:
+        """By what this very look has read; None for parts that are not the network."""
+        sources = (infiniband.SOURCE, ethernet.SOURCE)
+        samples = (self._memory.fresh(source, report.at, report.boot_id) for source in sources)
+        ports, interfaces = (one.facts if one and one.at == report.at else None for one in samples)
+        return carried(ports, interfaces, self._config.network)
 
     def judged(self, findings: Sequence[Finding]) -> Looked:
         """What was seen in another way, with the site's rules."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from slurm_robust.agent.inspection.book import AlertBook
 from slurm_robust.agent.inspection.inspector import Inspector
+from slurm_robust.analysis.progress.traffic import TrafficMeter
 from slurm_robust.model.alerts import Alert
+from slurm_robust.model.traffic import Traffic
 
 # A launcher that imports torch needs the cores first; a spare is looked at soon as well.
 WAIT_S = 15.0
@@ -25,6 +27,8 @@ class Inspection:
         self._since: float | None = None
         self._begun = False
         self._book = AlertBook()
+        self._generation = 0
+        self._meter = TrafficMeter()
         self._told: set[str] = set()
         self._notes: list[str] = []
 
@@ -32,13 +36,25 @@ class Inspection:
         """Readable when :meth:`follow` has something to do; -1 while there is nothing to wait for."""
         return self._inspector.fileno() if self._inspector else -1
 
-    def follow(self, now: float, *, training: bool) -> bool:
-        """Take in what was seen; whether that changes any alert. To be called every second at least."""
-        has_news = False
+    @property
+    def traffic(self) -> Traffic | None:
+        """For the Beat: what the links between nodes have carried in this generation."""
+        return self._meter.traffic
+
+    def follow(self, now: float, generation: int) -> bool:
+        """Take in what was seen; whether that changes any alert. To be called every second at least.
+
+        ``generation``: that of the workers, 0 before the first.
+        """
+        has_news, training = False, generation > 0
+        if generation != self._generation:
+            self._generation, self._meter = generation, TrafficMeter()
         self._since = now if self._since is None else self._since
         self._begun |= training or now - self._since >= self._wait_s
         for looked in self._inspector.read(now) if self._inspector and self._begun else ():
             has_news |= self._book.take(looked, now, training=training)
+            if looked.nbytes is not None:
+                self._meter.see(looked.nbytes, now)
             for text in looked.notes:
                 if text not in self._told and len(self._told) < _NOTES:
                     self._told.add(text)

@@ -1,48 +1,92 @@
-"""Whether a network has fallen silent. Pure."""
+"""Whether the network of a training has fallen silent. Pure; docs/detection.md explains the rule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
+from slurm_robust.analysis.progress.bounds import span
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
+from slurm_robust.model.traffic import Traffic
 
 CHATTER_BYTES_PER_S = 1e5
 """What heartbeats, monitoring and the fabric's own management may send while no training does."""
 
-WINDOW_S = 600.0
-"""The paper's: no traffic within ten minutes."""
+PAUSE_FACTOR = 3.0
+"""A silence that ended by itself may come again, and be so many times as long."""
 
 
-class Traffic(Record):
-    """Counters of a node's ports at ``at`` (seconds): ``nbytes``, received and sent, by port."""
+class TrafficMeter:
+    """Follows the bytes that a node's links have carried while one generation runs.
 
-    at: float
-    nbytes: Mapping[str, int]
-
-
-def is_silent(
-    samples: Sequence[Traffic],
-    *,
-    window_s: float = WINDOW_S,
-    chatter_bytes_per_s: float = CHATTER_BYTES_PER_S,
-) -> bool | None:
-    """Whether all ports together carried next to nothing within the last ``window_s`` seconds.
-
-    ``samples`` in the order of their times. None, unknown: they do not reach back so far, a port came or
-    went, or a counter was set back meanwhile.
+    Times are monotonic seconds of one clock, given by the caller.
     """
-    if not samples:
-        return None
-    last = samples[-1]
-    before = sum(sample.at <= last.at - window_s for sample in samples)
-    covered = samples[max(0, before - 1) :]
-    if not before or not last.nbytes or not all(_goes_on(*pair) for pair in pairwise(covered)):
-        return None
-    carried = sum(last.nbytes.values()) - sum(covered[0].nbytes.values())
-    return carried <= chatter_bytes_per_s * (last.at - covered[0].at)
+
+    def __init__(self) -> None:
+        self._read: tuple[float, int] | None = None  # when, and how many bytes there were
+        self._first: float | None = None
+        self._newest = 0.0
+        self._pause_s = 0.0
+
+    def see(self, nbytes: int, now: float) -> None:
+        """All links together have received and sent ``nbytes`` since they count.
+
+        Fewer than before: a counter was set back or a port has gone. What was carried meanwhile nobody
+        knows, so silence begins anew.
+        """
+        before, self._read = self._read, (now, nbytes)
+        if before is None:
+            return
+        carried, allowed = nbytes - before[1], CHATTER_BYTES_PER_S * (now - before[0])
+        if carried > allowed and self._first is None:
+            self._first = self._newest = now
+        elif self._first is not None and not 0 <= carried <= allowed:
+            self._pause_s = max(self._pause_s, before[0] - self._newest)
+            self._newest = now
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """As of the newest reading; None while the links have carried nothing to speak of."""
+        if self._first is None or self._read is None:
+            return None
+        return Traffic(
+            silent_s=self._read[0] - self._newest,
+            pause_s=self._pause_s,
+            talked_s=self._newest - self._first,
+        )
 
 
-def _goes_on(sample: Traffic, later: Traffic) -> bool:
-    ports = sample.nbytes.keys()
-    return ports == later.nbytes.keys() and all(later.nbytes[p] >= sample.nbytes[p] for p in ports)
+class Silence(Record):
+    """All links of all nodes have been silent for ``since_s`` seconds; ``words`` say it."""
+
+    words: str
+    since_s: float
+
+
+def fallen_silent(
+    traffic: Sequence[Traffic | None],
+    records: Sequence[Progress],
+    config: DetectConfig,
+    *,
+    longest_pause_s: float = 0.0,
+) -> Silence | None:
+    """Whether a training that used the network between its nodes does so no more, and does nothing else.
+
+    ``traffic`` of each node that trains; a node without such links, or whose links never carried anything,
+    says nothing, and then the rule has no say. Nor has it where the links carried something for a short while
+    only, say what was restored. ``records`` of all ranks that are alive: a step or a phase is a sign of life.
+    ``longest_pause_s``: the longest time without a step that is known to have ended by itself.
+    """
+    known = [one for one in traffic if one is not None]
+    if not config.hang or len(known) < 2 or len(known) < len(traffic):
+        return None
+    since_s = min(one.silent_s for one in known)
+    pause_s = max(longest_pause_s, *(one.pause_s for one in known))
+    allowed_s = max(config.silence_s, config.hang_floor_s, PAUSE_FACTOR * pause_s)
+    if since_s < allowed_s or min(one.talked_s for one in known) < config.silence_s:
+        return None
+    if any(record.phase or min(record.age_s, record.phase_s) < since_s for record in records):
+        return None
+    words = f"the links of all {len(known)} nodes have carried next to nothing for {span(since_s)}"
+    return Silence(words=f"{words}, allowed are {span(allowed_s)}", since_s=since_s)

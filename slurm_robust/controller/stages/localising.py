@@ -82,17 +82,16 @@ class Localising:
         if len(self._rounds) < SLOW_ROUNDS:
             self._waits_until = self._since + SLOW_EVERY_S
             return None
-        found = vote(self._rounds, layout)
-        if not found.ranks:
-            # Slow training is still training: without a culprit nothing is gained by stopping it.
-            core.note(f"{self._trouble.detail}; {found.reason}", "", now)
-            return ToRunning(agents=self._agents)
-        return self._leave(core, found, stacks, now)
+        return self._leave(core, vote(self._rounds, layout), stacks, now)
 
     def _agree(self) -> bool:
         return len(self._rounds) > 1 and self._rounds[-2].ranks == self._rounds[-1].ranks
 
     def _leave(self, core: Core, found: Localisation, stacks: tuple[RankStacks, ...], now: Now) -> Transition:
+        if not found.ranks and (self._trouble.hint or not self._is_hang):
+            # It may still be training, if slowly: without a culprit nothing is gained by stopping it.
+            core.note(f"{self._trouble.detail}; {found.reason}", "", now)
+            return ToRunning(agents=self._agents)
         if self._is_hang and found.ranks:
             core.vitals(now).cause_found(core, now)
         why = Why(trouble=self._trouble, localisation=found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
+from slurm_robust.controller.stages.standby import drop_spare, drop_unfit_spares
 from slurm_robust.controller.stages.watch import all_done, current_agents, find_trouble, leave
 from slurm_robust.controller.tending import Tending
 from slurm_robust.controller.transitions import (
@@ -19,7 +20,7 @@ from slurm_robust.controller.transitions import (
     Why,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import AllRanksDone, Finish, SpareLost, Symptom
+from slurm_robust.model.incident import AllRanksDone, Finish, Symptom
 from slurm_robust.policy import decide
 from slurm_robust.policy.restore import RestorePlan, in_words
 from slurm_robust.wire.messages import Beat, Launch, Phase
@@ -178,7 +179,7 @@ class Running:
             self._tending.step(core, records, slowest, now)
 
     def _on_vitals(self, core: Core, trouble: Trouble, now: Now) -> Transition:
-        if trouble.symptom is Symptom.HANG:
+        if trouble.symptom is Symptom.HANG and not trouble.hint:
             core.watch_progress(now, force=True)
             core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
         if trouble.symptom in (Symptom.HANG, Symptom.SLOW):
@@ -189,7 +190,8 @@ class Running:
         for node in core.state.spares:
             silent = core.fleet.silence(node, now.mono, self._since + core.config.timings.agent_start_s)
             if silent > core.config.timings.node_dead_s:
-                _drop_spare(core, node, silent, now)
+                drop_spare(core, node, f"silent for {silent:.1f} s", now)
+        drop_unfit_spares(core, now)
 
 
 def _timings(core: Core) -> dict[str, float]:
@@ -208,10 +210,3 @@ def _finished(core: Core, now: Now) -> Transition:
     code = next(a.code for a in decision.actions if isinstance(a, Finish))
     core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=decision.reason))
     return ToEnding(code=code, reason=decision.reason)
-
-
-def _drop_spare(core: Core, node: str, silent_s: float, now: Now) -> None:
-    lost = SpareLost(node=node, silent_s=silent_s)
-    decision = decide(core.state, lost, now.wall, core.rules)
-    core.evict(node, decision.reason, now)
-    core.emit(Say(text=f"{decision.reason}: it is no longer counted on"))

@@ -19,6 +19,7 @@ _ARPHRD_ETHER = 1
 _IFF_UP = 1
 _UNKNOWN_SPEED = 2**31 - 1  # Drivers tell -1, with or without its sign.
 
+DATA = ("rx_bytes", "tx_bytes")
 CRC = "rx_crc_errors"
 ERRORS = {CRC: "CRC errors", "rx_errors": "receive errors", "tx_errors": "transmit errors"}
 
@@ -26,7 +27,7 @@ ERRORS = {CRC: "CRC errors", "rx_errors": "receive errors", "tx_errors": "transm
 class Interface(Record, omit_defaults=True):
     """One interface. ``is_up``: as an administrator set it; ``carrier``: whether the link is there (None: not
     told). ``gained`` and ``lost`` count changes of the link since the driver was loaded, ``speed_mb`` is in
-    Mb/s, ``errors`` are named as in ``/sys``, without those that are 0.
+    Mb/s, ``errors`` are named as in ``/sys``, without those that are 0. ``nbytes``: received and sent.
     """
 
     is_up: bool
@@ -36,6 +37,7 @@ class Interface(Record, omit_defaults=True):
     speed_mb: int | None = None
     mtu: int | None = None
     errors: dict[str, int] = {}
+    nbytes: int | None = None
 
     @property
     def has_link(self) -> bool:
@@ -76,6 +78,7 @@ def _read(host: Host, name: str) -> Interface:
     # Reading the carrier or the speed of an interface that is down is an error.
     carrier, speed = host.number(f"{folder}/carrier"), host.number(f"{folder}/speed")
     errors = {error: host.number(f"{folder}/statistics/{error}") for error in ERRORS}
+    carried = [host.number(f"{folder}/statistics/{name}") for name in DATA]
     return Interface(
         is_up=bool((host.number(f"{folder}/flags") or 0) & _IFF_UP),
         carrier=None if carrier is None else bool(carrier),
@@ -84,6 +87,7 @@ def _read(host: Host, name: str) -> Interface:
         speed_mb=speed if speed and 0 < speed < _UNKNOWN_SPEED else None,
         mtu=host.number(f"{folder}/mtu"),
         errors={error: value for error, value in errors.items() if value},
+        nbytes=None if None in carried else sum(filter(None, carried)),
     )
 
 

@@ -22,6 +22,7 @@ class Port(Record, omit_defaults=True):
     """One port. ``rate_gb`` in Gb/s; ``card`` is the board's type; ``netdev`` the interface of a RoCE port.
 
     ``counters``: error counters by their names in ``/sys``, but for those that are 0; None without any.
+    ``nbytes``: received and sent since it counts; None where that is not told.
     """
 
     state: str
@@ -31,6 +32,7 @@ class Port(Record, omit_defaults=True):
     card: str = ""
     netdev: str = ""
     counters: dict[str, int] | None = None
+    nbytes: int | None = None
 
 
 class InfinibandFacts(Record):
@@ -51,6 +53,9 @@ class Counter(Record):
 
 LOST = "link_downed"
 SYMBOL = "symbol_error"
+DATA = ("port_rcv_data", "port_xmit_data")
+_WORD = 4  # bytes, in which they count
+_DATA_END = 2**32 - 1  # where those of old adapters, which have 32 bits, stand still
 # The widths are those of PortCounters in the InfiniBand specification, which the kernel passes on.
 ERRORS = {
     SYMBOL: Counter(bits=16, meaning="symbol errors", suggestion=Suggestion.RESET),
@@ -92,7 +97,14 @@ def _read_port(host: Host, folder: str, card: str) -> Port:
         counters=None
         if set(counters.values()) == {None}
         else {name: value for name, value in counters.items() if value},
+        nbytes=_carried(host, folder),
     )
+
+
+def _carried(host: Host, folder: str) -> int | None:
+    words = [host.number(f"{folder}/counters/{name}") for name in DATA]
+    known = [count for count in words if count is not None and count != _DATA_END]
+    return _WORD * sum(known) if len(known) == len(words) else None
 
 
 def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -93,6 +93,7 @@ class Job:
         passed = TestResult(test="gemm", node=slots[0], outcome=Outcome.PASS)
         self.diagnosis: Diagnosis | None = Diagnosis(results=(passed,), reason="all passed")  # of tests
         self.saved_stacks: list[fx.SaveStacks] = []
+        self.saved_alerts: list[fx.SaveAlerts] = []
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
         self.code: int | None = None
         self.memory, self.shared, self.hears_storage = memory, shared, hears_storage
@@ -148,6 +149,8 @@ class Job:
                         self.act(self.core.on_tests(self.diagnosis, self.now()))
                 case fx.SaveStacks():
                     self.saved_stacks.append(effect)
+                case fx.SaveAlerts():
+                    self.saved_alerts.append(effect)
                 case fx.Exit(code=code):
                     self.code = code
 

@@ -18,6 +18,7 @@ from slurm_robust.model.alerts import Alert
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Party, Suggestion
 from slurm_robust.model.incident import Symptom
+from slurm_robust.model.traffic import Traffic
 from tests.unit.controller.fleetwork import Job, doing
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -171,6 +172,57 @@ def test_observe_mode_says_what_it_would_do_and_does_nothing() -> None:
     assert hung.core.state.incident is None
 
 
+# -- no traffic ------------------------------------------------------------------------------------
+
+
+def mute_network(job: Job, *nodes: str, silent_s: float = 610.0) -> None:
+    """The links of these nodes have carried nothing for a while."""
+    for node in nodes:
+        job.change(node, traffic=Traffic(silent_s=silent_s, talked_s=3600.0))
+
+
+def silent_job(*nodes: str) -> Job:
+    """A program that shows no steps, whose ranks are still."""
+    made = Job(NODES, SPARES)
+    made.ages = True
+    made.pass_time(700.0, tick=1.0)
+    mute_network(made, *nodes)
+    return made
+
+
+def test_a_silent_network_makes_the_controller_look_and_stacks_name_the_node() -> None:
+    silent = silent_job(*NODES)
+    stopped(silent, 2)
+    silent.until(lambda: silent.core.state.generation == 2, 60)
+    (opened,) = silent.events(ev.IncidentOpened)
+    assert opened.symptom is Symptom.HANG
+    assert opened.detail.startswith("the links of all 4 nodes have carried next to nothing for 610 s")
+    assert evicted(silent) == {"n3"}
+
+
+def test_a_silent_network_without_a_culprit_ends_nothing() -> None:
+    silent = silent_job(*NODES)
+    silent.until(lambda: silent.stage == "Localising", 20)
+    silent.until(lambda: silent.stage == "Running", 20)
+    silent.pass_time(30.0)
+    assert silent.stage == "Running", "it is told once"
+    assert sum("next to nothing" in event.text for event in silent.events(ev.Noted)) == 1
+    assert symptoms(silent) == []
+    assert silent.core.state.generation == 1
+
+
+def test_a_network_is_not_silent_while_a_node_is_unknown_or_steps_are_made() -> None:
+    some = silent_job(*NODES[:3])
+    some.pass_time(10.0)
+    trained = job()
+    mute_network(trained, *NODES)
+    train(trained, range(40, 45))
+    for made in (some, trained):
+        assert made.stage == "Running"
+        assert symptoms(made) == []
+        assert made.saved_stacks == []
+
+
 # -- wrong numbers ---------------------------------------------------------------------------------
 
 
@@ -242,6 +294,44 @@ def test_many_nodes_behind_one_switch_are_one_event() -> None:
         switch.change(node, alerts=its)
     switch.pass_time(2.0, tick=0.25)
     assert evicted(switch) == set()
+
+
+def test_a_spare_that_is_not_fit_is_dropped_before_it_is_used() -> None:
+    trained = job()
+    raise_alerts(trained, {"n5": alert()})
+    assert evicted(trained) == {"n5"}
+    assert trained.core.state.generation == 1
+    raise_alerts(trained, {"n2": alert()})
+    trained.until(lambda: trained.core.state.generation == 2, 20)
+    assert trained.core.state.slots == ("n1", "n6", "n3", "n4")
+
+
+def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
+    trained = job()
+    trained.stubborn.add("n2")
+    raise_alerts(trained, {"n2": alert()})
+    assert trained.stage == "Stopping"
+    raise_alerts(trained, {"n5": alert()})
+    trained.until(lambda: trained.core.state.generation == 2, 30)
+    assert evicted(trained) == {"n2", "n5"}
+    assert trained.core.state.slots == ("n1", "n6", "n3", "n4")
+
+
+def test_a_spare_with_one_alert_of_its_network_stays() -> None:
+    trained = job()
+    raise_alerts(trained, {"n5": alert(check="ethernet.state", is_link=True, blame=Party.FABRIC)})
+    assert trained.core.state.spares == SPARES
+
+
+def test_memory_that_runs_out_evicts_nobody_and_explains_the_kill() -> None:
+    full = job()
+    warning = alert(check="memory.pressure", blame=Party.JOB, suggestion=Suggestion.MONITOR)
+    raise_alerts(full, {"n2": warning})
+    assert full.events(ev.IncidentOpened) == []
+    full.kill_rank(1)
+    full.until(lambda: full.core.state.generation == 2, 20)
+    assert evicted(full) == set()
+    assert [effect.alerts for effect in full.saved_alerts] == [{"n2": (warning,)}]
 
 
 # -- crashes ---------------------------------------------------------------------------------------

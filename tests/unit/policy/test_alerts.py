@@ -155,6 +155,13 @@ def test_without_known_leaves_more_than_a_third_of_the_job_is_one_event() -> Non
     assert judged({"n0": [down(30.0)]}, nodes=1).network.keys() == {"n0"}
 
 
+def test_a_link_that_is_down_is_named_before_its_loss() -> None:
+    lost = [down(30.0, number=1), flap(30.0, number=2)]
+    assert judged({"n1": lost}).network["n1"].endswith("mlx5_0/1 link is DOWN (infiniband.state)")
+    healed = [down(30.0, number=1, ended_s=1.0), flap(30.0, number=2)]
+    assert judged({"n1": healed}).network["n1"].endswith("(infiniband.flaps)")
+
+
 def test_a_shared_event_does_not_count_against_a_node() -> None:
     leaves = {"n1": "leaf1", "n2": "leaf1"}
     found = judged({"n1": [flap(200.0), flap(20.0, number=2)], "n2": [flap(201.0)]}, leaves)
@@ -166,6 +173,13 @@ def test_nobody_is_evicted_for_the_network_where_that_is_switched_off() -> None:
     found = judge({"n1": [down(200.0)]}, {}, DetectConfig(network_alerts=0), nodes=4)
     assert found.network == {}
     assert found.waits[0].endswith("nobody is evicted for it")
+
+
+@pytest.mark.parametrize("suggestion", Suggestion)
+def test_memory_that_runs_out_never_evicts(suggestion: Suggestion) -> None:
+    full = lost_gpu(check="memory.pressure", subject="job_7", blame=Party.JOB, suggestion=suggestion)
+    found = judged({"n1": [full]})
+    assert (found.evict, found.network) == ({}, {})
 
 
 alert = st.builds(

@@ -41,6 +41,11 @@ class Machine:
         """How often the port's link was lost since the boot."""
         self.host.path(f"{PORT}/counters/link_downed").write_text(f"{times}\n")
 
+    def carries(self, nbytes: int) -> None:
+        """What the port has sent since the boot."""
+        for name, words in {"port_rcv_data": 0, "port_xmit_data": nbytes // 4}.items():
+            self.host.path(f"{PORT}/counters/{name}").write_text(f"{words}\n")
+
     def goes_down(self) -> None:
         """The port's link is lost for now."""
         self.flaps(1)

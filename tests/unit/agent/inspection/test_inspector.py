@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -80,7 +81,7 @@ def passes(check: str) -> Callable[[Looked], bool]:
 
 
 def notes(inspection: Inspection) -> list[str]:
-    inspection.follow(time.monotonic(), training=True)
+    inspection.follow(time.monotonic(), 1)
     return inspection.notes()
 
 
@@ -167,9 +168,28 @@ def test_an_agent_tells_of_each_note_once(machine: Machine) -> None:
     try:
         wait_for(lambda: notes(inspection) == [f"inspection: kernel log not read: {NO_LOG}"], 20)
         machine.goes_down()
-        wait_for(lambda: inspection.follow(time.monotonic(), training=True), 20)
+        wait_for(lambda: inspection.follow(time.monotonic(), 1), 20)
         assert "infiniband.state" in [alert.check for alert in inspection.alerts(time.monotonic())]
         assert inspection.notes() == []
+    finally:
+        inspection.close()
+
+
+def test_an_agent_tells_of_the_traffic_of_each_generation(machine: Machine) -> None:
+    machine.carries(0)
+    inspection = Inspection(Inspector(SPEC, arguments(machine)), wait_s=0.0)
+    carried = itertools.count(10**9, 10**9)
+
+    def talks(generation: int) -> bool:
+        machine.carries(next(carried))
+        inspection.follow(time.monotonic(), generation)
+        return inspection.traffic is not None
+
+    try:
+        wait_for(lambda: talks(1), 20)
+        inspection.follow(time.monotonic(), 2)
+        assert inspection.traffic is None
+        wait_for(lambda: talks(2), 20)
     finally:
         inspection.close()
 
@@ -177,6 +197,6 @@ def test_an_agent_tells_of_each_note_once(machine: Machine) -> None:
 def test_without_an_inspector_nothing_is_seen() -> None:
     inspection = Inspection(None)
     assert inspection.fileno() == -1
-    assert not inspection.follow(0.0, training=True)
-    assert (inspection.alerts(0.0), inspection.notes()) == ((), [])
+    assert not inspection.follow(0.0, 1)
+    assert (inspection.alerts(0.0), inspection.notes(), inspection.traffic) == ((), [], None)
     inspection.close()

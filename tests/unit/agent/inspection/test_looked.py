@@ -22,14 +22,15 @@ def looked(*findings: Finding, **rules: CheckRule) -> Looked:
     return sort(report, conclude(report, NodeConfig(checks=checks), {}))
 
 
-def test_failures_that_keep_jobs_away_and_lost_links_are_reasons() -> None:
+def test_failures_that_keep_jobs_away_and_some_warnings_are_reasons() -> None:
     lost = finding("gpu.lost", Outcome.FAIL, Suggestion.REBOOT)
     flap = finding("infiniband.flaps", Outcome.FAIL, Suggestion.MONITOR)
+    full = finding("memory.pressure", Outcome.FAIL, Suggestion.MONITOR)
     watched = finding("gpu.clocks", Outcome.FAIL, Suggestion.MONITOR)
     passed = finding("gpu.ecc", Outcome.PASS)
     unknown = finding("clock.sync", Outcome.UNKNOWN)
-    found = looked(lost, flap, watched, passed, unknown)
-    assert set(found.failed) == {lost, flap}
+    found = looked(lost, flap, full, watched, passed, unknown)
+    assert set(found.failed) == {lost, flap, full}
     assert set(found.well) == {("gpu.clocks", "x"), ("gpu.ecc", "x")}
     assert found.unknown == (("clock.sync", "x"),)
     assert decode(encode(found)) == found

@@ -66,6 +66,15 @@ def test_a_link_that_goes_down_is_seen(machine: Machine) -> None:
     assert found == {("infiniband.state", "mlx5_0/1"), ("infiniband.flaps", "mlx5_0/1")}
 
 
+def test_what_the_links_have_carried_is_told_with_each_look(machine: Machine) -> None:
+    network = looker(machine, NETWORK)
+    assert network.look().nbytes is None
+    for nbytes in (0, 4000):
+        machine.carries(nbytes)
+        assert network.look().nbytes == nbytes
+    assert looker(machine, NODE).look().nbytes is None
+
+
 def test_the_rules_of_the_site_hold(machine: Machine) -> None:
     machine.says(XID)
     machine.config.write_text("checks: {kernel.xid: {suggestion: monitor}}\n")
