@@ -99,6 +99,8 @@ class Vitals:
         ]
         self._pace.see(records, now.mono)
         self._metrics.see(records)
+        for text in self._metrics.healed():
+            core.note(text, "", now)
         self.learn(core, now)
         wrong = self._metrics.verdict()
         if wrong is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from slurm_robust.model.classification import Fault, Remedy
-from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
 
 NODE_SIGNATURE = "node "
+_LAST_LINES = 5
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
 _BY_STACKS = (Symptom.HANG, Symptom.SLOW)
 
@@ -35,6 +37,24 @@ def unexplained(failed: GenerationFailed) -> Unexplained:
     what = exit.describe().partition(": ")[2]
     reason = f"{exit.describe()} on {failed.root.node}, nothing names a culprit"
     return Unexplained(signature=what, reason=reason)
+
+
+def against(failed: GenerationFailed, node: str) -> tuple[str, ...]:
+    """What was seen and found out about one node, a line each, for the person who repairs it."""
+    lines = [failed.named[node]] if node in failed.named else []
+    lines += [f"unable: {failed.unable[node]}"] if node in failed.unable else []
+    lines += ["no sign of life"] if node in failed.lost else []
+    for found in filter(None, (failed.diagnosis, failed.replayed)):
+        lines += [_in_words(r) for r in found.results if r.node == node and r.outcome is Outcome.FAIL]
+    for ended in failed.exits:
+        if ended.node == node and ended.exit.failed:
+            lines += [ended.exit.describe(), *ended.exit.tail[-_LAST_LINES:]]
+    return tuple(lines)
+
+
+def _in_words(result: TestResult) -> str:
+    measured = f" ({result.value}, limit {result.limit})" if result.value and result.limit else ""
+    return f"test {result.test}: {result.text}{measured}"
 
 
 def no_answer(found: Diagnosis) -> str:

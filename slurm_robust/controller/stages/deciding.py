@@ -17,6 +17,7 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.policy import decide
+from slurm_robust.policy.evidence import against
 
 
 class Deciding:
@@ -53,19 +54,10 @@ class Deciding:
         """Where the actions lead."""
         return self._next
 
-    def _evidence(self, node: str) -> tuple[str, ...]:
-        """What the end of the generation says about one node, for the person who repairs it."""
-        lines = [f"unable: {self._failed.unable[node]}"] if node in self._failed.unable else []
-        lines += ["no sign of life"] if node in self._failed.lost else []
-        for found in self._failed.exits:
-            if found.node == node and found.exit.failed:
-                lines += [found.exit.describe(), *found.exit.tail[-5:]]
-        return tuple(lines)
-
     def _carry_out(self, core: Core, action: inc.Action, incident: int, now: Now) -> Transition | None:
         match action:
             case inc.Evict(node=node, reason=reason):
-                core.evict(node, reason, now, incident, self._evidence(node))
+                core.evict(node, reason, now, incident, against(self._failed, node))
             case inc.StartAgents(nodes=nodes):
                 core.agents_gone = False
                 core.fleet.views.clear()

@@ -275,7 +275,7 @@ def test_a_killed_zygote_is_replaced(make_job: MakeJob) -> None:
     os.kill(zygote, signal.SIGKILL)
     beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED and bool(b.notes))
     assert any("it is started again" in note for note in beat.notes)
-    assert not any(is_alive(pid) for pid in pids)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), 10, "its workers have ended with it")
     up(job, controller, 2)
 
 
