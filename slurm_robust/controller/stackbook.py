@@ -17,7 +17,6 @@ FRESH_S = 2.0
 MOST_NODES = 8
 """Nodes whose stacks go into one message: a node's may be megabytes, and Beats wait meanwhile."""
 
-
 KEEP_S = 60.0
 """Stacks of ten thousand ranks are hundreds of megabytes; whoever wanted them has them by then."""
 
