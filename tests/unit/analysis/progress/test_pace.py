@@ -53,12 +53,12 @@ def test_a_hang_is_told_in_words() -> None:
     training = Training([steady(0.1, 600), steady(0.1, 600), steady(0.1, 599)])
     verdict = training.first_verdict(200.0)
     assert verdict.ranks == (2,)
-    assert verdict.bound_s == 15.0
-    assert verdict.since_s == pytest.approx(15.2, abs=0.3)
+    assert verdict.bound_s == 14.0
+    assert verdict.since_s == pytest.approx(14.2, abs=0.3)
     assert verdict.words.startswith(
-        "no step for 15 s since step 598: rank 2 behind the others; allowed are 15 s"
+        "no step for 14 s since step 598: rank 2 behind the others; allowed are 14 s"
     )
-    assert verdict.why.startswith("the floor of 15 s, more than 3 x ")
+    assert verdict.why.startswith("the floor of 14 s, more than 3 x ")
 
 
 def test_a_hang_that_ends_is_told_again_when_it_comes_again() -> None:
@@ -70,7 +70,7 @@ def test_a_hang_that_ends_is_told_again_when_it_comes_again() -> None:
     assert "pause" in verdicts[1].why
 
 
-@pytest.mark.parametrize(("step_s", "bound_s"), [(0.1, 15.0), (10.0, 30.0), (300.0, 900.0)])
+@pytest.mark.parametrize(("step_s", "bound_s"), [(0.1, 14.0), (10.0, 30.0), (300.0, 900.0)])
 def test_the_bound_follows_the_step_time(step_s: float, bound_s: float) -> None:
     training = Training([steady(step_s, 60 if step_s < 1.0 else 25, step_s + 5.0)])
     assert training.verdicts(training.ranks[0].done[-1]) == []
@@ -99,7 +99,7 @@ def test_a_first_step_has_the_configured_time_until_the_past_says_better() -> No
     assert past.first_step_s == pytest.approx(100.0, abs=0.01)
     training = Training([Rank([])], past=past)
     assert training.first_verdict(2000.0).since_s == pytest.approx(300.0, abs=1.0)
-    assert Training([Rank([])], past=PaceHistory(first_step_s=1.0)).first_verdict(99.0).bound_s == 60.0
+    assert Training([Rank([])], past=PaceHistory(first_step_s=1.0)).first_verdict(99.0).bound_s == 56.0
     assert Training([Rank([])], past=PaceHistory(first_step_s=900.0)).first_verdict(1900.0).bound_s == 1800.0
 
 
@@ -266,7 +266,7 @@ def test_where_it_seemed_to_hang_before_it_gets_time_and_that_is_learned() -> No
     """An evaluation of 100 s after step 200, which the script does not announce."""
     done = times([0.5] * 200 + [100.0] + [0.5] * 200 + [100.0] + [0.5] * 200)
     first = Training([Rank(done)])
-    assert first.first_verdict(500.0).since_s == pytest.approx(15.0, abs=0.5)
+    assert first.first_verdict(500.0).since_s == pytest.approx(14.0, abs=0.5)
     past = first.watch.history
     assert (past.hung_after, past.pause_s, past.doubts) == (200, 0.0, 1)
     # The next generation goes on from step 150, and now knows.
@@ -285,7 +285,7 @@ def test_pauses_that_no_generation_comes_back_to_get_more_time_each() -> None:
         training = Training([Rank(done, first=100 * generation)], past=past)
         told += [verdict.bound_s for verdict in islice(training.until(done[-1]), 1)]
         past = training.watch.history
-    assert told == [15.0, 60.0]
+    assert told == [14.0, 56.0]
     assert past.pause_s == pytest.approx(100.0, abs=LATE_S)
     assert past.doubts == 0
 
@@ -325,7 +325,7 @@ def test_a_rank_that_stops_while_others_go_on_is_told_later() -> None:
     training = Training([steady(0.5, 2000), steady(0.5, 100), steady(0.5, 2000)])
     verdict = training.first_verdict(900.0)
     assert verdict.ranks == (1,)
-    assert verdict.since_s == pytest.approx(60.0, abs=1.0)
+    assert verdict.since_s == pytest.approx(56.0, abs=1.0)
     assert "others go on" in verdict.why
     assert training.verdicts(900.0) == []
 
@@ -345,7 +345,7 @@ def test_a_decline_is_told_once_and_again_after_it_is_over() -> None:
     verdicts = training.verdicts(done[-1])
     assert [v.kind for v in verdicts] == ["slow", "slow"]
     assert verdicts[0].bound_s == 1.5
-    assert verdicts[0].since_s >= 60.0
+    assert verdicts[0].since_s >= 56.0
     assert verdicts[0].words.endswith("allowed are 1.5 s (1.5 x 1 s, the training's own median)")
     assert training.watch.history.p50_s == 1.0
 
