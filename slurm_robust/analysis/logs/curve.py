@@ -28,7 +28,7 @@ _WINDOW = 50
 """So many values before are compared with: at the beginning of a training all are high."""
 
 _VALUE = re.compile(
-    r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss|grad(?:ient)?[ _]?norm)['\"]?\s{0,4}[:=|]?\s{0,4}"
+    r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss|grad(?:ient)?[ _]?norm)['\"]?\s{0,12}[:=|]?\s{0,12}"
     r"(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?))(?![\w.])",
     re.IGNORECASE,
 )
