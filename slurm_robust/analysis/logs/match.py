@@ -25,7 +25,8 @@ _BEFORE_KERNEL = re.compile(
 
 # Health checks, device plugins and people retell the driver's codes in their own words.
 _XID = re.compile(
-    r"\bXid(?:[ _-]?(?:error|code|event)s?)?\W{1,3}(?:\(?PCI[:\w.]{1,20}\)?\W{1,3})?(\d{1,3})\b", re.IGNORECASE
+    r"\bXid(?:[ _-]?(?:error|code|event)s?)?\W{1,3}(?:\(?PCI[:\w.]{1,20}\)?\W{1,3})?(\d{1,3})\b",
+    re.IGNORECASE,
 )
 
 _NUMBER = re.compile(r"[0-9]+")
