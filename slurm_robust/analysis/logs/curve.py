@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from statistics import median
 
 from slurm_robust.analysis.logs.text import Line
 
@@ -24,11 +25,14 @@ LEAST = 1.5
 NORM_JUMP = 30.0
 """The same for a gradient norm, which varies by itself from step to step."""
 
+FAR = 1000.0
+"""A value of so many times the median is a jump also where there was one as high before."""
+
 _WINDOW = 50
 """So many values before are compared with: at the beginning of a training all are high."""
 
 _VALUE = re.compile(
-    r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss|grad(?:ient)?[ _]?norm)['\"]?\s{0,4}[:=|]?\s{0,4}"
+    r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss|grad(?:ient)?[ _]?norm)['\"]?\s{0,12}[:=|]?\s{0,12}"
     r"(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?))(?![\w.])",
     re.IGNORECASE,
 )
@@ -36,9 +40,23 @@ _VALUE = re.compile(
 
 def no_number(lines: Sequence[Line]) -> int | None:
     """The first line whose loss or gradient norm is no finite number."""
+    values = _values(lines)
+    well = {name: at for at, name, value in values if math.isfinite(value)}
     return next(
-        (at for at, name, value in _values(lines) if not math.isfinite(value) and not _is_best(name)), None
+        (
+            at
+            for at, name, value in values
+            if not math.isfinite(value)
+            and not _is_best(name)
+            and not (_is_norm(name) and well.get(name, -1) > at)
+        ),
+        None,
     )
+
+
+def _is_norm(name: str) -> bool:
+    """Mixed precision skips a step whose gradients are not finite; a finite norm after it is well."""
+    return "norm" in name
 
 
 def _is_best(name: str) -> bool:
@@ -51,16 +69,21 @@ def jump(lines: Sequence[Line]) -> int | None:
     before: dict[str, deque[float]] = {}
     for at, name, value in _values(lines):
         past = before.setdefault(name, deque(maxlen=_WINDOW))
-        if past and _is_far_above(value, max(past), "norm" in name):
+        if past and _is_far_above(value, past, is_norm=_is_norm(name)):
             return at
         if math.isfinite(value):
             past.append(value)
     return None
 
 
-def _is_far_above(value: float, usual: float, is_norm: bool) -> bool:
+def _is_far_above(value: float, past: Collection[float], is_norm: bool) -> bool:
+    if not math.isfinite(value):
+        return False
     factor = NORM_JUMP if is_norm else JUMP
-    return math.isfinite(value) and value > usual + LEAST and value > factor * usual > 0
+    return any(
+        value > usual + LEAST and value > times * usual > 0
+        for usual, times in ((max(past), factor), (median(past), FAR))
+    )
 
 
 def _values(lines: Sequence[Line]) -> list[tuple[int, str, float]]:

@@ -23,6 +23,12 @@ _BEFORE_KERNEL = re.compile(
     r"(?:.{0,60}?\bkernel: ?)?(?:<\d>)?(?:\[[^\]]{1,40}\] ?)?(?:T\d+\] )?", re.IGNORECASE
 )
 
+# Health checks, device plugins and people retell the driver's codes in their own words.
+_XID = re.compile(
+    r"\bXid(?:[ _-]?(?:error|code|event)s?)?\W{1,3}(?:\(?PCI[:\w.]{1,20}\)?\W{1,3})?(\d{1,3})\b",
+    re.IGNORECASE,
+)
+
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -80,10 +86,17 @@ def _heard(rules: Sequence[Rule]) -> list[Rule]:
 def _is_kernels(rule: Rule, text: str) -> bool:
     message = _BEFORE_KERNEL.sub("", xid.without_prefix(text), count=1)
     if rule.xids:
-        found = xid.parse(message)
-        return found is not None and (found.cause or found.code) in rule.xids
+        return _code(message) in rule.xids
     known = shapes.recognise(message)
     return known is not None and known[0].name in rule.shapes
+
+
+def _code(message: str) -> int | None:
+    found = xid.parse(message)
+    if found is not None:
+        return found.cause or found.code
+    retold = _XID.search(message)
+    return int(retold[1]) if retold else None
 
 
 def _shape(text: str) -> str:

@@ -93,7 +93,7 @@ class Rule(Record):
     def kernel_words(self) -> Iterator[str]:
         """The lines of the kernel that this rule names hold one of these, in lower case."""
         if self.xids:
-            yield from ("nvrm: ", "xid (")
+            yield from ("nvrm: ", "xid")
         for name in self.shapes:
             yield from (begin.lower() for begin in shapes.SHAPES[name].begins)
 

@@ -20,6 +20,7 @@ def steps(*losses: object, form: str = "step {} | loss: {} | lr 1e-4") -> str:
         steps(2.1, "nan", form="{{'step': {}, 'loss': {}, 'epoch': 1}}"),
         steps(2.1, "tensor(nan, device='cuda:0')"),
         "iteration 7 | lm loss: 2.3E+00 | grad norm: nan |",
+        "grad_norm: 2.5\ngrad_norm: nan\ngrad_norm: nan",
     ],
 )
 def test_no_number(text: str) -> None:
@@ -33,6 +34,8 @@ def test_no_number(text: str) -> None:
         steps(3.06, 3.11, 7.71, 7.6),
         steps("2.31E+00", "6.91E+00", form="iteration {} | lm loss: {} |"),
         steps(*[0.3] * 60, 40.0, form="step {} loss=1.0 grad_norm={}"),
+        steps(7.8, 6.1, 11140.0, form="step {} 'grad_norm': {:12.2f}"),
+        steps(6.9e15, 0.08, 0.09, 3.3e15, form="step {}: loss = {:.4f}"),
     ],
 )
 def test_jumps(text: str) -> None:
@@ -50,6 +53,7 @@ def test_jumps(text: str) -> None:
         "val loss: 9.0\ntrain loss: 2.0\nval loss: 8.8",
         "loss_scale: 65536.0\nloss_scale: 1048576.0",
         "grad_norm: 0.3922 (nan)",
+        steps("nan", 3.9, 4.1, form="step {} loss: 1.2 grad_norm: {}"),
     ],
 )
 def test_what_trainings_do_every_day(text: str) -> None:
