@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from benchmarks.fault_matrix import plants
@@ -29,7 +30,7 @@ class Case:
 
     ``takes_node``: the rank must not be on the controller's host, whose loss is another story.
     ``survives``: training goes on although nobody acts. ``watch_s``: how long nothing must happen, where
-    nothing is expected; ``patience_s``: how long a decision may take. ``mend``: what else would outlive the case.
+    nothing is expected; ``patience_s``: how long a decision may take. ``mend``: undoes what would outlive it.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Case:
     patience_s: float = 90.0
     mend: Plant = plants.nothing
 
-    def rank(self, seed: int, world: int, not_on: range) -> int:
+    def rank(self, seed: int, world: int, not_on: Collection[int]) -> int:
         """The rank that has the fault, the same for the same ``seed``."""
         ranks = [rank for rank in range(world) if not (self.takes_node and rank in not_on)]
         return random.Random(f"{seed} {self.name}").choice(ranks)

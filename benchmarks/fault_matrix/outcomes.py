@@ -24,8 +24,8 @@ _RANKS = re.compile(r"\branks? (\d+(?:(?:-|, ?)\d+)*)")
 class Expected:
     """What is right: any of ``symptoms`` (none: no incident at all), and these kinds of actions.
 
-    ``node``: the node with the fault is to blame; else nobody is. ``detect_s``: most seconds from the fault until
-    the incident is open.
+    ``node``: the node with the fault is to blame; else nobody is. ``detect_s``: most seconds from the fault
+    until the incident is open.
     """
 
     symptoms: tuple[Symptom, ...] = ()
