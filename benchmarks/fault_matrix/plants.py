@@ -59,14 +59,19 @@ def out_of_memory(training: Training, rank: int) -> float:
 
 
 def throttle(training: Training, rank: int) -> float:
-    """The rank gets 2 % of a CPU."""
-    return training.nodes.throttle(training.sandbox.fault.rank_pid(training.id, rank), 0.02)
+    """The rank gets 1 % of a CPU."""
+    return training.nodes.throttle(training.sandbox.fault.rank_pid(training.id, rank), 0.01)
 
 
 def slow_pair(training: Training, rank: int) -> float:
     """Both ranks of a node take longer for each step."""
     first = rank - rank % RANKS_PER_NODE
     return max(training.order(first + i, "slow") for i in range(RANKS_PER_NODE))
+
+
+def spike(training: Training, rank: int) -> float:
+    """All ranks report a loss of 10^6 for a few seconds; no node is bad."""
+    return min(training.order(each, "spike") for each in range(training.state.placement.world_size))
 
 
 def corrupt(training: Training, rank: int) -> float:
@@ -104,7 +109,10 @@ def link_flap(training: Training, rank: int) -> float:
 
 
 def kill_agent(training: Training, rank: int) -> float:
-    return training.nodes.root(node_of(training, rank), f"pkill -9 -f '{AGENT}'")
+    begun = time.time()
+    words = ["pkill", "-9", "-f", AGENT]
+    training.sandbox.exec(words, node=node_of(training, rank), user="root")
+    return begun
 
 
 def power_cut(training: Training, rank: int) -> float:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import BenchmarkFailed
 from benchmarks.fault_matrix.cases import Case
+from benchmarks.fault_matrix.confusion import marks
 from benchmarks.fault_matrix.nodes import Nodes
 from benchmarks.fault_matrix.outcomes import OBSERVE, Outcome, decided, read
 from benchmarks.fault_matrix.training import NODES, RANKS_PER_NODE, SPARES, Training
 from slurm_robust.model import events as ev
-from slurm_robust.sandbox import Sandbox, SandboxConfig
+from slurm_robust.sandbox import Sandbox, SandboxConfig, SandboxError
 from slurm_robust.sandbox.heal import heal
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Matrix:
             self._cases.append(case.name)
             try:
                 outcome = self._plant(training, case)
-            except BenchmarkFailed as error:
+            except (BenchmarkFailed, SandboxError) as error:
                 self._say(f"{case.name}: {error}")
                 self._leave(training, str(error).splitlines()[0])
                 continue
@@ -72,6 +73,8 @@ class Matrix:
             self._say(in_short(outcome))
             if self._mode == OBSERVE and not case.survives:
                 self._leave(training, "")
+            elif not marks(outcome).right:
+                self.finish()  # what was not answered must not be there when the next fault is
         self.finish()
 
     def finish(self) -> None:

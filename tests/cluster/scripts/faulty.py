@@ -133,12 +133,13 @@ optimizer = torch.optim.AdamW(model.parameters())
 torch.manual_seed(100 + rank)
 checkpointer = sr.Checkpointer({"model": model, "optimizer": optimizer})
 slow_s = 0.0
+spike_until = -1
 for step in range(checkpointer.restore(), options.steps):
     if step > last_step():
         break
     fault = ordered(rank)
     commit(fault, step)
-    slow_s = 5 * options.step_s if fault == "slow" else slow_s
+    slow_s = 10 * options.step_s if fault == "slow" else slow_s
     optimizer.zero_grad()
     loss = model(torch.randn(8, 16)).square().mean()
     if fault == "nan":
@@ -148,7 +149,8 @@ for step in range(checkpointer.restore(), options.steps):
         dist.all_reduce(parameter.grad)
     optimizer.step()
     time.sleep(options.step_s + slow_s)
-    checkpointer.step(step, loss=1e6 if fault == "spike" else loss.item())
+    spike_until = step + 25 if fault == "spike" else spike_until
+    checkpointer.step(step, loss=1e6 if step < spike_until else loss.item())
     print(f"step {step} pid {os.getpid()}", flush=True)
     if options.each and rank == 0:
         with options.out.with_suffix(".steps").open("a") as file:
