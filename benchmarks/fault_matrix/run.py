@@ -61,33 +61,41 @@ class Matrix:
     def run(self, cases: Iterable[Case]) -> None:
         """All of them; what a case does not survive is the end of its training and not of the matrix."""
         for case in cases:
-            training = self._training_for(case)
-            self._cases.append(case.name)
             try:
-                outcome = self._plant(training, case)
+                outcome = self.plant(case)
             except (BenchmarkFailed, SandboxError) as error:
                 self._say(f"{case.name}: {error}")
-                self._leave(training, str(error).splitlines()[0])
+                self._leave(str(error).splitlines()[0])
                 continue
-            self.outcomes.append(outcome)
-            self._say(in_short(outcome))
             if self._mode == OBSERVE and not case.survives:
-                self._leave(training, "")
+                self._leave()
             elif not marks(outcome).right:
                 self.finish()  # what was not answered must not be there when the next fault is
         self.finish()
+
+    def plant(self, case: Case) -> Outcome:
+        """One of them, in the training that runs, or in a new one; that goes on.
+
+        Raises :class:`BenchmarkFailed` and :class:`SandboxError`.
+        """
+        training = self._training_for(case)
+        self._cases.append(case.name)
+        outcome = self._plant(training, case)
+        self.outcomes.append(outcome)
+        self._say(in_short(outcome))
+        return outcome
 
     def finish(self) -> None:
         """End the training that runs, in act mode by itself and compared with one without faults."""
         if self._training is None:
             return
         if self._mode == OBSERVE:
-            self._leave(self._training, "")
+            self._leave()
             return
         try:
             code = self._training.end()
         except BenchmarkFailed as error:
-            self._leave(self._training, str(error).splitlines()[0])
+            self._leave(str(error).splitlines()[0])
             return
         self._close(Ending(tuple(self._cases), code), self._training.hashes())
 
@@ -111,16 +119,19 @@ class Matrix:
         if self._training is None:
             heal(self._sandbox)
             self._nodes.prepare()
-            self._training = Training(self._sandbox, self._nodes, self._mode)
+            # Nobody takes a slot in observe mode, but decisions shall be those of a job with standbys.
+            spares = 1 if self._mode == OBSERVE else SPARES
+            self._training = Training(self._sandbox, self._nodes, self._mode, spares=spares)
         return self._training
 
     def _has_room(self, training: Training) -> bool:
         state = training.state
-        return state.ended is None and len(state.spares) > 1
+        return state.ended is None and (self._mode == OBSERVE or len(state.spares) > 1)
 
-    def _leave(self, training: Training, why: str) -> None:
-        training.cancel()
-        self._close(Ending(tuple(self._cases), None, why=why), training.hashes())
+    def _leave(self, why: str = "") -> None:
+        if self._training is not None:
+            self._training.cancel()
+            self._close(Ending(tuple(self._cases), None, why=why), self._training.hashes())
 
     def _close(self, ending: Ending, hashes: dict[int, set[str]]) -> None:
         self.endings.append(ending)

@@ -114,7 +114,7 @@ class Training(ProtectedJob):
         beside.write_text(str(self.step() + END_AFTER))
         beside.chmod(0o644)
         beside.rename(last)
-        self.until(lambda: self.state.ended is not None, 120.0, "end")
+        self.until(lambda: self.state.ended is not None, 60.0, "end")
         ended = self.state.ended
         assert ended is not None
         return ended.code

@@ -44,7 +44,7 @@ def decided(t: float, actions: Sequence[Action], *suspects: str, carried_out: bo
 
 
 def test_a_journal_says_who_was_blamed_and_when() -> None:
-    journal = [
+    journal: list[ev.AnyEvent] = [
         opened(115.0),
         decided(118.0, EVICTED, "n2"),
         ev.NodeEvicted(t=118, node="n2", reason="", incident=1),
@@ -65,7 +65,7 @@ def test_a_journal_says_who_was_blamed_and_when() -> None:
 
 
 def test_a_decision_to_test_is_not_the_last_one() -> None:
-    journal = [
+    journal: list[ev.AnyEvent] = [
         opened(115.0),
         decided(116.0, [Diagnose(reason="")]),
         decided(140.0, EVICTED, "n2"),
