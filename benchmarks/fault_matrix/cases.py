@@ -95,8 +95,8 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "slow rank",
-        "a rank gets 1 % of a CPU",
-        plants.throttle,
+        "a rank takes ten times as long for each step",
+        ordered("slow"),
         SLOW,
         after=TRENDING,
         survives=True,
@@ -104,7 +104,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "slow pair",
-        "both ranks of a node sleep in each step",
+        "both ranks of a node take ten times as long",
         plants.slow_pair,
         SLOW,
         after=TRENDING,

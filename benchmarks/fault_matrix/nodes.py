@@ -72,16 +72,15 @@ class Nodes:
         wait_for(lambda: f" {DEAD} fuse" in mounts.read_text(), 20.0, f"no mount on {node}")
         return begun
 
-    def throttle(self, pid: int, share: float) -> float:
-        """The process gets ``share`` of one CPU."""
-        if (_CGROUPS / "cpu").is_dir():
-            return self._confine("cpu", pid, "cpu.cfs_quota_us", str(int(100_000 * share)))
-        return self._confine("", pid, "cpu.max", f"{int(100_000 * share)} 100000")
-
-    def limit_memory(self, pid: int, mb: int) -> float:
+    def limit_memory(self, pid: int, mb: int) -> None:
         """The process gets no more than so many MiB beyond those that it has."""
-        file = "memory.limit_in_bytes" if (_CGROUPS / "memory").is_dir() else "memory.max"
-        return self._confine("memory" if (_CGROUPS / "memory").is_dir() else "", pid, file, str(mb << 20))
+        first = (_CGROUPS / "memory").is_dir()  # cgroups of version 1, a tree for each controller
+        folder, file = ("memory", "memory.limit_in_bytes") if first else ("", "memory.max")
+        group = _CGROUPS / folder / f"srobust-matrix-{os.getpid()}-{len(self._groups)}"
+        group.mkdir()
+        self._groups.append(group)
+        (group / file).write_text(str(mb << 20))
+        (group / "cgroup.procs").write_text(str(pid))
 
     def mend(self) -> None:
         """Undo what would outlive a training."""
@@ -92,15 +91,6 @@ class Nodes:
         for group in self._groups:
             _dissolve(group)
         self._groups.clear()
-
-    def _confine(self, controller: str, pid: int, file: str, value: str) -> float:
-        group = _CGROUPS / controller / f"srobust-matrix-{os.getpid()}-{len(self._groups)}"
-        group.mkdir()
-        self._groups.append(group)
-        (group / file).write_text(value)
-        begun = time.time()
-        (group / "cgroup.procs").write_text(str(pid))
-        return begun
 
 
 def _dissolve(group: Path) -> None:

@@ -54,13 +54,8 @@ def stop(training: Training, rank: int) -> float:
 
 def out_of_memory(training: Training, rank: int) -> float:
     """The rank takes more than its memory cgroup has, and the kernel kills it."""
-    training.nodes.limit_memory(training.sandbox.fault.rank_pid(training.id, rank), 256)
+    training.nodes.limit_memory(training.sandbox.fault.rank_pid(training.id, rank), 32)
     return training.order(rank, "eat")
-
-
-def throttle(training: Training, rank: int) -> float:
-    """The rank gets 1 % of a CPU."""
-    return training.nodes.throttle(training.sandbox.fault.rank_pid(training.id, rank), 0.01)
 
 
 def slow_pair(training: Training, rank: int) -> float:

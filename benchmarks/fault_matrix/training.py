@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks.common import ROOT, BenchmarkFailed, wait_for
 from benchmarks.fault_matrix.nodes import Nodes
@@ -122,10 +121,3 @@ class Training(ProtectedJob):
     def cancel(self) -> None:
         """End it at once."""
         self.sandbox.exec(["scancel", str(self.id)], user=USER, check=False)
-
-
-def logs(folder: Path) -> str:
-    """The last lines of every rank, for whoever looks for the reason."""
-    return "\n".join(
-        path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("logs/gen-*/*.err"))
-    )
