@@ -56,6 +56,9 @@ RAISED = Expected(symptoms=(Symptom.USER_EXCEPTION,), actions=RESTART, detect_s=
 BROKEN = Expected(symptoms=CRASHES, actions=EVICT, node=True, detect_s=CRASH_S)
 HANG = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=HANG_S)
 SLOW = Expected(symptoms=(Symptom.SLOW,), actions=EVICT, node=True)
+DIES = Expected(symptoms=(Symptom.NODE_LOST, *CRASHES), actions=EVICT, node=True, detect_s=DEAD_S)
+"""Workers die with their agent, so the first sign may be another rank that has lost its peer."""
+
 LOST = Expected(symptoms=(Symptom.NODE_LOST,), actions=EVICT, node=True, detect_s=DEAD_S)
 NOTHING = Expected()
 
@@ -152,7 +155,7 @@ CASES: tuple[Case, ...] = (
         survives=True,
     ),
     Case("link flap", "a link is down for 2 s", plants.link_flap, NOTHING, survives=True, watch_s=25.0),
-    Case("dead agent", "SIGKILL to a node's agent", plants.kill_agent, LOST, takes_node=True),
+    Case("dead agent", "SIGKILL to a node's agent", plants.kill_agent, DIES, takes_node=True),
     Case("dead node", "power cut", plants.power_cut, LOST, takes_node=True),
     Case("cut network", "a node's cable is pulled", plants.cut_network, LOST, takes_node=True),
     Case(
