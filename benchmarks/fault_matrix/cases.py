@@ -118,7 +118,9 @@ CASES: tuple[Case, ...] = (
         "loss spike",
         "all ranks report a loss of 10^6; hardware is good",
         plants.spike,
-        Expected(symptoms=(Symptom.SPIKE,), actions=("diagnose", *RESTART), detect_s=NUMBERS_S),
+        Expected(
+            symptoms=(Symptom.SPIKE,), actions=("diagnose", *RESTART), everywhere=True, detect_s=NUMBERS_S
+        ),
         after=TRENDING,
         survives=True,
         patience_s=200.0,

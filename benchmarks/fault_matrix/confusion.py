@@ -108,7 +108,7 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
 
 def _root(found: Outcome) -> bool | None:
     """Whether the rank with the fault is named, or its node where a fault is a node's and no rank's."""
-    if not found.expected.symptoms:
+    if not found.expected.symptoms or found.expected.everywhere:
         return None
     if found.ranks:
         return found.rank in found.ranks

@@ -25,12 +25,13 @@ class Expected:
     """What is right: any of ``symptoms`` (none: no incident at all), and these kinds of actions.
 
     ``node``: the node with the fault is to blame; else nobody is. ``detect_s``: most seconds from the fault
-    until the incident is open.
+    until the incident is open. ``everywhere``: all ranks show it, so none is the root.
     """
 
     symptoms: tuple[Symptom, ...] = ()
     actions: tuple[str, ...] = ()
     node: bool = False
+    everywhere: bool = False
     detect_s: float | None = None
 
     def in_mode(self, mode: str) -> Expected:
