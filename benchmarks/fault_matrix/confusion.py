@@ -23,11 +23,13 @@ class Marks:
     in_time: bool | None
     root: bool | None
     untouched: bool | None
+    went_on: bool | None
 
     @property
     def right(self) -> bool:
-        """Verdict and action, whatever time they took."""
-        return self.symptom and self.blame and self.actions and self.untouched is not False
+        """Verdict, action and its effect, whatever time they took."""
+        verdict = self.symptom and self.blame and self.actions
+        return verdict and self.untouched is not False and self.went_on is not False
 
 
 def marks(found: Outcome) -> Marks:
@@ -42,6 +44,7 @@ def marks(found: Outcome) -> Marks:
         in_time=not late if expected.detect_s is not None else None,
         root=_root(found),
         untouched=not found.carried_out and not found.evicted if found.mode == OBSERVE else None,
+        went_on=found.went_on if found.mode != OBSERVE else None,
     )
 
 

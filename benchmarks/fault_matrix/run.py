@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.common import BenchmarkFailed
-from benchmarks.fault_matrix.cases import Case
+from benchmarks.fault_matrix.cases import FEW, Case
 from benchmarks.fault_matrix.confusion import marks
 from benchmarks.fault_matrix.nodes import Nodes
 from benchmarks.fault_matrix.outcomes import OBSERVE, Outcome, decided, read
@@ -178,21 +178,22 @@ class Matrix:
             pass  # which the outcome shows
 
     def _goes_on(self, training: Training, case: Case, found: Outcome) -> bool:
-        """Whether training makes new steps, without an incident in act mode."""
+        """Whether training makes new steps, in act mode without a further incident."""
         if self._mode == OBSERVE and not case.survives:
             return False
-        before = training.step()
+        before, incidents = training.step(), training.state.incidents
 
         def onwards() -> bool:
             state = training.state
             well = self._mode == OBSERVE or (state.incident is None and state.running)
-            return state.ended is not None or (well and training.step() > before)
+            again = state.ended is not None or state.incidents > incidents
+            return again or (well and training.step() > before + FEW)
 
         try:
             training.until(onwards, RECOVER_S, "new step")
         except BenchmarkFailed:
             return False
-        return training.state.ended is None
+        return training.state.ended is None and training.state.incidents == incidents
 
 
 def _placed(training: Training, events: Sequence[ev.AnyEvent]) -> float | None:

@@ -24,7 +24,7 @@ from slurm_robust.model.incident import (
 )
 
 HANG = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=15.0)
-PLANTED = Outcome(case="a hang", mode="act", rank=3, node="n2", expected=HANG)
+PLANTED = Outcome(case="a hang", mode="act", rank=3, node="n2", expected=HANG, went_on=True)
 DETAIL = "no step for 15 s since step 60: ranks 0-7 stand still; allowed are 15 s"
 EVICTED: tuple[Action, ...] = (Evict(node="n2", reason=""), Replace(node="n2", standby="n5"), Restart())
 
@@ -91,6 +91,11 @@ def test_nothing_is_right_where_nothing_was_to_be_done() -> None:
     assert not marks(read(planted, [opened(110.0)], at=100.0)).right
     dropped = read(planted, [ev.NodeEvicted(t=1, node="n9", reason="", incident=0)], at=0.0)
     assert not marks(dropped).right
+
+
+def test_an_action_that_does_not_help_is_wrong() -> None:
+    found = read(PLANTED, [opened(114.0), decided(116.0, EVICTED, "n2")], at=100.0)
+    assert not marks(replace(found, went_on=False)).right
 
 
 def test_late_is_not_wrong() -> None:
