@@ -70,15 +70,18 @@ class TensorSpec(Record):
     nbytes: int
 
 
-_UNKNOWN = ImageHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
-
-
 class Meta(Record):
     """What is between the header and the data. ``sums``: one u64 per chunk of the data."""
 
     tensors: tuple[TensorSpec, ...]
     tree: bytes
     sums: bytes
+
+
+# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
+# needs them meanwhile crashes the process.
+_headers, _metas = msgspec.msgpack.Decoder(ImageHeader), msgspec.msgpack.Decoder(Meta)
+_UNKNOWN = ImageHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
 
 
 class _Layout(Record):
@@ -242,7 +245,7 @@ class Image:
         meta = mapping[PAGE : PAGE + self._layout.meta_bytes]
         if _sum(meta) != self._meta_sum:
             raise CorruptPart(f"{path} is damaged (its table): remove it, then another copy is used")
-        self._meta = msgspec.msgpack.decode(meta, type=Meta)
+        self._meta = _metas.decode(meta)
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -381,7 +384,7 @@ def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
         return None
     if version != VERSION:
         return version, _UNKNOWN, _Layout(meta_bytes=0, data_at=0, data_bytes=0), 0
-    header = msgspec.msgpack.decode(page[_HEADER_AT : _HEADER_AT + header_bytes], type=ImageHeader)
+    header = _headers.decode(page[_HEADER_AT : _HEADER_AT + header_bytes])
     return version, header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
 
 

@@ -75,6 +75,11 @@ class Sidecar(Record):
     shared: bytes
 
 
+# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
+# needs them meanwhile crashes the process.
+_sidecars = msgspec.msgpack.Decoder(Sidecar)
+
+
 def encode_sidecar(sidecar: Sidecar) -> bytes:
     """The bytes of the file."""
     content = msgspec.msgpack.encode(sidecar)
@@ -105,7 +110,7 @@ def read_sidecar(path: Path) -> Sidecar:
     if xxhash.xxh3_64_intdigest(rest) != total:
         raise corrupt(path, "it fails its checksum")
     try:
-        return msgspec.msgpack.decode(rest, type=Sidecar)
+        return _sidecars.decode(rest)
     except msgspec.DecodeError as error:
         raise corrupt(path, str(error)) from error
 

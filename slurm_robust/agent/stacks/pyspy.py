@@ -45,6 +45,11 @@ class _Thread(Record):
     os_thread_id: int | None = None
 
 
+# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
+# needs them meanwhile crashes the process.
+_output = msgspec.json.Decoder(tuple[_Thread, ...])
+
+
 def find_pyspy() -> str:
     """The program, of this environment if it has one; "" when it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
@@ -71,7 +76,7 @@ def take(program: str, pid: int, deadline: float, *, native: bool = False) -> tu
 def parse(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
     """The threads in the output of ``py-spy dump --json``. Raises :class:`CannotTake` when it is not that."""
     try:
-        threads = msgspec.json.decode(output, type=tuple[_Thread, ...])
+        threads = _output.decode(output)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CannotTake(f"py-spy: {error}") from None
     return tuple(

@@ -42,6 +42,11 @@ class _Dump(Record):
     pg_config: dict[str, _Group] = {}
 
 
+# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
+# needs them meanwhile crashes the process.
+_dumps = msgspec.json.Decoder(_Dump)
+
+
 def take(address: Path, deadline: float) -> tuple[Collective, ...]:
     """What the worker's process groups did last, at the latest at ``deadline`` (monotonic seconds).
 
@@ -75,7 +80,7 @@ def parse(dump: bytes) -> tuple[Collective, ...]:
     has not completed: these are counted apart, and differently on each rank.
     """
     try:
-        found = msgspec.json.decode(dump, type=_Dump)
+        found = _dumps.decode(dump)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ()
     newest: dict[str, _Entry] = {}
