@@ -7,7 +7,7 @@ which the job is; each stage is a class of its own in :mod:`slurm_robust.control
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from slurm_robust.analysis.logs import RuleSet
@@ -30,6 +30,7 @@ from slurm_robust.controller.vitals import Vitals
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Symptom
+from slurm_robust.model.progress import Progress
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
@@ -315,11 +316,20 @@ class Core:
         )
         self.emit(SaveSuspicion(suspicion=suspicion))
 
+    def is_progress(self, records: Sequence[Progress]) -> bool:
+        """Whether all ranks have completed a step, with a loss that is a number as far as it is told.
+
+        Otherwise what ends in such numbers again and again would get ahead each time, and meet no bound.
+        """
+        if len(records) < self.state.placement.world_size or min(p.step for p in records) < 0:
+            return False
+        return not self.config.detect.non_finite or all(p.is_finite for p in records)
+
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""
         state = self.state
         records = self.fleet.progress(state.slots, state.generation)
-        if len(records) < state.placement.world_size or min(p.step for p in records) < 0:
+        if not self.is_progress(records):
             return
         self._watch_published(min(p.checkpoint for p in records), now)
         if not force and now.mono - self._progress_at < PROGRESS_EVERY_S:

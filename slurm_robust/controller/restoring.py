@@ -125,10 +125,13 @@ def memory_suffices(core: Core, now: Now) -> bool:
     ) is not None  # fmt: skip
 
 
-def seal(core: Core, generation: int, lost: tuple[str, ...], now: Now) -> tuple[str, int, bool]:
+def seal(
+    core: Core, generation: int, lost: tuple[str, ...], now: Now, good_step: int | None
+) -> tuple[str, int, bool]:
     """Token and step with which ``generation`` is sealed now (``""``, -1 for none); if it has a shared part.
 
-    ``lost``: nodes whose workers may live on, so that nothing there is believed.
+    ``lost``: nodes whose workers may live on, so that nothing there is believed. ``good_step``: as in
+    :class:`~slurm_robust.model.events.GenerationEnded`.
     """
     state = core.state
     reach = [h for h in holdings(core, now) if h.node not in lost]
@@ -136,7 +139,8 @@ def seal(core: Core, generation: int, lost: tuple[str, ...], now: Now) -> tuple[
         c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
     )
     stored = core.listing.complete or ()
-    step = restore.seal(generation, reach, stored, state.placement.world_size, shared=shared)
+    world = state.placement.world_size
+    step = restore.seal(generation, reach, stored, world, shared=shared, newest=good_step)
     return (token(Ref(step=step, generation=generation)) if step >= 0 else ""), step, shared
 
 
@@ -144,7 +148,7 @@ def seal_pending(core: Core, now: Now) -> None:
     """Seal what could not be sealed when it ended; for good once storage has told what it has."""
     pending = core.listing.complete is None
     for generation in core.state.unsealed:
-        text, step, shared = seal(core, generation, (), now)
+        text, step, shared = seal(core, generation, (), now, core.state.good_steps.get(generation))
         before = core.state.sealed.get(generation, "")
         known = ref_of(before).step if before else -1
         if pending and step <= known:
@@ -163,7 +167,9 @@ def seal_pending(core: Core, now: Now) -> None:
         )
 
 
-def judge_restored(core: Core, exits: tuple[NodeExit, ...], lost: bool, now: Now) -> None:
+def judge_restored(
+    core: Core, exits: tuple[NodeExit, ...], lost: bool, now: Now, good_step: int | None
+) -> None:
     """Ban the checkpoint that the ended generation began with, if its end speaks against it.
 
     A copy in memory that failed is gone, so the same step may be restored from another one; it is banned
@@ -180,6 +186,8 @@ def judge_restored(core: Core, exits: tuple[NodeExit, ...], lost: bool, now: Now
         if not (again or "storage" in state.restored_tiers):
             return
         reason = "it could not be restored"
+    elif good_step == -1:
+        reason = "no step after it had finite numbers"
     elif restore.spoils(failed, lost=lost, new_steps=new_steps):
         reason = "training failed before its first new step"
     else:

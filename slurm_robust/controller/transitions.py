@@ -13,7 +13,8 @@ class Trouble(Record):
     """Something that ends productive training. ``detect_s``: how long it took to be seen.
 
     ``named``: nodes that the observation names by itself, with the reason. ``hint``: it may as well be none,
-    so training is ended only if its stacks show a culprit.
+    so training is ended only if its stacks show a culprit. ``good_step``: checkpoints of this generation
+    count up to there only, -1: none does, None: nothing speaks against the weights.
     """
 
     symptom: Symptom
@@ -21,6 +22,7 @@ class Trouble(Record):
     detect_s: float
     named: dict[str, str] = {}
     hint: bool = False
+    good_step: int | None = None
 
 
 class Why(Record):

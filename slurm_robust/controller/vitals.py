@@ -104,7 +104,10 @@ class Vitals:
         self.learn(core, now)
         wrong = self._metrics.verdict()
         if wrong is not None:
-            return Trouble(symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s)
+            good_step = wrong.good_step if wrong.kind == "non_finite" else None
+            return Trouble(
+                symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s, good_step=good_step
+            )
         late = self._pace.verdict(now.mono)
         if late is None:
             return self._silence(core, records)

@@ -128,6 +128,8 @@ class GenerationEnded(Event):
     moment. ``pending``: hardly anything could be asked (no node answered, or storage did not), so
     :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks. ``root``: the
     rank whose exit explains the others, -1 where none does (or the journal is of an older version).
+    ``good_step``: what was computed after it may hold numbers that are not finite, so no later checkpoint
+    counts (-1: none of this generation); None where nothing speaks against them.
     """
 
     generation: int
@@ -138,6 +140,7 @@ class GenerationEnded(Event):
     pending: bool = False
     shared: bool = False
     root: int = -1
+    good_step: int | None = None
 
 
 class GenerationSealed(Event):

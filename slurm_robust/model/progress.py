@@ -31,6 +31,11 @@ class Progress(Record):
     phase: str = ""
     phase_s: float = math.inf
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss is a number, as far as it is told. (Single gradients may overflow.)"""
+        return self.loss is None or math.isfinite(self.loss)
+
     def aged(self, seconds: float) -> Progress:
         """The same, ``seconds`` later, if nothing was done meanwhile."""
         return structs.replace(self, age_s=self.age_s + seconds, phase_s=self.phase_s + seconds)

@@ -40,7 +40,8 @@ class JobState(Record):
     ``best_step``: newest step completed by all ranks in any generation, as numbered by the script,
     -1 before the first. ``mark``: a number that grows only when training gets further (equal to
     ``best_step`` + 1 with reported steps). ``sealed``: per ended generation the newest checkpoint
-    that counts; ``unsealed``: ended generations for which that is not known yet; ``shared``: generations
+    that counts; ``unsealed``: ended generations for which that is not known yet; ``good_steps``: the newest
+    step that may count of those that ended with numbers that are not finite; ``shared``: generations
     with a part that is equal on all ranks; ``layouts``: identity of each generation's parallel layout;
     ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
     ended; ``restored``: the checkpoint that it began with, "" for none, from ``restored_tiers``.
@@ -67,6 +68,7 @@ class JobState(Record):
     incident: OpenIncident | None = None
     sealed: dict[int, str] = {}
     unsealed: tuple[int, ...] = ()
+    good_steps: dict[int, int] = {}
     shared: tuple[int, ...] = ()
     layouts: dict[int, str] = {}
     banned: tuple[str, ...] = ()
@@ -180,7 +182,10 @@ def _(event: ev.IncidentOpened, state: JobState) -> JobState:
 def _(event: ev.GenerationEnded, state: JobState) -> JobState:
     unsealed = (*state.unsealed, event.generation) if event.pending else state.unsealed
     state = _seal(state, event.generation, event.sealed, event.shared)
-    return msgspec.structs.replace(state, running=False, unsealed=unsealed)
+    good_steps = state.good_steps
+    if event.good_step is not None:
+        good_steps = {**good_steps, event.generation: event.good_step}
+    return msgspec.structs.replace(state, running=False, unsealed=unsealed, good_steps=good_steps)
 
 
 @apply.register

@@ -68,17 +68,18 @@ def seal(
     world_size: int,
     *,
     shared: bool,
+    newest: int | None = None,
 ) -> int:
     """The newest step of ``generation`` of which every part is in reach in any tier, -1 for none.
 
     ``shared``: copies of a part that is equal on all ranks were seen in this generation, so that part
-    is needed too. ``storage`` lists what is complete there.
+    is needed too. ``storage`` lists what is complete there. ``newest``: no later step counts.
     """
     steps = [ref.step for ref in storage if ref.generation == generation]
     for ref, parts in _index(holdings).items():
         if ref.generation == generation and _whole(parts, world_size, shared):
             steps.append(ref.step)
-    return max(steps, default=-1)
+    return max((step for step in steps if newest is None or step <= newest), default=-1)
 
 
 def choose(

@@ -20,7 +20,8 @@ _GRADIENTS_IN_A_ROW = 2
 class MetricVerdict(Record):
     """A metric is no finite number or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
 
-    ``ranks`` are all that show it. ``words`` say what that means.
+    ``ranks`` are all that show it. ``words`` say what that means. ``good_step``: the newest step before at
+    which all ranks reported finite numbers, -1 if none was seen in this generation.
     """
 
     kind: Literal["non_finite", "spike"]
@@ -29,6 +30,7 @@ class MetricVerdict(Record):
     words: str
     age_s: float
     ranks: tuple[int, ...]
+    good_step: int = -1
 
 
 class MetricWatch:
@@ -45,6 +47,7 @@ class MetricWatch:
         self._bad_gradients: dict[int, int] = {}  # in a row, by rank
         self._series = {name: Series(config.spike_factor) for name in _NAMES}
         self._is_bad = False
+        self._good_step = -1
         self._pending: list[MetricVerdict] = []
         self._healed: list[str] = []
 
@@ -88,11 +91,14 @@ class MetricWatch:
                     words=_non_finite(first, ranks, others),
                     age_s=first.age_s,
                     ranks=ranks,
+                    good_step=self._good_step,
                 )
             )
         elif self._is_bad and not shown:
             self._healed.append("loss and gradient norm are finite again")
         self._is_bad = bool(shown)
+        if not shown and all(r.reported for r in records):
+            self._good_step = max(self._good_step, min(r.step for r in records))
 
     def _is_wrong(self, record: Progress) -> bool:
         return _is_bad(record.loss) or self._bad_gradients.get(record.rank, 0) >= _GRADIENTS_IN_A_ROW

@@ -152,7 +152,7 @@ class Running:
     def _watch_steps(self, core: Core, now: Now) -> None:
         state = core.state
         records = core.fleet.progress(state.slots, state.generation)
-        if len(records) < state.placement.world_size or min(p.step for p in records) < 0:
+        if not core.is_progress(records):
             return
         slowest = min(records, key=lambda p: (p.step, -p.age_s))
         slowest = core.fleet.aged(slowest, state.placement.node_of(slowest.rank), now.mono)

@@ -115,7 +115,8 @@ class Stopping:
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
         silent = tuple(n for n in self._lost if (b := core.fleet.beat(n)) is None or self._is_old(b))
         root = root_exit(self._exits, core.log_rules)
-        token, step, shared = restoring.seal(core, generation, silent, now)
+        good_step = self._why.trouble.good_step if self._why is not None else None
+        token, step, shared = restoring.seal(core, generation, silent, now, good_step)
         core.record(
             ev.GenerationEnded(
                 t=now.wall,
@@ -126,10 +127,11 @@ class Stopping:
                 sealed_step=step,
                 pending=core.listing.complete is None or set(silent) >= set(core.state.slots),
                 shared=shared,
+                good_step=good_step,
                 root=root.exit.rank if root is not None else -1,
             )
         )
-        restoring.judge_restored(core, self._exits, bool(self._lost), now)
+        restoring.judge_restored(core, self._exits, bool(self._lost), now, good_step)
 
     def _is_old(self, beat: Beat) -> bool:
         return beat.agent == self._agents.get(beat.node)

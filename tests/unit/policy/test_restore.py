@@ -313,3 +313,11 @@ def test_in_words() -> None:
     assert in_words(1234, {"peer": 2, "memory": 14}) == "step 1234 from memory (14 parts), peer (2)"
     assert in_words(7, {"peer": 1}) == "step 7 from peer (1 part)"
     assert in_words(3, {"storage": 4}) == "step 3 from storage (4 parts)"
+
+
+def test_nothing_after_the_newest_step_that_may_count_is_sealed() -> None:
+    reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
+    stored = [Ref(step=7, generation=1)]
+    assert [seal(1, reach, stored, 2, shared=False, newest=n) for n in (None, 7, 6, 5, 4, -1)] == [
+        7, 7, 6, 5, -1, -1
+    ]  # fmt: skip

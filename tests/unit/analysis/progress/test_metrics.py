@@ -69,6 +69,20 @@ def test_the_rank_with_the_earliest_step_is_first() -> None:
     assert verdict.words.endswith("on rank 2 first; ranks 0,1,2 show it, 1 others report a finite one")
 
 
+def test_the_newest_step_at_which_all_were_finite_is_told() -> None:
+    made = trained()
+    made.see([rank(0, 2000), rank(1, 2001)])
+    made.see([rank(0, 2004), rank(1, 2005, NAN)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert verdict.good_step == 2000
+    fresh = watch(best_step=-1)
+    fresh.see([rank(0, 0, NAN), rank(1, 0)])
+    verdict = fresh.verdict()
+    assert verdict is not None
+    assert verdict.good_step == -1
+
+
 def test_ranks_that_are_not_so_far_say_nothing() -> None:
     made = trained()
     made.see([rank(0, 1999), rank(1, 2000, NAN)])
