@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from slurm_robust.config.replay import ReplayConfig
@@ -50,6 +52,9 @@ class StepTester:
 
     def test(self, nodes: Sequence[str], *, bitwise: bool, budget_s: float) -> Diagnosis:
         """See :class:`Tester`."""
+        if self._storage:
+            with suppress(OSError):  # which the test of the storage tells
+                os.makedirs(self._storage, exist_ok=True)  # before the first checkpoint there is none
         try:
             return self._diagnoser.diagnose(nodes, bitwise=bitwise, storage=self._storage, budget_s=budget_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on

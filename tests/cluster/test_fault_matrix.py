@@ -35,6 +35,7 @@ def test_a_skipped_collective_and_memory_that_ends(matrix: Matrix) -> None:
     run(matrix, "OOM kill", "skipped collective")
 
 
+@pytest.mark.soak
 def test_a_loss_that_jumps_has_the_nodes_tested(matrix: Matrix) -> None:
     found = matrix.plant(BY_NAME["loss spike"])
     good = marks(found)
@@ -48,6 +49,7 @@ def test_a_node_that_makes_numbers_wrong_is_found_by_tests(matrix: Matrix) -> No
     assert marks(found).symptom, found
     assert found.actions[0] == "diagnose", found
     assert found.node in found.evicted, found
+    assert found.went_on, found
 
 
 @pytest.mark.soak
