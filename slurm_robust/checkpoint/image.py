@@ -78,8 +78,7 @@ class Meta(Record):
     sums: bytes
 
 
-# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
-# needs them meanwhile crashes the process.
+# Made while there is one thread; see Record.
 _headers, _metas = msgspec.msgpack.Decoder(ImageHeader), msgspec.msgpack.Decoder(Meta)
 _UNKNOWN = ImageHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
 

@@ -75,8 +75,7 @@ class Sidecar(Record):
     shared: bytes
 
 
-# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
-# needs them meanwhile crashes the process.
+# Made while there is one thread; see Record.
 _sidecars = msgspec.msgpack.Decoder(Sidecar)
 
 

@@ -19,4 +19,9 @@ else:
 
 
 class Record(msgspec.Struct, metaclass=_RecordMeta, frozen=True, kw_only=True):
-    """An immutable set of named fields. Records hold facts; they touch nothing."""
+    """An immutable set of named fields. Records hold facts; they touch nothing.
+
+    msgspec builds what it needs to decode a type when that is first done, and another thread that decodes
+    the type meanwhile crashes the process (measured with 0.22). So what threads decode has a decoder that is
+    made at import.
+    """

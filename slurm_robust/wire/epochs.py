@@ -30,6 +30,10 @@ class EpochRecord(Record):
         return tuple(f"tcp://[{n}]:{self.port}" if ":" in n else f"tcp://{n}:{self.port}" for n in names)
 
 
+# Made while there is one thread; see Record.
+_records = msgspec.json.Decoder(EpochRecord)
+
+
 def take_epoch(
     folder: Path, *, host: str, addresses: tuple[str, ...], port: int, pid: int, run_id: str
 ) -> EpochRecord:
@@ -55,7 +59,7 @@ def newest_epoch(folder: Path) -> EpochRecord | None:
     for number in sorted(_numbers(folder), reverse=True):
         try:
             content = (folder / f"{number:06d}.json").read_bytes()
-            record = msgspec.json.decode(content, type=EpochRecord)
+            record = _records.decode(content)
         except (FileNotFoundError, IsADirectoryError, msgspec.DecodeError):
             continue
         if record.epoch == number:

@@ -16,6 +16,9 @@ from slurm_robust.model.exits import WorkerError
 _MESSAGE_CHARS = 2_000
 _TRACEBACK_CHARS = 16_000
 
+# Made while there is one thread; see Record.
+_errors = msgspec.json.Decoder(WorkerError)
+
 
 def own_traceback(error: BaseException, hidden: frozenset[str]) -> TracebackType | None:
     """The traceback of ``error`` without the leading frames whose files are in ``hidden``."""
@@ -68,7 +71,7 @@ def leave(error: WorkerError, path: str) -> None:
 def collect(path: str) -> WorkerError | None:
     """What a worker left by :func:`leave`; None when there is nothing whole."""
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=WorkerError)
+        return _errors.decode(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -58,6 +58,9 @@ class CopyNews(Record):
 
 NO_COPIES = CopyNews()
 
+# Made while there is one thread; see Record.
+_plans = msgspec.json.Decoder(MemoryPlan)
+
 
 class CopyService:
     """One node's copies. All calls from one thread; none waits for the network or a disk."""
@@ -306,7 +309,7 @@ def read_plans(folder: Path) -> list[MemoryPlan]:
     plans = []
     for path in folder.glob("plan-*.json"):
         try:
-            plans.append(msgspec.json.decode(path.read_bytes(), type=MemoryPlan))
+            plans.append(_plans.decode(path.read_bytes()))
         except (OSError, msgspec.DecodeError):
             continue  # replaced or removed while we looked
     return plans

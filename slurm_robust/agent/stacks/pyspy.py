@@ -45,8 +45,7 @@ class _Thread(Record):
     os_thread_id: int | None = None
 
 
-# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
-# needs them meanwhile crashes the process.
+# Made while there is one thread; see Record.
 _output = msgspec.json.Decoder(tuple[_Thread, ...])
 
 

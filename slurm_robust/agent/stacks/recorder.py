@@ -42,8 +42,7 @@ class _Dump(Record):
     pg_config: dict[str, _Group] = {}
 
 
-# Made while there is one thread: msgspec builds types when they are first needed, and another thread that
-# needs them meanwhile crashes the process.
+# Made while there is one thread; see Record.
 _dumps = msgspec.json.Decoder(_Dump)
 
 
