@@ -31,6 +31,7 @@ def run(matrix: Matrix, *names: str) -> None:
         assert (ending.code, ending.equal) == (0, ending.steps), ending
 
 
+@pytest.mark.soak
 def test_a_skipped_collective_and_memory_that_ends(matrix: Matrix) -> None:
     run(matrix, "OOM kill", "skipped collective")
 

@@ -128,6 +128,7 @@ def test_one_loss_of_a_link_is_borne_and_two_evict_the_node(cluster: Sandbox) ->
     assert job.step() == STEPS - 1
 
 
+@pytest.mark.soak
 def test_a_silent_network_shows_a_hang_of_a_program_without_steps(cluster: Sandbox) -> None:
     job = Railed(cluster, f"{OPTIONS} {TALK} {TALKER}", nodes=len(NODES))
     job.wait_step(80)  # it has talked for longer than silence takes to be one

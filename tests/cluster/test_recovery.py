@@ -126,6 +126,7 @@ def test_a_killed_agent_costs_its_node_and_not_the_job(sandbox: Sandbox, referen
     assert job.out.read_text() == reference
 
 
+@pytest.mark.soak
 def test_the_loss_of_the_batch_host_does_not_leave_a_job_that_nobody_watches(
     sandbox: Sandbox, reference: str
 ) -> None:
