@@ -133,7 +133,8 @@ def _up(args: argparse.Namespace) -> int:
 def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
     """A spinner that names the phase on a terminal, one line per phase elsewhere."""
     if not sys.stderr.isatty():
-        return nullcontext(), lambda phase: print(f"starting {phase}", file=sys.stderr, flush=True)
+        # Several threads tell, and print() would write text and line end apart.
+        return nullcontext(), lambda phase: print(f"starting {phase}\n", end="", file=sys.stderr, flush=True)
     from rich.console import Console
 
     status = Console(stderr=True).status("starting")

@@ -9,7 +9,8 @@ def say(text: str) -> None:
     """Print ``text``; lines after the first are kept as they are."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
     try:
-        print(f"srobust: {stamp} {text}", flush=True)
+        # In one piece: threads say something too, and print() would write text and line end apart.
+        print(f"srobust: {stamp} {text}\n", end="", flush=True)
     except OSError:
         # A full or lost file system under the job's output must not end the job's supervision; what
         # was to be said stands in the journal.
