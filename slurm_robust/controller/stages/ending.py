@@ -97,9 +97,11 @@ class Observing:
     def __init__(self, begin: ToObserving) -> None:
         self._agents, self._why = begin.agents, begin.why
         self._asked = False
+        self._since = 0.0
 
     def enter(self, core: Core, now: Now) -> None:
         """Nothing is touched."""
+        self._since = now.mono
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """When every node's workers have ended or the node is silent: say, and end with their code."""
@@ -108,7 +110,15 @@ class Observing:
         state, limit = core.state, core.config.timings.node_dead_s
         lost = tuple(n for n in state.slots if core.fleet.silence(n, now.mono, core.started) > limit)
         exits = tuple(core.fleet.exits(state.slots, state.generation, now.mono))
-        if not self._asked:
+        ended = all(
+            n in lost or ((b := core.fleet.beat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
+            for n in state.slots
+        )
+        # The first that fails may have lost a peer whose node is not known to be silent yet.
+        unclear = (
+            any(e.exit.failed for e in exits) and not (lost or ended) and now.mono - self._since <= limit
+        )
+        if not self._asked and not unclear:
             self._asked = True
             failed = failure(core, self._why, exits, lost, {})
             decision = decide(state, failed, now.wall, core.rules)
@@ -123,10 +133,6 @@ class Observing:
                 )
             )
             core.emit(Say(text=f"observe mode, would do: {decision.reason}"))
-        ended = all(
-            n in lost or ((b := core.fleet.beat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
-            for n in state.slots
-        )
         if not ended:
             goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core)
             return ToRunning(agents=self._agents) if goes_on else None

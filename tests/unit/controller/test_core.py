@@ -359,21 +359,6 @@ def test_a_node_on_which_no_agent_starts_is_replaced_after_the_deadline() -> Non
     assert job.core.state.slots == ("n1", "n3")
 
 
-def test_observe_mode_decides_and_touches_nothing() -> None:
-    job = Job(config=JobConfig(mode="observe"))
-    job.train_to(3)
-    job.kill_rank(1)
-    assert not any(isinstance(m, (Stop, Shutdown)) for _, m in job.sent)
-    (decided,) = job.events(ev.Decided)
-    assert not decided.carried_out
-    job.kill_rank(
-        0, signal=None, code=1, error=WorkerError(type="RuntimeError", message="Connection reset by peer")
-    )
-    job.pass_time(20)
-    assert job.code == 128 + 9
-    assert job.core.state.generation == 1
-
-
 def test_term_ends_everything_without_an_incident() -> None:
     job = Job()
     job.train_to(3)
