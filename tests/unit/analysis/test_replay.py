@@ -165,7 +165,7 @@ def test_a_fault_is_found_in_any_layout(count: int, world: ParallelLayout, data:
                 assert len(verdict.suspects) == grid.unit_nodes
         else:
             assert verdict.suspects == ()  # two groups that differ: either may be right
-            assert "no verdict" in verdict.reason
+            assert "no verdict" in verdict.reason or "no majority" in verdict.reason
 
 
 @given(count=st.integers(2, 64), world=WORLDS)
