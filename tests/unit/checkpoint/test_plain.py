@@ -36,7 +36,8 @@ PLAIN: list[Any] = [
     {"a": {1: 2.0, (1, "b"): None, b"k": []}},
     OrderedDict(z=1, a=2),
     Counter({30: 1, 80: 2}),
-    {1, "a"},
+    # Without text: the hash of text, and with it the order, differs between test processes.
+    {1, (2, 3)},
 ]
 
 
