@@ -22,10 +22,11 @@ from rich.table import Table
 from benchmarks import common
 from benchmarks.samples import Summary
 from slurm_robust.sandbox import Sandbox
+from tests.cluster import rails
 
 REPS = 5
 SEEN_S = 60.0
-NODE, GPU, LINK, FAR = "n1", 3, "rail0", "far0"
+NODE, GPU = "n1", 3
 # The time of the paper's inspection, seconds; ours has to be at most half of it.
 PAPER = {"GPU lost": 10.0, "GPU driver hangs": 10.0, "link down": 30.0, "kernel fault": 2.0}
 AIM = 0.5
@@ -98,7 +99,7 @@ class Node:
         }[name]
 
     def _link(self, state: str) -> None:
-        self._sandbox.exec(["ip", "link", "set", FAR, state], node=NODE, user="root")
+        rails.far_end(self._sandbox, NODE, state)
 
     def _kernel(self, text: str) -> None:
         Path("/dev/kmsg").write_text(f"<3>{text}\n")
@@ -128,14 +129,13 @@ def watched(sandbox: Sandbox) -> Iterator[Node]:
     log = folder / "events.jsonl"
     config = {
         "paths": {"state": "/run/state", "log": str(log), "runtime": "/run/watch", "syslog": False},
-        "network": {"ethernet": [LINK]},
+        "network": {"ethernet": [rails.LINK]},
         "kernel": {"injected": True},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     words = ["srobust-node", "watch", "--config", str(folder / "config.yaml")]
     program = Path(sys.executable).with_name(words[0])
-    script = f"ip link add {LINK} type veth peer name {FAR} && ip link set {LINK} up && ip link set {FAR} up"
-    sandbox.exec(["sh", "-c", script], node=NODE, user="root")
+    rails.add(sandbox, NODE)
     start = f"setsid {program} {' '.join(words[1:])} > {folder}/output 2>&1 < /dev/null &"
     try:
         sandbox.exec(["sh", "-c", start], node=NODE, user="root")

@@ -10,21 +10,14 @@ from pathlib import Path
 
 from benchmarks.common import ROOT, wait_for
 from slurm_robust.sandbox import Sandbox
+from tests.cluster import rails
 
-LINK, FAR = "rail0", "far0"
 KMSG = "/run/kmsg"
 DEAD = "/run/dead"
 _READY = "/run/srobust-matrix"
 _CGROUPS = Path("/sys/fs/cgroup")
-# Each node has its own /run, but /etc is the machine's: a copy in its place takes the configuration.
 _PREPARE = f"""set -e
-test ! -e {_READY} || exit 0
-cp -a /etc /run/etc
-mkdir /run/etc/slurm-robust
-printf 'network: {{ethernet: [{LINK}]}}\\n' > /run/etc/slurm-robust/config.yaml
-mount --bind /run/etc /etc
 touch {KMSG} && chmod 644 {KMSG} && mount --bind {KMSG} /dev/kmsg
-ip link add {LINK} type veth peer name {FAR} && ip link set {LINK} up && ip link set {FAR} up
 mkdir -p {DEAD}
 touch {_READY}
 """
@@ -41,7 +34,10 @@ class Nodes:
     def prepare(self) -> None:
         """All nodes as new; one that was off has lost everything."""
         for node in self.sandbox.config.node_names:
-            self.root(node, _PREPARE)
+            if self.sandbox.exec(["test", "-e", _READY], node=node, check=False).returncode != 0:
+                rails.add(self.sandbox, node)
+                rails.configure(self.sandbox, node)
+                self.root(node, _PREPARE)
             self.root(node, f"echo '6,0,1000000,-;Linux version' > {KMSG}")
             self.link(node, "up")
 
@@ -61,7 +57,9 @@ class Nodes:
 
     def link(self, node: str, state: str) -> float:
         """The far end of the node's link goes ``up`` or ``down``."""
-        return self.root(node, f"ip link set {FAR} {state}")
+        begun = time.time()
+        rails.far_end(self.sandbox, node, state)
+        return begun
 
     def dead_mount(self, node: str) -> float:
         """A mount whose server takes requests and never answers."""

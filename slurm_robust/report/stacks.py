@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -125,7 +126,7 @@ def _ask_controller(directory: JobDirectory, job_id: int) -> Taken:
         raise NothingToSee(f"job {job_id} has no controller yet", "try again in a few seconds")
     progress = Console(stderr=True)
     with (
-        Client(epoch.endpoints, load_client(directory.keys)) as client,
+        closing(Client(epoch.endpoints, load_client(directory.keys))) as client,
         progress.status("asking the controller") as status,
     ):
 

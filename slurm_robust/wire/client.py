@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import closing
 from typing import TypeAlias
 
 import zmq
@@ -108,17 +108,6 @@ class AgentSocket:
         if self._owns_context:
             self._context.term()
 
-    def __enter__(self) -> AgentSocket:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _choose(self) -> None:
         if self._chosen is not None:
             return
@@ -183,15 +172,8 @@ class Client:
                 poller.register(item, flags)
             poller.poll(int(left * 1000) + 1)
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
 
@@ -199,5 +181,5 @@ def ask(
     endpoints: Sequence[str], keys: ClientKeys, question: Question, timeout_s: float
 ) -> FromController | None:
     """Ask a controller once; None when none answers within ``timeout_s``."""
-    with Client(endpoints, keys) as client:
+    with closing(Client(endpoints, keys)) as client:
         return client.ask(question, timeout_s)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.sandbox import Sandbox
+from tests.cluster import rails
 from tests.cluster.jobs import ProtectedJob
+from tests.cluster.rails import LINK
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
-LINK, FAR = "rail0", "far0"
 ADDRESS, BROADCAST = "169.254.7.1", "169.254.7.3"
 NODES = ("n1", "n2", "n3", "n4")
 STEPS, STEP_S = 250, 0.1
@@ -25,49 +26,15 @@ TALK = f"--set detect.silence_s={SILENT_S} --set detect.hang_floor_s=1"
 TALKER = f"talker.py --rounds {ROUNDS} --link {ADDRESS},{BROADCAST}"
 SCRIPT = f"tiny.py --out OUT --steps {STEPS} --step-s {STEP_S:g}"
 
-# All nodes see the machine's own /etc, so the file goes to a layer of the node's own; what the sandbox has
-# mounted in /etc is mounted again on top.
-CONFIGURE = f"""
-set -e
-mkdir -p /run/etc.lower /run/etc.upper/slurm-robust /run/etc.work
-echo 'network: {{ethernet: [{LINK}]}}' > /run/etc.upper/slurm-robust/config.yaml
-mount --rbind /etc /run/etc.lower
-mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc.upper,workdir=/run/etc.work /etc
-for name in passwd group hosts nsswitch.conf resolv.conf slurm; do
-    mount --bind /run/etc.lower/$name /etc/$name
-done
-ip link add {LINK} type veth peer name {FAR}
-ip address add {ADDRESS}/30 broadcast {BROADCAST} dev {LINK}
-ip link set {LINK} up
-ip link set {FAR} up
-"""
-# Nothing is removed below a folder in which the machine's /etc might still be mounted.
-RESTORE = f"""
-set -e
-ip link delete {LINK}
-umount --lazy --recursive /etc
-umount --lazy --recursive /run/etc.lower
-rmdir /run/etc.lower
-rm -r /run/etc.upper /run/etc.work
-"""
-
-
-@contextmanager
-def rail(sandbox: Sandbox, node: str) -> Iterator[None]:
-    """A link of the node's own that its configuration names."""
-    sandbox.exec(["sh", "-c", CONFIGURE], node=node, user="root")
-    try:
-        yield
-    finally:
-        sandbox.exec(["sh", "-c", RESTORE], node=node, user="root")
-
 
 @pytest.fixture
 def cluster(sandboxes: Callable[..., Sandbox]) -> Iterator[Sandbox]:
     sandbox = sandboxes(nodes=len(NODES), slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
     with ExitStack() as stack:
         for node in NODES:
-            stack.enter_context(rail(sandbox, node))
+            stack.enter_context(rails.rail(sandbox, node))
+            words = ["ip", "address", "add", f"{ADDRESS}/30", "broadcast", BROADCAST, "dev", LINK]
+            sandbox.exec(words, node=node, user="root")
         yield sandbox
 
 
@@ -75,10 +42,10 @@ class Railed(ProtectedJob):
     """Two nodes that train and two spares, each with a link of its own."""
 
     def lose(self, node: str) -> None:
-        self._set(node, "down")
+        rails.far_end(self.sandbox, node, "down")
 
     def flap(self, node: str) -> None:
-        self._set(node, "down", "up")
+        rails.far_end(self.sandbox, node, "down", "up")
 
     def notes(self, node: str) -> list[str]:
         return [event.text for event in self.events(ev.Noted) if event.text.startswith(f"{node}: {LINK}")]
@@ -89,13 +56,12 @@ class Railed(ProtectedJob):
     def wait_inspected(self, node: str) -> None:
         """Until the inspector of ``node`` has begun, and has had the time of some looks."""
         lanes = ["pgrep", "--count", "--full", "agent.inspection"]
-        running = lambda: int(self.sandbox.exec(lanes, node=node, check=False).stdout) > 4  # noqa: E731
+
+        def running() -> bool:
+            return int(self.sandbox.exec(lanes, node=node, check=False).stdout) > 4
+
         self.wait(running, 60, f"inspection of {node}")
         self.wait_step(self.step() + 20)
-
-    def _set(self, node: str, *states: str) -> None:
-        words = " && ".join(f"ip link set {FAR} {state}" for state in states)
-        self.sandbox.exec(["sh", "-c", words], node=node, user="root")
 
 
 def test_one_loss_of_a_link_is_borne_and_two_evict_the_node(cluster: Sandbox) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def receive(controller: ControllerSocket) -> tuple[bytes, ToController]:
 
 
 def test_a_beat_and_its_answer(controller: ControllerSocket, keys: ClientKeys) -> None:
-    with AgentSocket(keys, "a1") as agent:
+    with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(controller)])
         wait_for(lambda: agent.send(BEAT), 5)
         identity, message = receive(controller)
@@ -64,14 +65,14 @@ def test_a_beat_and_its_answer(controller: ControllerSocket, keys: ClientKeys) -
 
 def test_the_first_address_that_answers_is_used(controller: ControllerSocket, keys: ClientKeys) -> None:
     """An address of a network that this node cannot reach does not stand in the way."""
-    with AgentSocket(keys, "a1") as agent:
+    with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect(["tcp://192.0.2.1:9", "tcp://127.0.0.1:1", endpoint(controller)])
         wait_for(lambda: agent.send(BEAT), 5)
         assert receive(controller)[1] == BEAT
 
 
 def test_nothing_is_sent_without_a_controller(keys: ClientKeys) -> None:
-    with AgentSocket(keys, "a1") as agent:
+    with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect(["tcp://127.0.0.1:1"])
         assert not agent.send(BEAT)
         assert not agent.connected
@@ -102,7 +103,7 @@ def test_a_plain_connection_gets_nothing(controller: ControllerSocket) -> None:
 def test_a_client_does_not_talk_to_a_false_controller(tmp_path: Path, controller: ControllerSocket) -> None:
     """Somebody else who listens at the address does not become connected."""
     create_keys(tmp_path / "other")
-    with AgentSocket(load_client(tmp_path / "other"), "a1") as agent:
+    with closing(AgentSocket(load_client(tmp_path / "other"), "a1")) as agent:
         agent.connect([endpoint(controller)])
         (socket, flags) = agent.pollers(writing=True)[0]
         assert not socket.poll(300, flags)
@@ -112,7 +113,7 @@ def test_a_client_does_not_talk_to_a_false_controller(tmp_path: Path, controller
 def test_malformed_messages_are_counted_and_passed_over(
     controller: ControllerSocket, keys: ClientKeys
 ) -> None:
-    with AgentSocket(keys, "a1") as agent:
+    with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(controller)])
         wait_for(lambda: agent.connected, 5)
         (raw, _) = agent.pollers(writing=False)[0]
@@ -131,7 +132,7 @@ def test_sending_to_a_peer_that_is_gone_does_not_wait(controller: ControllerSock
 def test_sending_to_a_peer_that_does_not_read_does_not_wait(
     controller: ControllerSocket, keys: ClientKeys
 ) -> None:
-    with AgentSocket(keys, "a1") as agent:
+    with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(controller)])
         wait_for(lambda: agent.send(BEAT), 5)
         identity, _ = receive(controller)
@@ -149,7 +150,7 @@ def test_an_agent_finds_a_controller_that_comes_back_at_the_same_port(
     tmp_path: Path, keys: ClientKeys
 ) -> None:
     first = ControllerSocket(load_server(tmp_path / "keys"))
-    with AgentSocket(keys, "a1") as agent:
+    with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(first)])
         wait_for(lambda: agent.send(BEAT), 5)
         first.close()
