@@ -11,7 +11,8 @@ class WorkerError(Record):
     """An exception that ended a worker's script, taken where it was raised.
 
     ``file`` and ``line`` name the innermost frame in the user's own code (not in site-packages),
-    so that the same bug has the same signature on every rank.
+    so that the same bug has the same signature on every rank. ``full``: if a write failed for want of room,
+    the mount point of the node's own file system that had none left.
     """
 
     type: str
@@ -19,6 +20,7 @@ class WorkerError(Record):
     file: str = ""
     line: int = 0
     traceback: str = ""
+    full: str = ""
 
 
 class WorkerExit(Record):

@@ -11,6 +11,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
 
 NODE_SIGNATURE = "node "
+_IS_FULL = " is full"
 _LAST_LINES = 5
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
 _BY_STACKS = (Symptom.HANG, Symptom.SLOW)
@@ -97,6 +98,28 @@ def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
         reason=f"rank {root.exit.rank} on {root.node}: {cause.symptom}: {cause.line}",
         suspects=(root.node,),
         confidence=0.8,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def full_disk(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 1: the rank that failed first found its node's own file system full, and no other node's was.
+
+    Once per job: what fills the disk of one node after the other is the job.
+    """
+    root = failed.root
+    if root is None or root.exit.error is None or not root.exit.error.full:
+        return None
+    alike = {e.node for e in failed.exits if e.exit.error is not None and e.exit.error.full}
+    if alike - {root.node} or any(a.signature.endswith(_IS_FULL) for a in state.attempts):
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NODE,
+        signature=NODE_SIGNATURE + root.node + _IS_FULL,
+        reason=f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}",
+        suspects=(root.node,),
+        confidence=0.7,
         allowed=rules.limits.per_signature,
     )
 

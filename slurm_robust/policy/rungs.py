@@ -12,6 +12,7 @@ from collections.abc import Callable
 from slurm_robust.model.incident import Blame, GenerationFailed, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
+    full_disk,
     log_named,
     must_be_tested,
     nodes_named,
@@ -98,6 +99,7 @@ LADDER: tuple[Rung, ...] = (
     nobody_can_start,
     restore_failed,
     log_named,
+    full_disk,
     tests_named,
     wrong_code,
     stacks_named,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import sysconfig
@@ -11,10 +12,13 @@ from types import TracebackType
 
 import msgspec
 
+from slurm_robust.health.host import Host
+from slurm_robust.health.room import without_room
 from slurm_robust.model.exits import WorkerError
 
 _MESSAGE_CHARS = 2_000
 _TRACEBACK_CHARS = 16_000
+_CAUSES = 8  # so many exceptions are followed back to the first
 
 # Made while there is one thread; see Record.
 _errors = msgspec.json.Decoder(WorkerError)
@@ -55,6 +59,7 @@ def describe(error: BaseException, trace: TracebackType | None, cwd: str) -> Wor
         file=file,
         line=line,
         traceback=_shortened(text),
+        full=_full(error, cwd),
     )
 
 
@@ -74,6 +79,25 @@ def collect(path: str) -> WorkerError | None:
         return _errors.decode(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _full(error: BaseException, cwd: str) -> str:
+    """The node's own file system that a write found full; "" if it is another one, or another error."""
+    for _ in range(_CAUSES):
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            break
+        earlier = error.__cause__ or error.__context__
+        if earlier is None:
+            return ""
+        error = earlier
+    else:
+        return ""
+    name = error.filename
+    # A write to a file that is open does not say which one it is.
+    told = isinstance(name, (str, bytes))
+    names = [os.fsdecode(name)] if told else [os.environ.get("TMPDIR", "/tmp"), "/dev/shm", cwd]
+    paths = [os.path.normpath(os.path.join(cwd, name)) for name in names]
+    return next(iter(without_room(Host(), paths)), "")
 
 
 def _place(error: BaseException, trace: TracebackType | None) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
@@ -14,6 +15,12 @@ SUSTAINED_S = 60.0
 
 SUSTAINED_MEASURES = 10
 """and so many measurements."""
+
+AGAIN_AFTER_S = 600.0
+"""One that goes on is told again after this time, the next time after twice as long, and so on,"""
+
+AGAIN_AT_LEAST_S = 7200.0
+"""but at least so often."""
 
 
 class Decline:
@@ -85,3 +92,30 @@ class Decline:
             # Where steps vary by nature, several slow ones in a row are nothing.
             is_beyond = self.recent_s >= self.limit_s > 0.0
             self.is_slow = is_beyond and self.recent_s > self._usual_s
+
+
+class Reminder:
+    """When a decline is to be told: at once, when it has become as much worse again, and ever more rarely.
+
+    Who was asked for a culprit the first time may have found none because another cause hid it.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self.forget()
+
+    def forget(self) -> None:
+        """The decline is over."""
+        self._told_s, self._told_at, self._wait_s = 0.0, -math.inf, AGAIN_AFTER_S
+
+    def is_due(self, recent_s: float, now: float) -> bool:
+        """Whether to tell it ``now`` (monotonic), which counts as told. ``recent_s``: seconds per step."""
+        since = now - self._told_at
+        # Before that, most of what is measured is older than what was told.
+        is_worse = since >= SUSTAINED_S and recent_s >= self._factor * self._told_s
+        if not is_worse and since < self._wait_s:
+            return False
+        if not math.isinf(since):
+            self._wait_s = AGAIN_AFTER_S if is_worse else min(2 * self._wait_s, AGAIN_AT_LEAST_S)
+        self._told_s, self._told_at = recent_s, now
+        return True

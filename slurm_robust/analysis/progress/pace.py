@@ -10,7 +10,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.progress import bounds
 from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, span
-from slurm_robust.analysis.progress.decline import Decline
+from slurm_robust.analysis.progress.decline import Decline, Reminder
 from slurm_robust.analysis.progress.look import Look
 from slurm_robust.analysis.progress.times import StepTimes
 from slurm_robust.analysis.progress.words import named_ranks
@@ -32,7 +32,8 @@ _NEWS_FACTOR = 1.25
 
 
 class PaceVerdict(Record):
-    """The training hangs or is slow; given once for each time that it does.
+    """The training hangs or is slow; given once for each time that it does, of
+    a decline again while it goes on (:class:`.decline.Reminder`).
 
     ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
     phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
@@ -67,7 +68,8 @@ class PaceWatch:
         self._open: dict[str, float] = {}  # phases that go on, with the longest time seen
         self._told_s: float | None = None  # the bound of the hang that was told and goes on
         self._calm_since = math.inf
-        self._told_alone = self._told_slow = False
+        self._told_alone = False
+        self._reminder = Reminder(config.slow_factor)
 
     def see(self, records: Sequence[Progress], now: float) -> None:
         """Records of all ranks that are alive, their ages counted until ``now``.
@@ -100,7 +102,7 @@ class PaceWatch:
         """What is wrong; None if nothing is, or if it was told already."""
         if self._look is None:
             return None
-        return self._hang(self._look, now) or self._alone(self._look) or self._slow()
+        return self._hang(self._look, now) or self._alone(self._look) or self._slow(now)
 
     def bound(self, now: float) -> tuple[float, str]:
         """How many seconds without a step are allowed at present (infinite: any), and why so many."""
@@ -231,11 +233,13 @@ class PaceWatch:
             return None
         return _hang(look, ranks, max(r.age_s for r in look.records if r.rank == ranks[0]), allowed)
 
-    def _slow(self) -> PaceVerdict | None:
-        was_told, self._told_slow = self._told_slow, self._decline.is_slow
-        if was_told or not self._told_slow:
+    def _slow(self, now: float) -> PaceVerdict | None:
+        if not self._decline.is_slow:
+            self._reminder.forget()
             return None
         recent, reference = self._decline.recent_s, self._decline.reference_s
+        if not self._reminder.is_due(recent, now):
+            return None
         why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
         return PaceVerdict(
             kind="slow",

@@ -65,6 +65,34 @@ def test_a_bug_is_restarted_once() -> None:
     assert "KeyError at train.py:3" in second.reason
 
 
+def out_of_room(rank: int, node: str, full: str) -> inc.NodeExit:
+    message = "[Errno 28] No space left on device"
+    error = WorkerError(type="OSError", message=message, file="train.py", line=3, traceback="x", full=full)
+    return inc.NodeExit(node=node, exit=WorkerExit(rank=rank, code=1, error=error))
+
+
+def test_a_full_disk_of_one_node_evicts_it_once_in_a_job() -> None:
+    found = out_of_room(1, "n2", "/tmp")
+    secondary = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=1))
+    observation = failed(root=found, exits=(secondary, found))
+    first = decide(STATE, observation, 0.0, RULES)
+    assert kinds(first) == ["Evict", "Replace", "Restart"]
+    assert first.verdict is not None
+    assert first.verdict.suspects == ("n2",)
+    assert "rank 1 on n2: no room left in the node's own /tmp" in first.reason
+    # The job itself has filled the disk of the next node, however much later.
+    later = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, mark=1),))
+    second = out_of_room(2, "n3", "/tmp")
+    assert kinds(decide(later, failed(root=second, exits=(second,)), 9000.0, RULES)) == ["Restart"]
+
+
+def test_full_disks_of_several_nodes_and_what_they_share_are_the_jobs() -> None:
+    first, other = out_of_room(1, "n2", "/tmp"), out_of_room(2, "n3", "/tmp")
+    assert kinds(decide(STATE, failed(root=first, exits=(first, other)), 0.0, RULES)) == ["Restart"]
+    shared = out_of_room(1, "n2", "")
+    assert kinds(decide(STATE, failed(root=shared, exits=(shared,)), 0.0, RULES)) == ["Restart"]
+
+
 def test_nobody_can_start_a_worker_blames_the_code_not_the_nodes() -> None:
     unable = dict.fromkeys(("n1", "n2", "n3"), "No module named 'x'")
     decision = decide(STATE, failed(unable=unable), 0.0, RULES)

@@ -127,6 +127,24 @@ def test_the_place_of_an_error_is_in_the_users_own_code(runner: ScriptRunner, tm
     assert "Expecting property name" in error.message
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "raise OSError(errno.ENOSPC, 'No space left on device', 'here')",
+        "open('/dev/full', 'wb', 0).write(b'x')",
+        "raise OSError(errno.ENOSPC, 'No space left on device', b'here')",
+    ],
+)
+def test_a_disk_with_room_is_not_told_as_full(runner: ScriptRunner, tmp_path: Path, line: str) -> None:
+    """The other case needs a full disk; it is planted on a node of the sandbox."""
+    script = f"import errno\ntry:\n    {line}\nexcept OSError as e:\n    raise ValueError('save') from e"
+    write(tmp_path, script)
+    error = runner.run(("script.py",), tmp_path).exited.error
+    assert error is not None
+    assert "No space left" in error.traceback
+    assert (error.type, error.full) == ("ValueError", "")
+
+
 def test_classes_of_the_script_can_be_pickled_and_processes_spawned(
     runner: ScriptRunner, tmp_path: Path
 ) -> None:

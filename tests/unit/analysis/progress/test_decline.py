@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.progress.decline import Decline
+from slurm_robust.analysis.progress.decline import AGAIN_AT_LEAST_S, SUSTAINED_S, Decline, Reminder
 from slurm_robust.model.pace import PaceHistory
 
 
@@ -64,3 +65,33 @@ def test_of_long_steps_ten_are_wanted() -> None:
 
 def test_times_about_the_limit_are_one_decline() -> None:
     assert declines([1.0] * 200 + [1.4, 1.6] * 200 + [1.52] * 100 + [1.45, 1.55] * 100) == 1
+
+
+def told(seconds: dict[float, float]) -> list[float]:
+    """The moments, of those given with the seconds per step measured then, at which a decline is told."""
+    reminder = Reminder(factor=1.5)
+    return [now for now, recent_s in seconds.items() if reminder.is_due(recent_s, now)]
+
+
+def test_a_decline_that_goes_on_is_told_ever_more_rarely() -> None:
+    day = told({float(now): 2.0 for now in range(0, 86_400, 10)})
+    pauses = [after - before for before, after in pairwise(day)]
+    assert pauses[:5] == [600.0, 1200.0, 2400.0, 4800.0, AGAIN_AT_LEAST_S]
+    assert set(pauses[5:]) == {AGAIN_AT_LEAST_S}
+
+
+def test_a_decline_that_becomes_as_much_worse_again_is_told_when_that_is_measured() -> None:
+    worse = {float(now): 2.0 if now < 100 else 3.0 for now in range(0, 1000, 10)}
+    assert told(worse) == [0.0, 100.0, 700.0]
+    at_once = {float(now): 2.0 if now < 20 else 3.0 for now in range(0, 200, 10)}
+    assert told(at_once) == [0.0, SUSTAINED_S]
+    little = {float(now): 2.0 if now < 100 else 2.9 for now in range(0, 500, 10)}
+    assert told(little) == [0.0]
+
+
+def test_a_decline_after_another_is_told_at_once() -> None:
+    reminder = Reminder(factor=1.5)
+    assert reminder.is_due(2.0, 0.0)
+    reminder.forget()
+    assert reminder.is_due(2.0, 10.0)
+    assert not reminder.is_due(2.0, 20.0)
