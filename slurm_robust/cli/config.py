@@ -33,18 +33,19 @@ def register(commands: Commands) -> None:
 
 
 def handle_check(args: argparse.Namespace) -> int:
-    """Each file by itself, over the defaults. The first wrong one ends it with an error."""
+    """Each file by itself over the defaults, and what it names. The first wrong one ends it with an error."""
     from slurm_robust.config.nodefile import check_file
     from slurm_robust.config.nodeyaml import is_node_file
     from slurm_robust.config.reader import read_file
     from slurm_robust.config.settings import build
+    from slurm_robust.controller import logrules
 
     for path in args.files:
         if path.is_file() and is_node_file(path.read_bytes()):
             print(f"{path}: good, {check_file(path)} sections of a node's configuration")
             continue
         settings = read_file(path)
-        build(settings)
+        logrules.check(build(settings), Path.cwd())
         print(f"{path}: good, {len(settings)} keys")
     return 0
 

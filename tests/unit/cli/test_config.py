@@ -45,3 +45,15 @@ def test_check_tells_good_from_bad(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "good.yaml: good, 1 keys" in capsys.readouterr().out
     assert main(["config", "check", str(good), str(bad)]) == 78
     assert "bad.yaml, line 1: spare is no key; did you mean spares" in capsys.readouterr().err
+
+
+def test_check_opens_the_rules_for_logs_that_a_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("detect: {log_rules: [rules.yaml]}\n")
+    assert main(["config", "check", "job.yaml"]) == 78
+    assert "rules.yaml: the rules cannot be read" in capsys.readouterr().err
+    (tmp_path / "rules.yaml").write_text("- {name: x, symptom: disk_full, any: [full], action: explode}\n")
+    assert main(["config", "check", "job.yaml"]) == 78
+    assert "rules.yaml, line 1: " in capsys.readouterr().err
