@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import median
 
 from msgspec.structs import replace
@@ -65,16 +66,22 @@ def quiet_nodes(round_: Round, answers: Iterable[Answer]) -> dict[str, str]:
 def far_below(results: Sequence[TestResult]) -> list[TestResult]:
     """The results, failed where the rate is far below that of others of the same test and kind."""
     best: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    together: dict[tuple[str, str, tuple[str, ...]], float] = {}
     for result in results:
         if result.rate:
             # As fast as a node's best pair: the worse one may be its neighbour's fault.
             nodes = best[result.test, result.kind]
             nodes[result.node] = max(result.rate, nodes.get(result.node, 0.0))
+            # And of several looks at the same nodes the best: something else has slowed the others down.
+            same = (result.test, result.node, result.peers)
+            together[same] = max(result.rate, together.get(same, 0.0))
     limits = {key: median(of.values()) / SLOWER for key, of in best.items() if len(of) >= _ENOUGH_NODES}
 
     def judged(result: TestResult) -> TestResult:
         limit = limits.get((result.test, result.kind), 0.0)
-        if result.outcome is not Outcome.PASS or not result.rate or result.rate >= limit:
+        if result.outcome is not Outcome.PASS or not result.rate:
+            return result
+        if together[result.test, result.node, result.peers] >= limit:
             return result
         return replace(
             result,
@@ -111,29 +118,58 @@ class Meetings(Record):
         return frozenset(node for node, count in met.items() if count > 1) - self.good
 
 
-def once_more(rounds: Sequence[Round], answers: Iterable[Answer]) -> Round | None:
+def only_slow(results: Sequence[TestResult]) -> list[TestResult]:
+    """Those that fail for nothing but their rate."""
+    pairs = zip(results, far_below(results), strict=True)
+    return [judged for result, judged in pairs if judged.outcome is not result.outcome]
+
+
+def second_looks(rounds: Sequence[Round], answers: Iterable[Answer]) -> tuple[Round, ...]:
+    """Rounds that tell bad luck from a fault, where there is something to tell."""
+    answers = list(answers)
+    return tuple(filter(None, (_by_themselves(rounds, answers), _with_others(rounds, answers))))
+
+
+def _by_themselves(rounds: Sequence[Round], answers: Sequence[Answer]) -> Round | None:
+    """Who was only far slower than others in a test of its own has it again, with nobody else at work."""
+    slow = only_slow([a.result for a in answers if len(a.result.peers) == 1 and not a.left_out])
+    if not slow:
+        return None
+    tests, nodes = {result.test for result in slow}, {result.node for result in slow}
+    alone = next(round_ for round_ in rounds if slow[0].test in round_.programs)
+    return replace(
+        alone,
+        programs=tuple(name for name in alone.programs if name in tests),
+        groups=tuple(group for group in alone.groups if nodes.issuperset(group)),
+    )
+
+
+def _with_others(rounds: Sequence[Round], answers: Sequence[Answer]) -> Round | None:
     """A round in which nodes that failed with both neighbours each meet a good one that they have not met.
 
-    It clears a good node between two bad ones, and one that had bad luck twice. None where nobody is in
-    doubt or good nodes are lacking; who finds no partner stays as he is.
+    It clears a good node between two bad ones, and one that had bad luck twice. Who was only slow meets a
+    neighbour again where there is nobody else; who finds no partner stays as he is. None where nobody is in
+    doubt or good nodes are lacking.
     """
-    answers = list(answers)
     pairs = [round_ for round_ in rounds if any(len(group) > 1 for group in round_.groups)]
     if not pairs:
         return None
     quiet = _Judging().silent(rounds, answers)
-    results = far_below([a.result for a in answers if len(a.result.peers) > 1 and not a.left_out])
-    meetings = Meetings.of(results, quiet)
+    results = [a.result for a in answers if len(a.result.peers) > 1 and not a.left_out]
+    meetings = Meetings.of(far_below(results), quiet)
+    slow = {result.peers for result in only_slow(results)}
     order = list(dict.fromkeys(node for round_ in pairs for node in round_.nodes))
-    partners = [node for node in order if node in meetings.good]
-    groups: list[tuple[str, str]] = []
+    free = [node for node in order if node in meetings.good]
+    groups: list[tuple[str, ...]] = []
     for node in order:
         if node in meetings.bad:
             known = {other for pair in meetings.failures if node in pair for other in pair}
-            partner = next((other for other in partners if other not in known), None)
-            if partner is not None:
-                partners.remove(partner)
-                groups.append((partner, node))
+            strangers = ((other, node) for other in free if other not in known)
+            again = (pair for pair in slow if node in pair and not {*pair}.isdisjoint(free))
+            group = next(chain(strangers, sorted(again)), None)
+            if group is not None:
+                free = [other for other in free if other not in group]
+                groups.append(group)
     return replace(pairs[0], groups=tuple(groups)) if groups else None
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_robust.diagnostics.judge import judge, once_more, quiet_nodes
+from slurm_robust.diagnostics.judge import judge, quiet_nodes, second_looks
 from slurm_robust.diagnostics.part import Answer
 from slurm_robust.diagnostics.places import Launched, Place
 from slurm_robust.diagnostics.plan import Plan, Round, plan
@@ -84,8 +84,9 @@ class PlaceDiagnoser:
                 break
             run.round(todo.rounds[index:], random.choice(self._ports))
             index += 1
-        if doubts := once_more(run.rounds, run.answers):
-            run.round((doubts,), random.choice(self._ports))
+        looks = second_looks(run.rounds, run.answers)
+        for index in range(len(looks)):
+            run.round(looks[index:], random.choice(self._ports))
         whole = self._plan(nodes, bitwise, storage)
         return judge(run.rounds, run.answers, {**whole.left_out, **run.left_out})
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.diagnostics.judge import far_below, judge, once_more
+from slurm_robust.diagnostics.judge import far_below, judge, second_looks
 from slurm_robust.diagnostics.part import Answer
 from slurm_robust.diagnostics.plan import Round, neighbours
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
@@ -46,9 +46,9 @@ def pairs(
     """
     rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
     answers = [answer for round_ in rounds for answer in played(round_, bad, broken, slow)]
-    if doubts := once_more(rounds, answers):
-        rounds.append(doubts)
-        answers += played(doubts, bad, broken, slow)
+    for look in second_looks(rounds, answers):
+        rounds.append(look)
+        answers += played(look, bad, broken, slow)
     return judge(rounds, answers, {})
 
 
@@ -199,6 +199,47 @@ def test_a_rate_far_below_that_of_others_is_a_failure() -> None:
     half = [*of_one_kind[:2], result("n3", rate=20.0, kind="x"), of_one_kind[3]]
     for results in (half, of_one_kind[2:], [*of_one_kind[:2], result("n3", rate=1.0, kind="y")]):
         assert far_below(results) == list(results)
+
+
+@pytest.mark.parametrize(("again", "suspects"), [(39.0, ()), (8.0, ("n3",))])
+def test_who_was_only_slow_is_measured_again_with_nobody_else_at_work(
+    again: float, suspects: tuple[str, ...]
+) -> None:
+    nodes = names(5)
+    first = Round(programs=("gemm", "all_to_all"), groups=tuple((node,) for node in nodes))
+    rates = {**dict.fromkeys(nodes, 40.0), "n3": 8.0}
+    answers = [Answer(result=result(node)) for node in nodes]
+    answers += [Answer(result=result(n, "all_to_all", rate=rate, kind="x")) for n, rate in rates.items()]
+    (look,) = second_looks([first], answers)
+    assert (look.programs, look.groups) == (("all_to_all",), (("n3",),))
+    answers.append(Answer(result=result("n3", "all_to_all", rate=again, kind="x")))
+    assert judge([first, look], answers, {}).suspects == suspects
+
+
+@pytest.mark.parametrize(("again", "suspects"), [(39.0, ()), (2.0, ("n1",))])
+def test_who_was_slow_with_both_of_two_others_meets_one_of_them_again(
+    again: float, suspects: tuple[str, ...]
+) -> None:
+    nodes = names(3)
+    rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
+    answers = [answer for round_ in rounds for answer in played(round_, {"n1"}, frozenset(), 2.0)]
+    (look,) = second_looks(rounds, answers)
+    assert look.groups == (("n0", "n1"),)
+    answers += [
+        Answer(result=result(n, "all_gather", peers=("n0", "n1"), rate=again, kind="x")) for n in ("n0", "n1")
+    ]
+    found = judge([*rounds, look], answers, {})
+    assert found.suspects == suspects
+    assert "n1" in found.reason  # its other pair is still told
+
+
+def test_who_was_wrong_and_who_was_silent_is_not_asked_again() -> None:
+    nodes = names(4)
+    first = Round(programs=("all_to_all",), groups=tuple((node,) for node in nodes))
+    answers = [Answer(result=result(n, "all_to_all", rate=40.0, kind="x")) for n in nodes[:2]]
+    answers.append(Answer(result=result("n2", "all_to_all", Outcome.FAIL, text="3 words are wrong")))
+    assert second_looks([first], answers) == ()
+    assert judge([first], answers, {}).suspects == ("n2", "n3")
 
 
 def test_tests_that_nodes_left_out_are_told_and_nobody_is_silent_in_them() -> None:
