@@ -33,6 +33,9 @@ class DetectConfig:
     slow_factor: float = 1.5
     """Step times of so many times the training's own median, over a minute or more, are a decline."""
 
+    slow_looks: int = 3
+    """A decline in which so many looks at the stacks name nobody ends with tests of all nodes; 0: never."""
+
     spike_factor: float = 5.0
     """A loss or gradient norm of so many times its rolling median is a jump."""
 
@@ -79,7 +82,7 @@ class DetectConfig:
         """Refuse factors that would count every step, and times that are not positive."""
         for name in ("hang_factor", "slow_factor", "spike_factor"):
             at_least(self, name, 1)
-        for name in ("spike_warmup_steps", "network_alerts"):
+        for name in ("slow_looks", "spike_warmup_steps", "network_alerts"):
             at_least(self, name, 0)
         for name in (
             "hang_floor_s",

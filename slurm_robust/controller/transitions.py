@@ -14,7 +14,8 @@ class Trouble(Record):
 
     ``named``: nodes that the observation names by itself, with the reason. ``hint``: it may as well be none,
     so training is ended only if its stacks show a culprit. ``good_step``: checkpoints of this generation
-    count up to there only, -1: none does, None: nothing speaks against the weights.
+    count up to there only, -1: none does, None: nothing speaks against the weights. ``times``: how often it
+    was told while it went on.
     """
 
     symptom: Symptom
@@ -23,6 +24,7 @@ class Trouble(Record):
     named: dict[str, str] = {}
     hint: bool = False
     good_step: int | None = None
+    times: int = 1
 
 
 class Why(Record):

@@ -112,7 +112,7 @@ class Vitals:
         if late is None:
             return self._silence(core, records)
         self.learn(core, now, force=True)
-        return Trouble(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s)
+        return Trouble(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s, times=late.times)
 
     def _silence(self, core: Core, records: Sequence[Progress]) -> Trouble | None:
         beats = [core.fleet.beat(node) for node in core.state.slots]

@@ -174,6 +174,15 @@ def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Ver
     )
 
 
+def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
+    """Whether a decline for which so many looks found no culprit is to be ended by tests: once in a job.
+
+    It takes minutes, and training that is slow by its own work or by what all share goes on as before.
+    """
+    was_tested = any(attempt.signature == Symptom.SLOW.value for attempt in state.attempts)
+    return rules.diagnose and 0 < rules.slow_looks <= looks and not was_tested
+
+
 def must_be_tested(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 5: nothing explains it, and it is more than a single crash.
 

@@ -9,7 +9,8 @@ from slurm_robust.model.record import Record
 class Rules(Record):
     """Bounds and choices that decisions depend on, taken from the configuration once.
 
-    ``diagnose``: nodes may be tested; ``replay``: the script can be replayed in small groups;
+    ``diagnose``: nodes may be tested, also in a decline for which ``slow_looks`` found no culprit (0: not
+    for that); ``replay``: the script can be replayed in small groups;
     ``earlier_release``: the release of the user's code to which one can go back, "" for none.
     """
 
@@ -17,6 +18,7 @@ class Rules(Record):
     final_exit_codes: tuple[int, ...] = (2,)
     requeue: bool = True
     diagnose: bool = False
+    slow_looks: int = 0
     replay: bool = False
     earlier_release: str = ""
 
@@ -28,5 +30,6 @@ class Rules(Record):
             final_exit_codes=config.final_exit_codes,
             requeue=config.slurm.requeue,
             diagnose=config.detect.diagnose,
+            slow_looks=config.detect.slow_looks,
             replay=config.replay.args is not None,
         )

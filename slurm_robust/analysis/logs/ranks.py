@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -22,7 +23,10 @@ Key = TypeVar("Key")
 
 _TIME = re.compile(r"\b([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:[.,]\d{1,9})?)\b")
 _COLLECTIVE = re.compile(r"(?:SeqNum|SequenceNumber)\W{1,3}(\d{1,12})|last completed NCCL work: (\d{1,12})")
+_OPERATION = re.compile(r"OpType=(\w{1,40})")
 _ROOTS = (Tier.CAUSE, Tier.FAILURE, Tier.SUMMARY, Tier.EFFECT, Tier.NOISE)
+
+_NAMED = re.compile(r"collectives? on ranks?\..{0,2000}\bbut Rank (\d{1,9}) is running", re.DOTALL)
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
@@ -51,7 +55,8 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
 
     The tier decides first (``_ROOTS``), then the weight, then who is behind in the collectives and then the
     time of the deciding line, each where all contenders tell it, then the order in which they are given.
-    Several ranks are roots if each names the same cause of its own at about the same time.
+    Several ranks are roots if each names the same cause of its own at about the same time. Where they name
+    somebody else who is in another collective, that one is it.
     """
     failed = {key: reading for key, reading in readings.items() if reading.tier is not None}
     if not failed:
@@ -59,12 +64,29 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     strength = {key: _strength(reading) for key, reading in failed.items()}
     best = [key for key in failed if strength[key] == min(strength.values())]
     lines = {key: failed[key].verdict.line for key in best}
+    apart = _apart(lines, readings)
+    if apart is not None:
+        return (apart,)
     behind, times = _where_all(lines, _collective), _where_all(lines, _time)
     first = min(best, key=lambda key: (behind[key], times[key]))
     if failed[first].tier is not Tier.CAUSE:
         return (first,)
     until, same = times[first] + TOGETHER_S, failed[first].verdict.rule
     return tuple(key for key in best if failed[key].verdict.rule == same and times[key] <= until)
+
+
+def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
+    """Who is in another collective than all others: most name it, or it alone says so of itself."""
+    # Ranks are compared in order, so the one that differs names rank 0, and all others name it.
+    names = Counter(found[1] for line in lines.values() if (found := _NAMED.search(line)))
+    (first, times), (_, next_times), *_ = [*names.most_common(2), ("", 0), ("", 0)]
+    if times > next_times and (first, times) != ("0", 1):
+        return next((key for key in readings if str(key) == first), None)
+    operations = {key: found[1] for key, line in lines.items() if (found := _OPERATION.search(line))}
+    counts = Counter(operations.values())
+    if len(operations) < max(3, len(lines)) or len(counts) != 2 or min(counts.values()) != 1:
+        return None
+    return next(key for key, operation in operations.items() if counts[operation] == 1)
 
 
 def _where_all(lines: Mapping[Key, str], tell: Callable[[str], float | None]) -> dict[Key, float]:

@@ -97,7 +97,8 @@ class Decline:
 class Reminder:
     """When a decline is to be told: at once, when it has become as much worse again, and ever more rarely.
 
-    Who was asked for a culprit the first time may have found none because another cause hid it.
+    Who was asked for a culprit the first time may have found none because another cause hid it. ``times``:
+    how often this one was told.
     """
 
     def __init__(self, factor: float) -> None:
@@ -107,6 +108,7 @@ class Reminder:
     def forget(self) -> None:
         """The decline is over."""
         self._told_s, self._told_at, self._wait_s = 0.0, -math.inf, AGAIN_AFTER_S
+        self.times = 0
 
     def is_due(self, recent_s: float, now: float) -> bool:
         """Whether to tell it ``now`` (monotonic), which counts as told. ``recent_s``: seconds per step."""
@@ -118,4 +120,5 @@ class Reminder:
         if not math.isinf(since):
             self._wait_s = AGAIN_AFTER_S if is_worse else min(2 * self._wait_s, AGAIN_AT_LEAST_S)
         self._told_s, self._told_at = recent_s, now
+        self.times += 1
         return True

@@ -37,7 +37,8 @@ class PaceVerdict(Record):
 
     ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
     phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
-    per step (slow); ``why``: how that was derived. ``words`` say all of it.
+    per step (slow); ``why``: how that was derived. ``words`` say all of it. ``times``: how often this decline
+    has been told by now.
     """
 
     kind: Literal["hang", "slow"]
@@ -46,6 +47,7 @@ class PaceVerdict(Record):
     since_s: float
     bound_s: float
     why: str
+    times: int = 1
 
 
 class PaceWatch:
@@ -248,6 +250,7 @@ class PaceWatch:
             since_s=self._decline.measured_s,
             bound_s=self._decline.limit_s,
             why=why,
+            times=self._reminder.times,
         )
 
 

@@ -10,6 +10,7 @@ from slurm_robust.controller.stages.watch import all_done, find_trouble, leave
 from slurm_robust.controller.transitions import ToLocalising, ToRunning, ToStopping, Transition, Why
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.policy.evidence import worth_tests
 
 # A rank that only takes long moves on within seconds; evicting its node would be for nothing.
 HANG_ROUNDS = 4
@@ -84,11 +85,16 @@ class Localising:
             return None
         return self._leave(core, vote(self._rounds, layout), stacks, now)
 
+    def _is_to_be_tested(self, core: Core) -> bool:
+        is_slow = self._trouble.symptom is Symptom.SLOW
+        return is_slow and worth_tests(self._trouble.times, core.rules, core.state)
+
     def _agree(self) -> bool:
         return len(self._rounds) > 1 and self._rounds[-2].ranks == self._rounds[-1].ranks
 
     def _leave(self, core: Core, found: Localisation, stacks: tuple[RankStacks, ...], now: Now) -> Transition:
-        if not found.ranks and (self._trouble.hint or not self._is_hang):
+        is_slow_only = self._trouble.hint or not self._is_hang
+        if not found.ranks and is_slow_only and not self._is_to_be_tested(core):
             # It may still be training, if slowly: without a culprit nothing is gained by stopping it.
             core.note(f"{self._trouble.detail}; {found.reason}", "", now)
             return ToRunning(agents=self._agents)

@@ -47,6 +47,38 @@ def test_of_ranks_in_a_timeout_the_one_that_is_behind_is_the_root() -> None:
     assert classify_ranks(texts).root_ranks == (2,)
 
 
+def differs(own: str, other: int) -> str:
+    print_of = "CollectiveFingerPrint(SequenceNumber=7, OpType="
+    return (
+        f"RuntimeError: Detected mismatch between collectives on ranks. Rank {own} is running collective: "
+        f"{print_of}ALLREDUCE), but Rank {other} is running collective: {print_of}BROADCAST)."
+    )
+
+
+def test_who_is_in_another_collective_is_named_by_the_others() -> None:
+    everybody = {0: differs("0", 2), 1: differs("1", 2), 2: differs("2", 0), 3: differs("3", 2)}
+    assert classify_ranks(everybody).root_ranks == (2,)
+    quiet = {1: differs("1", 3), 3: "Traceback (most recent call last):", 0: "step 7 loss 2.1"}
+    assert classify_ranks(quiet).root_ranks == (3,)
+    # Ranks are compared in order: who is alone in naming the first one differs itself.
+    assert classify_ranks({2: differs("2", 0), 0: "step 7 loss 2.1"}).root_ranks == (2,)
+
+
+def waited(operation: str, number: int) -> str:
+    work = f"WorkNCCL(SeqNum={number}, OpType={operation}, Timeout(ms)=600000)"
+    return f"[E] Watchdog caught collective operation timeout: {work} ran for 600042 milliseconds"
+
+
+def test_of_ranks_in_a_timeout_the_one_in_another_collective_is_the_root() -> None:
+    texts = dict.fromkeys(range(4), waited("BROADCAST", 7)) | {2: waited("ALLREDUCE", 9)}
+    assert classify_ranks(texts).root_ranks == (2,)
+    # Of two it could be either, so the one that is behind counts.
+    assert classify_ranks({0: waited("BROADCAST", 9), 1: waited("ALLREDUCE", 7)}).root_ranks == (1,)
+    # Ranks of different groups wait in different collectives.
+    halves = {rank: waited("SEND" if rank < 2 else "RECV", 7 - rank) for rank in range(4)}
+    assert classify_ranks(halves).root_ranks == (3,)
+
+
 def test_times_count_only_where_all_contenders_have_one() -> None:
     assert classify_ranks({0: f"12:00:09 {OOM}", 1: OOM}).root_ranks == (0, 1)
 
