@@ -113,8 +113,10 @@ class Reminder:
     def is_due(self, recent_s: float, now: float) -> bool:
         """Whether to tell it ``now`` (monotonic), which counts as told. ``recent_s``: seconds per step."""
         since = now - self._told_at
-        # Before that, most of what is measured is older than what was told.
-        is_worse = since >= SUSTAINED_S and recent_s >= self._factor * self._told_s
+        if since < SUSTAINED_S:
+            # What is measured was in part before the decline, so it rises without becoming worse.
+            self._told_s = max(self._told_s, recent_s)
+        is_worse = recent_s >= self._factor * self._told_s
         if not is_worse and since < self._wait_s:
             return False
         if not math.isinf(since):

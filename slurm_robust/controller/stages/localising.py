@@ -96,7 +96,8 @@ class Localising:
         is_slow_only = self._trouble.hint or not self._is_hang
         if not found.ranks and is_slow_only and not self._is_to_be_tested(core):
             # It may still be training, if slowly: without a culprit nothing is gained by stopping it.
-            core.note(f"{self._trouble.detail}; {found.reason}", "", now)
+            again = f" (look {self._trouble.times})" if self._trouble.times > 1 else ""
+            core.note(f"{self._trouble.detail}; {found.reason}{again}", "", now)
             return ToRunning(agents=self._agents)
         if self._is_hang and found.ranks:
             core.vitals(now).cause_found(core, now)

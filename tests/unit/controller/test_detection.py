@@ -172,6 +172,64 @@ def test_observe_mode_says_what_it_would_do_and_does_nothing() -> None:
     assert hung.core.state.incident is None
 
 
+# -- declines --------------------------------------------------------------------------------------
+
+
+def declining(mode: str = "act", **detect: object) -> Job:
+    """Steps take three seconds and not one any more, and all ranks wait in the same collective."""
+    made = job(mode, **detect)
+    train(made, range(40, 200))
+    return made
+
+
+def crawl(job: Job, seconds: float) -> None:
+    """Train as slowly as that until it is stopped."""
+    step, end = job.core.state.steps_here, job.mono + seconds
+    while job.mono < end and job.core.state.generation == 1 and job.stage in ("Running", "Localising"):
+        step += 1
+        job.train_to(step)
+        job.pass_time(3.0, tick=0.5)
+
+
+def looks(job: Job) -> int:
+    return sum("allowed are" in event.text for event in job.events(ev.Noted))
+
+
+def test_a_decline_that_three_looks_do_not_place_is_tested_for() -> None:
+    slow = declining()
+    slow.diagnosis = Diagnosis(suspects=("n2",), reason="n2 fails all_gather")
+    crawl(slow, 1500.0)
+    assert looks(slow) == 2
+    assert slow.stage == "Running"
+    crawl(slow, 1000.0)
+    slow.until(lambda: slow.core.state.generation == 2, 60)
+    assert symptoms(slow) == [Symptom.SLOW]
+    assert [effect.bitwise for effect in slow.tested] == [False]
+    assert evicted(slow) == {"n2"}
+
+
+def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
+    slow = declining(slow_looks=1)
+    crawl(slow, 300.0)
+    slow.until(lambda: slow.core.state.generation == 2, 60)
+    assert evicted(slow) == set()
+    step = slow.core.state.best_step
+    for more in range(200):
+        slow.train_to(step + 1 + more)
+        slow.pass_time(3.0, tick=0.5)
+    assert looks(slow) >= 1, "it goes on as slowly"
+    assert len(slow.tested) == 1
+    assert slow.core.state.generation == 2
+
+
+def test_a_decline_is_never_stopped_without_a_culprit_where_tests_are_off() -> None:
+    for off in ({"slow_looks": 0}, {"diagnose": False}):
+        slow = declining(**off)
+        crawl(slow, 5000.0)
+        assert looks(slow) == 4
+        assert slow.core.state.generation == 1
+
+
 # -- no traffic ------------------------------------------------------------------------------------
 
 

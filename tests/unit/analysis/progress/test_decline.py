@@ -83,8 +83,10 @@ def test_a_decline_that_goes_on_is_told_ever_more_rarely() -> None:
 def test_a_decline_that_becomes_as_much_worse_again_is_told_when_that_is_measured() -> None:
     worse = {float(now): 2.0 if now < 100 else 3.0 for now in range(0, 1000, 10)}
     assert told(worse) == [0.0, 100.0, 700.0]
-    at_once = {float(now): 2.0 if now < 20 else 3.0 for now in range(0, 200, 10)}
-    assert told(at_once) == [0.0, SUSTAINED_S]
+    within_the_minute = {float(now): 2.0 if now < SUSTAINED_S else 3.0 for now in range(0, 200, 10)}
+    assert told(within_the_minute) == [0.0, SUSTAINED_S]
+    while_it_fills = {float(now): min(2.0 + now / 40, 3.0) for now in range(0, 500, 10)}
+    assert told(while_it_fills) == [0.0]
     little = {float(now): 2.0 if now < 100 else 2.9 for now in range(0, 500, 10)}
     assert told(little) == [0.0]
 
