@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import slurm_robust as sr
 from benchmarks import common
 from benchmarks.checkpoint_state import Contender, Training
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import Tier
 from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.api import Checkpointer  # as the zygote has it, before a worker begins
 from slurm_robust.worker.environment import WorkerEnvironment
 
 RUN = "bench"
@@ -20,7 +20,7 @@ DRAIN_S = 60.0
 
 
 class Ours(Contender):
-    """``sr.Checkpointer`` with ``every=1`` and a folder of copies, no agent beside it.
+    """``Checkpointer`` with ``every=1`` and a folder of copies, no agent beside it.
 
     ``restore``: the token of the checkpoint to go on from, which is in ``tier``.
     """
@@ -47,7 +47,7 @@ class Ours(Contender):
         )
         ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         os.environ.update(environment.to_env() | ranks)
-        self.checkpointer = sr.Checkpointer({"model": training.model, "optimizer": training.optimizer})
+        self.checkpointer = Checkpointer({"model": training.model, "optimizer": training.optimizer})
         if not restore:
             self.checkpointer.restore()
 
