@@ -10,8 +10,8 @@ class Rules(Record):
     """Bounds and choices that decisions depend on, taken from the configuration once.
 
     ``diagnose``: nodes may be tested, also in a decline for which ``slow_looks`` found no culprit (0: not
-    for that); ``replay``: the script can be replayed in small groups;
-    ``earlier_release``: the release of the user's code to which one can go back, "" for none.
+    for that); ``replay``: the script can be replayed in small groups; ``earlier_release``: the release of
+    the user's code to which one can go back, "" for none.
     """
 
     limits: Limits

@@ -32,8 +32,9 @@ _NEWS_FACTOR = 1.25
 
 
 class PaceVerdict(Record):
-    """The training hangs or is slow; given once for each time that it does, of
-    a decline again while it goes on (:class:`.decline.Reminder`).
+    """The training hangs or is slow; given once for each time that it does.
+
+    Of a decline it is given again while it goes on (:class:`.decline.Reminder`).
 
     ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
     phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
