@@ -119,19 +119,25 @@ def _time(line: str) -> float | None:
 
 def blames_peer(exit: WorkerExit, rules: RuleSet | None = None) -> bool:
     """Whether this worker failed because another one, or the network to it, had gone."""
+    return _complaint(exit, rules) is not None
+
+
+def _complaint(exit: WorkerExit, rules: RuleSet | None) -> Reading | None:
+    """What a worker says that failed because of another one; None for any other end."""
     # A library that gives up on a peer aborts; any other signal came from outside.
     if not exit.failed or (exit.error is None and exit.signal not in (None, signal.SIGABRT)):
-        return False
+        return None
     found = read_exit(exit, rules)
-    return found.tier is Tier.EFFECT or found.verdict.symptom in _OF_OTHERS
+    is_one = found.tier is Tier.EFFECT or found.verdict.symptom in _OF_OTHERS
+    return found if is_one else None
 
 
 def elect(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:
     """The failed exit that explains the others; None when no worker failed.
 
     A worker killed by a signal or stopped by an exception of its own comes before one that was asked to
-    end, and that before those that complain about a peer; among equals the earliest one (largest
-    ``age_s``) wins.
+    end, that before one that waited in vain for a peer, and that before those whose connection to a peer was
+    lost; among equals the earliest one (largest ``age_s``) wins.
     """
     failed = sorted((e for e in exits if e.exit.failed), key=lambda e: (-e.exit.age_s, e.exit.rank))
     if len(failed) < 2:
@@ -157,6 +163,8 @@ def _said(exit: WorkerExit) -> object:
 
 
 def _distance(exit: WorkerExit, rules: RuleSet | None) -> int:
-    if blames_peer(exit, rules):
-        return 2
+    complaint = _complaint(exit, rules)
+    if complaint is not None:
+        # A connection is closed by the end of a peer; who gave up waiting for one may be that peer.
+        return 3 if complaint.verdict.symptom in _OF_OTHERS else 2
     return 1 if exit.signal in _ASKED_TO_END else 0

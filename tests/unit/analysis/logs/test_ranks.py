@@ -113,6 +113,12 @@ def test_an_abort_of_a_library_that_lost_a_peer_is_no_cause() -> None:
     assert elect([unexplained, own]) == unexplained
 
 
+def test_who_gave_up_waiting_comes_before_those_whose_connections_that_closed() -> None:
+    gave_up = NodeExit(node="n0", exit=WorkerExit(rank=0, signal=6, age_s=1, tail=(TIMEOUT.format(0),)))
+    closed = exit_of(1, age_s=2, message=CLOSED)
+    assert elect([closed, gave_up]) == gave_up
+
+
 def test_age_and_then_rank_break_ties() -> None:
     late, early, other = (
         exit_of(0, age_s=1, signal=9),
