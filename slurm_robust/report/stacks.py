@@ -26,6 +26,7 @@ from slurm_robust.controller.preflight import load_plan
 from slurm_robust.controller.restoring import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import Symptom
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
@@ -179,10 +180,11 @@ def take(
 
 
 def explain(taken: Taken, layout: ParallelLayout, state: JobState, t: float) -> Look:
-    """What the stacks say, as it would be concluded if the training hung."""
+    """What the stacks say: of a hang if one is open, else of training that goes on."""
     placement = Placement(slots=taken.nodes, nproc_per_node=layout.nproc_per_node)
     silent = [rank for node in taken.silent for rank in placement.ranks_of(node)]
-    found = localise(taken.stacks, layout, silent)
+    stands = state.incident is not None and state.incident.symptom is Symptom.HANG
+    found = localise(taken.stacks, layout, silent, moving=not stands)
     return Look(
         job_id=state.job_id,
         t=t,

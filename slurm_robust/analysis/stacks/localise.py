@@ -49,11 +49,13 @@ def localise(
     missing: Collection[int] = (),
     *,
     most_share: float = MOST_SHARE,
+    moving: bool = False,
 ) -> Localisation:
     """Who is to blame, by the stacks of the ranks of ``layout``; the agents of those ``missing`` were silent.
 
     A group is blamed if it has at most ``most_share`` of the nodes; ranks named exactly also if they are on
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
+    ``moving``: the training goes on, so that most ranks may compute while one only waits for them.
     """
     scene = _Scene(views(stacks, layout, missing), layout, most_share)
     if all(view.activity is Activity.SILENT for view in scene.views.values()):
@@ -64,7 +66,9 @@ def localise(
         lambda: _behind(scene, taken),
         lambda: _elsewhere(scene),
     )
-    return next((found for judge in judges if (found := judge()) is not None), None) or _differing(scene)
+    return next((found for judge in judges if (found := judge()) is not None), None) or _differing(
+        scene, moving
+    )
 
 
 class _Scene:
@@ -207,7 +211,7 @@ def _elsewhere(scene: _Scene) -> Localisation | None:
     return scene.exact(ranks, min(_SURE.get(scene.views[rank].activity, 0.7) for rank in ranks), reason)
 
 
-def _differing(scene: _Scene) -> Localisation:
+def _differing(scene: _Scene, moving: bool) -> Localisation:
     """Who does something else than most."""
     ranks = scene.outliers
     if not ranks:
@@ -218,6 +222,9 @@ def _differing(scene: _Scene) -> Localisation:
     if 2 * len(scene.healthy) < len(scene.views):
         return scene.nobody(f"only {scene.most()}: no rank stands out")
     reason = f"{scene.most()}; {scene.describe(ranks)}"
+    # In a standstill it is the others who wait, unseen, and the one who is seen to may be elsewhere.
+    if moving and ranks <= scene.waiting() and not scene.healthy & scene.waiting():
+        return scene.nobody(f"{reason}: to wait for the others is no fault")
     pair = _pair(scene, ranks)
     if pair is not None and allowed(pair, scene.layout, scene.most_share):
         return Localisation(

@@ -70,7 +70,8 @@ class Localising:
         if missing and missing not in self._silent:
             self._silent.add(missing)
             core.lacks("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
-        found = localise(stacks, layout, [rank for node in missing for rank in placement.ranks_of(node)])
+        silent = [rank for node in missing for rank in placement.ranks_of(node)]
+        found = localise(stacks, layout, silent, moving=not self._is_hang)
         self._rounds.append(found)
         if self._is_hang:
             if self._agree():

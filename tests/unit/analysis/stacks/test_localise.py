@@ -162,6 +162,17 @@ def test_outliers_of_one_node_are_answered_with_the_node() -> None:
     assert (found.ranks, found.group, found.exact) == ((8, 9, 10, 11), "tp 8-11", False)
 
 
+def test_who_waits_for_others_that_compute_is_at_fault_only_in_a_standstill() -> None:
+    """There the others wait too, unseen; in training that goes on one is ahead, or looked at later."""
+    stacks = world(EIGHT_NODES, {9: ALL_REDUCE}, COMPUTE)
+    assert localise(stacks, EIGHT_NODES).ranks == (8, 9, 10, 11)
+    found = localise(stacks, EIGHT_NODES, moving=True)
+    assert (found.ranks, found.outliers) == ((), (9,))
+    assert "no fault" in found.reason
+    late = localise(world(EIGHT_NODES, {9: COMPUTE}), EIGHT_NODES, moving=True)
+    assert (late.ranks, late.exact) == ((9,), True)
+
+
 def test_outliers_that_no_group_covers_are_answered_with_nobody() -> None:
     layout = ParallelLayout.fit(64, 4, {"tp": 4, "pp": 4}, "tp-pp-dp")
     found = localise(world(layout, {0: IRECV, 21: IRECV, 42: IRECV}), layout)
