@@ -1,4 +1,4 @@
-"""The place of a Python traceback in the user's own code. Pure."""
+"""Python's tracebacks: the place in the user's own code, and those that the interpreter ignores. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ _FOREIGN = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python\d|^<(?!stdin|
 _SPAN = 400
 """A traceback is so many lines long at most."""
 
+IGNORED = "exception ignored in"
+"""What Python prints of destructors and the like, which nobody gets to know, ahead of their traceback."""
+
+# An exception's own line, which is not indented: behind what srun or torchrun put in front of every line.
+_LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?)?[\w.]+(?::|$)")
+
 
 def place(lines: Sequence[Line], at: int) -> str:
     """``train.py:12``: the innermost frame of the traceback that ends at line ``at``, or holds it.
@@ -26,6 +32,16 @@ def place(lines: Sequence[Line], at: int) -> str:
         return ""
     file, number = (own or frames)[-1]
     return f"{file.rpartition('/')[2]}:{number}"
+
+
+def ignored(lines: Sequence[Line], at: int) -> range:
+    """The lines of the ignored exception that line ``at`` announces, and of its traceback if there is one."""
+    below = [line.text for line in lines[at + 1 : at + _SPAN]]
+    if below and "Traceback (most recent call last)" in below[0]:
+        count = next((n for n, text in enumerate(below, 1) if _LAST.match(text)), 1)
+    else:
+        count = int(bool(below and _LAST.match(below[0])))
+    return range(at, at + 1 + count)
 
 
 def _above(lines: Sequence[Line], at: int) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from slurm_robust.analysis.logs import curve
+from slurm_robust.analysis.logs import curve, frames
 from slurm_robust.analysis.logs.patterns import compiled, words_of
 from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
 from slurm_robust.analysis.logs.text import Line
@@ -48,9 +48,12 @@ class Sighting(NamedTuple):
 def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> list[Sighting]:
     """All that the rules see, the deciding one first. Of the rules on one line only the weightiest speak."""
     log = _Log(lines)
+    ignored = {at for begin in log.having(frames.IGNORED) for at in frames.ignored(lines, begin)}
     found: dict[int, dict[str, Rule]] = defaultdict(dict)
     for word, triggers in rules.triggers.items():
         for at in log.having(word):
+            if at in ignored:
+                continue
             for rule in _matching(triggers, lines[at].text, stream):
                 found[at][rule.name] = rule
     for rule, at in log.curved(rules.curves):
