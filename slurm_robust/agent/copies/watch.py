@@ -19,6 +19,7 @@ from slurm_robust.wire.messages import Launch
 _SHARE = 0.005
 _SHORTEST_S = 0.01
 _LONGEST_S = 0.1
+_SLOWER = 1.1
 _FIND_RESTORED_S = 0.5
 # The magic and all numbers of the first page; the last of them is the sum of the page.
 _PREFIX_BYTES = 64
@@ -157,6 +158,9 @@ class SnapshotWatch:
 
     def _note_step(self, step: int) -> None:
         now = time.monotonic()
+        if step < 0:
+            # The first step takes long, and some trainings take no snapshots at all.
+            self._pause_s = min(_SLOWER * self._pause_s, _LONGEST_S)
         if step > self._step:
             if self._step >= 0:
                 step_s = (now - self._step_seen) / (step - self._step)
