@@ -9,6 +9,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from statistics import median
 
 from slurm_robust.analysis.logs.text import Line
@@ -28,11 +29,17 @@ NORM_JUMP = 30.0
 FAR = 1000.0
 """A value of so many times the median is a jump also where there was one as high before."""
 
+CLIMB = 5.0
+"""A loss that rises ``RISES`` times in a row to so many times its least is as bad as a jump."""
+
+RISES = 3
+
 _WINDOW = 50
 """So many values before are compared with: at the beginning of a training all are high."""
 
 _VALUE = re.compile(
-    r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss|grad(?:ient)?[ _]?norm)['\"]?\s{0,12}[:=|]?\s{0,12}"
+    r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss(?:_(?!scal)[a-z]{1,12})?|grad(?:ient)?[ _]?norm)"
+    r"['\"]?\s{0,12}[:=|]?\s{0,12}"
     r"(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?))(?![\w.])",
     re.IGNORECASE,
 )
@@ -68,12 +75,21 @@ def jump(lines: Sequence[Line]) -> int | None:
     """The first line whose loss or gradient norm is far above what it was before."""
     before: dict[str, deque[float]] = {}
     for at, name, value in _values(lines):
+        if "loss_" in name:
+            continue  # a part of the loss, such as a generator's, which goes up and down
         past = before.setdefault(name, deque(maxlen=_WINDOW))
-        if past and _is_far_above(value, past, is_norm=_is_norm(name)):
+        is_norm = _is_norm(name)
+        if past and (_is_far_above(value, past, is_norm) or (not is_norm and _has_climbed(value, past))):
             return at
         if math.isfinite(value):
             past.append(value)
     return None
+
+
+def _has_climbed(value: float, past: Collection[float]) -> bool:
+    rise = [*[*past][-RISES:], value]
+    is_rise = len(rise) > RISES and all(low < high for low, high in pairwise(rise))
+    return is_rise and math.isfinite(value) and value > min(past) + LEAST and value > CLIMB * min(past) > 0
 
 
 def _is_far_above(value: float, past: Collection[float], is_norm: bool) -> bool:

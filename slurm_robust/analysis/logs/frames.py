@@ -1,9 +1,9 @@
-"""Python's tracebacks: the place in the user's own code, and those that the interpreter ignores. Pure."""
+"""Python's tracebacks: the place in the user's own code, and those that nothing comes of. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slurm_robust.analysis.logs.text import Line
 
@@ -13,8 +13,12 @@ _FOREIGN = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python\d|^<(?!stdin|
 _SPAN = 400
 """A traceback is so many lines long at most."""
 
-IGNORED = "exception ignored in"
-"""What Python prints of destructors and the like, which nobody gets to know, ahead of their traceback."""
+# What destructors and the like raise nobody gets to know; a handler's failure to write a log line neither.
+_ANNOUNCED = ("exception ignored in", "--- logging error ---")
+_HEAD = "Traceback (most recent call last)"
+# A process puts something into a queue whose reader has gone, mostly as both end.
+_FEEDER = re.compile(r'/multiprocessing/queues\.py", line \d+, in _feed$')
+_READER_GONE = re.compile(r"BrokenPipeError|ConnectionResetError")
 
 # An exception's own line, which is not indented: behind what srun or torchrun put in front of every line.
 _LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?)?[\w.]+(?::|$)")
@@ -34,14 +38,28 @@ def place(lines: Sequence[Line], at: int) -> str:
     return f"{file.rpartition('/')[2]}:{number}"
 
 
-def ignored(lines: Sequence[Line], at: int) -> range:
-    """The lines of the ignored exception that line ``at`` announces, and of its traceback if there is one."""
-    below = [line.text for line in lines[at + 1 : at + _SPAN]]
-    if below and "Traceback (most recent call last)" in below[0]:
-        count = next((n for n, text in enumerate(below, 1) if _LAST.match(text)), 1)
-    else:
-        count = int(bool(below and _LAST.match(below[0])))
-    return range(at, at + 1 + count)
+def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:
+    """The lines of exceptions that end nothing: with what announces them, and their traceback if any.
+
+    ``having``: the lines that may have a word.
+    """
+    for word in _ANNOUNCED:
+        for at in having(word):
+            yield range(at, at + 1 + _length(lines, at + 1))
+    for at in having("in _feed"):
+        begin = at - 1
+        if _FEEDER.search(lines[at].text) and begin >= 0 and _HEAD in lines[begin].text:
+            end = begin + _length(lines, begin)
+            if _READER_GONE.search(lines[end - 1].text):
+                yield range(begin, end)
+
+
+def _length(lines: Sequence[Line], begin: int) -> int:
+    """Of the traceback, or of the exception without one, that begins there; 0 if there is neither."""
+    texts = [line.text for line in lines[begin : begin + _SPAN]]
+    if texts and _HEAD in texts[0]:
+        return next((n for n, text in enumerate(texts[1:], 2) if _LAST.match(text)), 2)
+    return int(bool(texts and _LAST.match(texts[0])))
 
 
 def _above(lines: Sequence[Line], at: int) -> list[tuple[str, str]]:
@@ -49,7 +67,7 @@ def _above(lines: Sequence[Line], at: int) -> list[tuple[str, str]]:
     for line in reversed(lines[max(0, at - _SPAN) : at + 1]):
         if found := _FRAME.search(line.text):
             frames.append((found[1], found[2]))
-        elif "Traceback (most recent call last)" in line.text:
+        elif _HEAD in line.text:
             break
     return frames[::-1]
 

@@ -48,7 +48,7 @@ class Sighting(NamedTuple):
 def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> list[Sighting]:
     """All that the rules see, the deciding one first. Of the rules on one line only the weightiest speak."""
     log = _Log(lines)
-    ignored = {at for begin in log.having(frames.IGNORED) for at in frames.ignored(lines, begin)}
+    ignored = {at for span in frames.ignored(lines, log.having) for at in span}
     found: dict[int, dict[str, Rule]] = defaultdict(dict)
     for word, triggers in rules.triggers.items():
         for at in log.having(word):
