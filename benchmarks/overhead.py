@@ -1,7 +1,9 @@
-"""What protection costs while nothing fails: step time with agent and step reports against without.
+"""What it costs to watch a training while nothing fails: step times with all that watches, and without.
 
-Two trainings run on the same cores in turns of 2 s, the other one stopped (SIGSTOP) with all that belongs
-to it. So both meet the same machine, whose speed drifts by far more than what is measured.
+Agents, their inspection and the controller are stopped (SIGSTOP) and continued in turns of 2 s, while the
+training goes on. So both halves of a pair are the same processes on the same machine, whose speed drifts by
+far more than what is measured. What a turn has missed it makes up for in the next one, so the figure is
+rather too high. What runs inside of the training's own processes is timed alone.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,16 +30,15 @@ from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.stepcount import count_optimizer_steps
 
 RANKS = 2
-WITH, WITHOUT = "n1", "n2"  # a node for each, only to tell their processes apart
+NODE = "n1"
 # Shorter than the 3 s after which an agent looks for another controller.
 TURN_S = 2.0
-# The first steps build buckets and fill caches.
-WARM_S = 5.0
-# After a turn of the other one.
+# The first steps build buckets and fill caches, and the inspection begins with a look at everything.
+WARM_S = 20.0
+# The one in which the turn began.
 COLD_STEPS = 1
 LIMIT_S = 120.0
 STEPS = 10**9
-OWN_MODULES = ("slurm_robust.agent", "slurm_robust.controller", "srobust")
 CALLS, ROUNDS = 20_000, 7
 
 
@@ -44,11 +46,11 @@ CALLS, ROUNDS = 20_000, 7
 class Turns:
     """One repetition: mean step time of each pair of turns, seconds, (with, without).
 
-    ``cpu_share``: what agent and controller used of one core while it was their turn.
+    ``cpu_shares``: what of one core each program used while it was its turn.
     """
 
     pairs: list[tuple[float, float]]
-    cpu_share: float
+    cpu_shares: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -59,70 +61,52 @@ class CallTimes:
     hook_us: float
 
 
-class Training:
-    """One of the two jobs: may be stopped and continued with everything of the user on its node."""
+class Watchers:
+    """All processes of the user on the node that neither train nor wait for those that do."""
 
-    def __init__(self, sandbox: Sandbox, node: str, kind: str, name: str) -> None:
-        self._sandbox = sandbox
-        self._node = node
-        self.folder = common.folder_for(sandbox, f"{kind}-{name}")
-        self.job = common.submit(sandbox, self.folder, _options(node, kind), _script(self.folder, kind))
-        self.turns: list[tuple[float, float]] = []
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._programs = dict(_watching(sandbox))
+        self.turns: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
 
-    def is_ready(self) -> bool:
-        """Whether all ranks begin to train."""
-        return sum(m.name == "ready" for m in timeline.read(self.folder[0] / "events.jsonl")) >= RANKS
+    def take_turn(self, *, running: bool) -> None:
+        """Let them run, or stop them, for the time of a turn; they run afterwards."""
+        self.signal(signal.SIGCONT if running else signal.SIGSTOP)
+        began = time.monotonic()
+        time.sleep(TURN_S)
+        self.turns[running].append((began, time.monotonic()))
+        self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """To every process of the user on the node; Slurm's own go on."""
-        for process in self.processes():
+        """To each of them."""
+        for process in self._programs:
             try:
                 process.send_signal(number)
             except psutil.NoSuchProcess:
                 continue  # it ended meanwhile
 
-    def take_turn(self) -> None:
-        """Run alone for a while."""
-        self.signal(signal.SIGCONT)
-        began = time.monotonic()
-        time.sleep(TURN_S)
-        self.turns.append((began, time.monotonic()))
-        self.signal(signal.SIGSTOP)
-
-    def step_times(self) -> list[list[float]]:
-        """For each turn the durations of the steps that lay in it."""
-        data = (self.folder[0] / "ends-0").read_bytes()
-        ends = [end for (end,) in struct.iter_unpack("<d", data[: len(data) // 8 * 8])]
-        return windowed(ends, self.turns, COLD_STEPS)
-
-    def processes(self) -> list[psutil.Process]:
-        """The user's processes on the node."""
-        uid = self._sandbox.config.uid(common.USER)
-        found = []
-        for pid in self._sandbox.host_pids(self._node):
-            try:
-                process = psutil.Process(pid)
-                if process.uids().real == uid:
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue  # it ended meanwhile
-        return found
+    def cpu_seconds(self) -> Counter[str]:
+        """What each program has used so far."""
+        used: Counter[str] = Counter()
+        for process, program in self._programs.items():
+            times = process.cpu_times()
+            used[program] += times.user + times.system  # type: ignore[assignment]
+        return used
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the trainings in turns, and the calls alone; always 0."""
-    parser = common.parser(__doc__, reps=3)
-    parser.add_argument("--pairs", type=int, default=30, help="pairs of turns of a repetition (default: 30)")
+    """Measure a training in turns, and the calls alone; always 0."""
+    parser = common.parser(__doc__, reps=2)
+    parser.add_argument("--pairs", type=int, default=75, help="pairs of turns of a repetition (default: 75)")
     options = parser.parse_args(argv)
     console, machine = common.console(), common.machine()
     calls = measure_calls()
     samples = []
-    with common.boot("overhead", nodes=2) as sandbox:
+    with common.boot("overhead", nodes=1) as sandbox:
         for rep in range(options.reps):
             samples.append(measure(sandbox, str(rep), options.pairs))
             ratio = median_ratio(samples[-1].pairs)
             console.print(f"{rep + 1} {len(samples[-1].pairs)} pairs of turns: {_text('ratio', ratio)}")
-    table = Table(title=f"Overhead: {options.reps} pairs of jobs in turns", title_justify="left")
+    table = Table(title=f"Overhead: {options.reps} trainings, watched in turns", title_justify="left")
     table.add_column("quantity")
     table.add_column("value")
     facts: dict[str, object] = {"machine": machine, "samples": [asdict(s) for s in samples]}
@@ -135,31 +119,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(sandbox: Sandbox, name: str, pairs: int) -> Turns:
-    """Both jobs, from their start to their end."""
-    trainings = [Training(sandbox, WITH, "report", name), Training(sandbox, WITHOUT, "none", name)]
-    protected, plain = trainings
+    """One training, from its start to its end."""
+    folder = common.folder_for(sandbox, f"watched-{name}")
+    job = common.submit(sandbox, folder, [f"--nodelist={NODE}", "--exclusive"], _script(folder))
     try:
-        for training in trainings:
-            common.wait_for(training.is_ready, LIMIT_S, f"the job in {training.folder[0]} does not train")
+        common.wait_for(lambda: _is_ready(folder[0]), LIMIT_S, f"the job in {folder[0]} does not train")
         time.sleep(WARM_S)
-        own = [p for p in protected.processes() if _is_own(p)]
-        for training in trainings:
-            training.signal(signal.SIGSTOP)
-        used = _cpu_seconds(own)
-        for number in range(pairs):
-            # A B B A: what changes steadily meets both alike.
-            for training in trainings if number % 2 == 0 else reversed(trainings):
-                training.take_turn()
-        used = _cpu_seconds(own) - used
-        both = zip(protected.step_times(), plain.step_times(), strict=True)
+        watchers = Watchers(sandbox)
+        try:
+            before = watchers.cpu_seconds()
+            for number in range(pairs):
+                # A B B A: what changes steadily meets both alike.
+                for running in (True, False) if number % 2 == 0 else (False, True):
+                    watchers.take_turn(running=running)
+            used = watchers.cpu_seconds()
+        finally:
+            watchers.signal(signal.SIGCONT)
+        both = (_step_times(folder[0], watchers.turns[running]) for running in (True, False))
         return Turns(
-            pairs=[(statistics.fmean(a), statistics.fmean(b)) for a, b in both if a and b],
-            cpu_share=used / (pairs * TURN_S),
+            pairs=[(statistics.fmean(a), statistics.fmean(b)) for a, b in zip(*both, strict=True) if a and b],
+            cpu_shares={name: (used[name] - before[name]) / (pairs * TURN_S) for name in used},
         )
     finally:
-        for training in trainings:
-            training.signal(signal.SIGCONT)
-        common.finish(sandbox, *(t.job for t in trainings), patience_s=0.0)
+        common.finish(sandbox, job, patience_s=0.0)
 
 
 def measure_calls() -> CallTimes:
@@ -186,30 +168,47 @@ def _microseconds(call: Callable[[], object]) -> float:
     return min(once() for _ in range(ROUNDS))
 
 
-def _options(node: str, kind: str) -> list[str]:
-    tasks = 1 if kind == "report" else RANKS
-    return [f"--nodelist={node}", "--nodes=1", f"--ntasks-per-node={tasks}", "--exclusive"]
+def _is_ready(folder: Path) -> bool:
+    """Whether all ranks begin to train."""
+    return sum(mark.name == "ready" for mark in timeline.read(folder / "events.jsonl")) >= RANKS
 
 
-def _script(folder: tuple[Path, str], kind: str) -> str:
-    settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": kind, "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
+def _step_times(folder: Path, turns: Sequence[tuple[float, float]]) -> list[list[float]]:
+    """For each turn the durations of the steps that lay in it."""
+    data = (folder / "ends-0").read_bytes()
+    ends = [end for (end,) in struct.iter_unpack("<d", data[: len(data) // 8 * 8])]
+    return windowed(ends, turns, COLD_STEPS)
+
+
+def _script(folder: tuple[Path, str]) -> str:
+    settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": "report", "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
     # Short steps: what is done in each of them weighs most, and a turn has many.
     settings |= {"BENCH_LAYERS": 1}
-    if kind == "report":
-        command = f"srobust run --job-dir {folder[1]}/jobs --nproc-per-node {RANKS} ../{common.TRAINING}"
-    else:
-        settings |= {"MASTER_ADDR": WITHOUT, "MASTER_PORT": 17171}
-        command = f"srun --cpu-bind=none {sys.executable} ../{common.TRAINING}"
+    command = f"srobust run --job-dir {folder[1]}/jobs --nproc-per-node {RANKS} ../{common.TRAINING}"
     return f"{common.exports(settings)}\nexec {command}"
 
 
-def _is_own(process: psutil.Process) -> bool:
-    words = process.cmdline()
-    return any(word == name or word.endswith(f"/{name}") for word in words for name in OWN_MODULES)
+def _watching(sandbox: Sandbox) -> Iterator[tuple[psutil.Process, str]]:
+    """Those processes, each with the name of its program."""
+    uid = sandbox.config.uid(common.USER)
+    for pid in sandbox.host_pids(NODE):
+        try:
+            process = psutil.Process(pid)
+            program = _program(process.cmdline()) if process.uids().real == uid else ""
+        except psutil.NoSuchProcess:
+            continue  # it ended meanwhile
+        if program:
+            yield process, program
 
 
-def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    return sum(times.user + times.system for times in (p.cpu_times() for p in processes))
+def _program(words: Sequence[str]) -> str:
+    """``agent.inspection`` and the like; "" for the ranks, which are forked from a worker's process."""
+    for word in words[1:3]:
+        if Path(word).name == "srobust":
+            return "controller"
+    modules = (word.removeprefix("slurm_robust.") for word in words if word.startswith("slurm_robust."))
+    module = next(modules, "")
+    return "" if module.startswith("worker.") else module
 
 
 def _summary(samples: Sequence[Turns], calls: CallTimes) -> dict[str, Summary | Interval | float]:
@@ -217,7 +216,11 @@ def _summary(samples: Sequence[Turns], calls: CallTimes) -> dict[str, Summary | 
     return {
         "ratio_of_step_times": median_ratio(pairs),
         "step_ms_without": Summary.of([without * 1e3 for _, without in pairs]),
-        "cpu_share_of_a_core": Summary.of([sample.cpu_share for sample in samples]),
+        "cpu_share_of_a_core": Summary.of([sum(sample.cpu_shares.values()) for sample in samples]),
+        **{
+            f"cpu_share_of_{program}": Summary.of([sample.cpu_shares.get(program, 0.0) for sample in samples])
+            for program in samples[0].cpu_shares
+        },
         "report_us": calls.report_us,
         "hook_us": calls.hook_us,
     }

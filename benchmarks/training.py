@@ -4,8 +4,8 @@ Environment: ``BENCH_DIR`` (where events go and torch.save saves), ``BENCH_STEPS
 ``BENCH_KILL_STEP`` (the step before which ``BENCH_KILL_RANK`` sends itself SIGKILL, once; -1 never) and
 ``BENCH_SAVE``, how it keeps its state: ``srobust`` (our Checkpointer, each step), ``torch`` (rank 0 by
 torch.save, each step), ``nvrx`` (as torch, with NVRx's heartbeats), ``report`` (our Checkpointer, only
-step reports), ``none``. With the last two the end of each step goes to ``ends-<rank>``: little-endian
-doubles, ``time.monotonic()``. Rank and world size come from torchrun's variables, else from Slurm's.
+step reports). With the last one the end of each step goes to ``ends-<rank>``: little-endian doubles,
+``time.monotonic()``. Rank and world size come from torchrun's variables, else from Slurm's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORLD_SIZE = int(E.get("WORLD_SIZE", E.get("SLURM_NTASKS", "1")))
 RUN = int(E.get("TORCHELASTIC_RESTART_COUNT", E.get("SLURM_RESTART_COUNT", "0")))
 FOLDER = Path(E["BENCH_DIR"])
 SAVE = E["BENCH_SAVE"]
-TIMED = SAVE in ("report", "none")  # then steps are not marked: that would cost time itself
+TIMED = SAVE == "report"  # then steps are not marked: that would cost time itself
 
 
 def mark(name: str, step: int = -1, t: float | None = None) -> None:
@@ -111,7 +111,7 @@ def train_torch(step_once: Step, model: nn.Module, optimizer: torch.optim.Optimi
         client.init_workload_monitoring()
         heartbeat = client.send_heartbeat
     path, first = FOLDER / "state.pt", 0
-    if SAVE != "none" and path.exists():
+    if path.exists():
         state = torch.load(path)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -119,8 +119,6 @@ def train_torch(step_once: Step, model: nn.Module, optimizer: torch.optim.Optimi
     mark("ready", first)
     for step in range(first, int(E["BENCH_STEPS"])):
         step_once(step)
-        if SAVE == "none":
-            continue
         if RANK == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(state, path.with_suffix(".tmp"))

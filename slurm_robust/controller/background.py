@@ -11,10 +11,13 @@ from collections.abc import Callable
 class Background:
     """Runs functions in threads and hands what they return to the loop, in the loop's own thread.
 
-    Threads are daemons: one that hangs in a dead file system does not keep the controller from ending.
+    Threads are daemons: one that hangs in a dead file system does not keep the controller from ending, nor
+    does it hold up other work, since there are as many as are busy. Those that are done wait for more.
     """
 
     def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], Callable[[], None]]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -22,13 +25,16 @@ class Background:
         """Readable when something is to be taken by :meth:`drain`."""
         return self._wake
 
-    def run(self, work: Callable[[], Callable[[], None]], name: str) -> None:
+    def run(self, work: Callable[[], Callable[[], None]]) -> None:
         """Do ``work`` in a thread; the function it returns is called by :meth:`drain`."""
+        self._work.put(work)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._serve, name="srobust-background", daemon=True).start()
 
-        def body() -> None:
-            self.post(work())
-
-        threading.Thread(target=body, name=name, daemon=True).start()
+    def _serve(self) -> None:
+        while True:
+            self.post(self._work.get()())
+            self._idle.release()
 
     def post(self, then: Callable[[], None]) -> None:
         """Have ``then`` called by :meth:`drain`. From any thread."""

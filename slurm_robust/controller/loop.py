@@ -30,7 +30,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.server import ControllerSocket
 
-TICK_MS = 100
+TICK_MS = 250  # for what only time brings; all news wakes the loop
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
 
@@ -97,7 +97,7 @@ class Loop:
             poller = zmq.Poller()
             for source in (self._socket.socket, signals.fileno(), self._background.fileno()):
                 poller.register(source, zmq.POLLIN)
-            self._background.run(self._learn_switches, "learn switches")
+            self._background.run(self._learn_switches)
             self._do(self._core.on_tick(read_clocks()))
             turned = time.monotonic()
             while self._code is None:
@@ -149,7 +149,7 @@ class Loop:
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True
-        self._background.run(self._look_around, "look around")
+        self._background.run(self._look_around)
 
     def _look_around(self) -> Callable[[], None]:
         refusals = list(self._steps.refusals())
@@ -213,7 +213,7 @@ class Loop:
                 return lambda: self._do(self._core.on_stage_done("start agents", False, text, read_clocks()))
             return lambda: None
 
-        self._background.run(work, "start agents")
+        self._background.run(work)
 
     def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
         world = self._core.state.placement.world_size
@@ -230,7 +230,7 @@ class Loop:
                 )
             return lambda: self._do(self._core.on_checkpoints(effect.generation, refs, read_clocks()))
 
-        self._background.run(work, "find checkpoint")
+        self._background.run(work)
 
     def _prune(self, effect: fx.Prune) -> None:
         if self._pruning:
@@ -255,7 +255,7 @@ class Loop:
                 return partial(done, f"old checkpoints could not be removed: {error}")
             return partial(done, "")
 
-        self._background.run(work, "prune")
+        self._background.run(work)
 
     def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
         def stage(what: str, ok: bool, detail: str) -> None:
@@ -269,7 +269,7 @@ class Loop:
                 return lambda: self._do(self._core.on_requeue(text, read_clocks()))
             return lambda: self._do(self._core.on_requeue(None, read_clocks()))
 
-        self._background.run(work, "requeue")
+        self._background.run(work)
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)
@@ -299,21 +299,21 @@ class Loop:
                 return lambda: self._do(self._core.on_stage_done(stage, False, text, read_clocks()))
             return lambda: None
 
-        self._background.run(work, stage)
+        self._background.run(work)
 
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:
             found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
             return lambda: self._do(self._core.on_tests(found, read_clocks()))
 
-        self._background.run(work, "tests")
+        self._background.run(work)
 
     def _replay_training(self, effect: fx.ReplayTraining) -> None:
         def work() -> Callable[[], None]:
             found = self._tester.replay(effect.nodes, effect.layout)
             return lambda: self._do(self._core.on_tests(found, read_clocks()))
 
-        self._background.run(work, "replay")
+        self._background.run(work)
 
 
 class _Signals:

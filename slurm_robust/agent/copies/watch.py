@@ -18,8 +18,9 @@ from slurm_robust.wire.messages import Launch
 # A pass may take this share of a core, whatever the number of buffers and the speed of the machine.
 _SHARE = 0.005
 _SHORTEST_S = 0.01
-_LONGEST_S = 0.1
-_SLOWER = 1.1
+_LONGEST_S = 0.5
+# Of the time between two snapshots, or since the last one: some trainings take few, or none at all.
+_PART = 0.1
 _FIND_RESTORED_S = 0.5
 # The magic and all numbers of the first page; the last of them is the sum of the page.
 _PREFIX_BYTES = 64
@@ -105,8 +106,8 @@ class SnapshotWatch:
         self._look_for_restored = 0.0
         self._newer: dict[int, set[int]] = {rank: set() for rank in launch.ranks}
         self._step = -1
-        self._step_seen = 0.0
-        self._pause_s = 2 * _SHORTEST_S
+        self._step_seen = time.monotonic()
+        self._step_s = 0.0
         self._thread = threading.Thread(target=self._run, name="srobust-watch", daemon=True)
         self._thread.start()
 
@@ -117,7 +118,7 @@ class SnapshotWatch:
 
     def _run(self) -> None:
         look = BufferLook(self._folder)
-        wait_s = self._pause_s
+        wait_s = _SHORTEST_S
         try:
             while not self._stopped.wait(wait_s):
                 began = time.thread_time()
@@ -126,7 +127,7 @@ class SnapshotWatch:
                 except FileNotFoundError:
                     return  # the folder is gone, and with it the job
                 cost_s = time.thread_time() - began
-                wait_s = max(self._pause_s, cost_s / _SHARE)
+                wait_s = max(self._pause_s(), cost_s / _SHARE)
         finally:
             look.close()
 
@@ -157,15 +158,15 @@ class SnapshotWatch:
                 senders[image.header.rank].offer(image)
 
     def _note_step(self, step: int) -> None:
-        now = time.monotonic()
-        if step < 0:
-            # The first step takes long, and some trainings take no snapshots at all.
-            self._pause_s = min(_SLOWER * self._pause_s, _LONGEST_S)
         if step > self._step:
+            now = time.monotonic()
             if self._step >= 0:
-                step_s = (now - self._step_seen) / (step - self._step)
-                self._pause_s = min(max(step_s / 10, _SHORTEST_S), _LONGEST_S)
+                self._step_s = (now - self._step_seen) / (step - self._step)
             self._step, self._step_seen = step, now
+
+    def _pause_s(self) -> float:
+        since_s = time.monotonic() - self._step_seen
+        return min(max(_PART * max(self._step_s, since_s), _SHORTEST_S), _LONGEST_S)
 
     def _tidy(self, images: list[FoundImage], current: list[FoundImage]) -> None:
         """When two snapshots have replaced what was restored, free what lies around from before."""

@@ -16,9 +16,12 @@ _SPAN = 400
 # What destructors and the like raise nobody gets to know; a handler's failure to write a log line neither.
 _ANNOUNCED = ("exception ignored in", "--- logging error ---")
 _HEAD = "Traceback (most recent call last)"
-# A process puts something into a queue whose reader has gone, mostly as both end.
-_FEEDER = re.compile(r'/multiprocessing/queues\.py", line \d+, in _feed$')
-_READER_GONE = re.compile(r"BrokenPipeError|ConnectionResetError")
+# Where multiprocessing prints an exception and goes on, by its outermost frame and the exceptions that do no
+# harm: of what is put into a queue whose reader has gone, and of the clean-up at a process's end.
+_PRINTED = (
+    ("in _feed", "/multiprocessing/queues.py", re.compile(r"BrokenPipeError|ConnectionResetError")),
+    ("in _run_finalizers", "/multiprocessing/util.py", re.compile(r"")),
+)
 
 # An exception's own line, which is not indented: behind what srun or torchrun put in front of every line.
 _LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?)?[\w.]+(?::|$)")
@@ -46,12 +49,13 @@ def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterat
     for word in _ANNOUNCED:
         for at in having(word):
             yield range(at, at + 1 + _length(lines, at + 1))
-    for at in having("in _feed"):
-        begin = at - 1
-        if _FEEDER.search(lines[at].text) and begin >= 0 and _HEAD in lines[begin].text:
-            end = begin + _length(lines, begin)
-            if _READER_GONE.search(lines[end - 1].text):
-                yield range(begin, end)
+    for word, file, harmless in _PRINTED:
+        for at in having(word):
+            begin = at - 1
+            if file in lines[at].text and begin >= 0 and _HEAD in lines[begin].text:
+                end = begin + _length(lines, begin)
+                if harmless.search(lines[end - 1].text):
+                    yield range(begin, end)
 
 
 def _length(lines: Sequence[Line], begin: int) -> int:
