@@ -33,8 +33,9 @@ class Background:
 
     def _serve(self) -> None:
         while True:
-            self.post(self._work.get()())
+            then = self._work.get()()
             self._idle.release()
+            self.post(then)
 
     def post(self, then: Callable[[], None]) -> None:
         """Have ``then`` called by :meth:`drain`. From any thread."""

@@ -1,0 +1,69 @@
+"""Work away from the loop: results come back to it, nothing waits for what hangs, threads are used again."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable
+
+from slurm_robust.controller.background import Background
+
+LIMIT_S = 20.0
+
+
+def drained(background: Background, done: Callable[[], bool]) -> None:
+    """Drain as the loop does, until ``done``."""
+    while not done():
+        readable, _, _ = select.select([background.fileno()], [], [], LIMIT_S)
+        assert readable, "nothing came back"
+        background.drain()
+
+
+def test_results_are_called_in_the_loops_own_thread() -> None:
+    background = Background()
+    worked: list[str] = []
+    told: list[str] = []
+
+    def work() -> Callable[[], None]:
+        worked.append(threading.current_thread().name)
+        return lambda: told.append(threading.current_thread().name)
+
+    background.run(work)
+    drained(background, lambda: bool(told))
+    assert worked == ["srobust-background"]
+    assert told == [threading.current_thread().name]
+
+
+def test_work_that_hangs_holds_up_nothing_else() -> None:
+    background = Background()
+    release, begun = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def hang() -> Callable[[], None]:
+        begun.set()
+        release.wait(LIMIT_S)
+        return lambda: told.append("late")
+
+    background.run(hang)
+    assert begun.wait(LIMIT_S)
+    for _ in range(3):
+        background.run(lambda: lambda: told.append("soon"))
+    drained(background, lambda: len(told) == 3)
+    assert told == ["soon"] * 3
+    release.set()
+    drained(background, lambda: len(told) == 4)
+    assert told[-1] == "late"
+
+
+def test_one_thread_does_what_comes_one_after_the_other() -> None:
+    background = Background()
+    idents: list[int] = []
+
+    def work() -> Callable[[], None]:
+        ident = threading.get_ident()
+        return lambda: idents.append(ident)
+
+    for number in range(1, 6):
+        background.run(work)
+        drained(background, lambda number=number: len(idents) == number)
+    assert len(set(idents)) == 1
