@@ -8,13 +8,14 @@ rather too high. What runs inside of the training's own processes is timed alone
 
 from __future__ import annotations
 
+import argparse
 import signal
 import statistics
 import struct
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,12 +85,12 @@ class Watchers:
             except psutil.NoSuchProcess:
                 continue  # it ended meanwhile
 
-    def cpu_seconds(self) -> Counter[str]:
+    def cpu_seconds(self) -> dict[str, float]:
         """What each program has used so far."""
-        used: Counter[str] = Counter()
+        used: dict[str, float] = defaultdict(float)
         for process, program in self._programs.items():
             times = process.cpu_times()
-            used[program] += times.user + times.system  # type: ignore[assignment]
+            used[program] += times.user + times.system
         return used
 
 
@@ -97,13 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure a training in turns, and the calls alone; always 0."""
     parser = common.parser(__doc__, reps=2)
     parser.add_argument("--pairs", type=int, default=75, help="pairs of turns of a repetition (default: 75)")
+    parser.add_argument("--every", type=int, default=STEPS, help="steps between snapshots (default: never)")
     options = parser.parse_args(argv)
     console, machine = common.console(), common.machine()
     calls = measure_calls()
     samples = []
     with common.boot("overhead", nodes=1) as sandbox:
         for rep in range(options.reps):
-            samples.append(measure(sandbox, str(rep), options.pairs))
+            samples.append(measure(sandbox, str(rep), options))
             ratio = median_ratio(samples[-1].pairs)
             console.print(f"{rep + 1} {len(samples[-1].pairs)} pairs of turns: {_text('ratio', ratio)}")
     table = Table(title=f"Overhead: {options.reps} trainings, watched in turns", title_justify="left")
@@ -118,17 +120,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(sandbox: Sandbox, name: str, pairs: int) -> Turns:
+def measure(sandbox: Sandbox, name: str, options: argparse.Namespace) -> Turns:
     """One training, from its start to its end."""
     folder = common.folder_for(sandbox, f"watched-{name}")
-    job = common.submit(sandbox, folder, [f"--nodelist={NODE}", "--exclusive"], _script(folder))
+    job = common.submit(
+        sandbox, folder, [f"--nodelist={NODE}", "--exclusive"], _script(folder, options.every)
+    )
     try:
         common.wait_for(lambda: _is_ready(folder[0]), LIMIT_S, f"the job in {folder[0]} does not train")
         time.sleep(WARM_S)
         watchers = Watchers(sandbox)
         try:
             before = watchers.cpu_seconds()
-            for number in range(pairs):
+            for number in range(options.pairs):
                 # A B B A: what changes steadily meets both alike.
                 for running in (True, False) if number % 2 == 0 else (False, True):
                     watchers.take_turn(running=running)
@@ -138,7 +142,7 @@ def measure(sandbox: Sandbox, name: str, pairs: int) -> Turns:
         both = (_step_times(folder[0], watchers.turns[running]) for running in (True, False))
         return Turns(
             pairs=[(statistics.fmean(a), statistics.fmean(b)) for a, b in zip(*both, strict=True) if a and b],
-            cpu_shares={name: (used[name] - before[name]) / (pairs * TURN_S) for name in used},
+            cpu_shares={name: (used[name] - before[name]) / (options.pairs * TURN_S) for name in used},
         )
     finally:
         common.finish(sandbox, job, patience_s=0.0)
@@ -180,10 +184,16 @@ def _step_times(folder: Path, turns: Sequence[tuple[float, float]]) -> list[list
     return windowed(ends, turns, COLD_STEPS)
 
 
-def _script(folder: tuple[Path, str]) -> str:
-    settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": "report", "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
-    # Short steps: what is done in each of them weighs most, and a turn has many.
-    settings |= {"BENCH_LAYERS": 1}
+def _script(folder: tuple[Path, str], every: int) -> str:
+    settings = {
+        "BENCH_DIR": folder[1],
+        "BENCH_SAVE": "report",
+        "BENCH_STEPS": STEPS,
+        "BENCH_EVERY": every,
+        # Short steps: what is done in each of them weighs most, and a turn has many.
+        "BENCH_LAYERS": 1,
+        "OMP_NUM_THREADS": 1,
+    }
     command = f"srobust run --job-dir {folder[1]}/jobs --nproc-per-node {RANKS} ../{common.TRAINING}"
     return f"{common.exports(settings)}\nexec {command}"
 

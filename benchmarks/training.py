@@ -3,9 +3,10 @@
 Environment: ``BENCH_DIR`` (where events go and torch.save saves), ``BENCH_STEPS``, ``BENCH_LAYERS`` (6),
 ``BENCH_KILL_STEP`` (the step before which ``BENCH_KILL_RANK`` sends itself SIGKILL, once; -1 never) and
 ``BENCH_SAVE``, how it keeps its state: ``srobust`` (our Checkpointer, each step), ``torch`` (rank 0 by
-torch.save, each step), ``nvrx`` (as torch, with NVRx's heartbeats), ``report`` (our Checkpointer, only
-step reports). With the last one the end of each step goes to ``ends-<rank>``: little-endian doubles,
-``time.monotonic()``. Rank and world size come from torchrun's variables, else from Slurm's.
+torch.save, each step), ``nvrx`` (as torch, with NVRx's heartbeats), ``report`` (our Checkpointer, step
+reports, and a snapshot every ``BENCH_EVERY`` steps if that is given). With the last one the end of each step
+goes to ``ends-<rank>``: little-endian doubles, ``time.monotonic()``. Rank and world size come from torchrun's
+variables, else from Slurm's.
 """
 
 from __future__ import annotations
@@ -129,10 +130,10 @@ def train_torch(step_once: Step, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def train_srobust(step_once: Step, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Each step reported and saved by our Checkpointer; ``report``: no checkpoint ever."""
+    """Each step reported and saved by our Checkpointer; ``report``: as often as told, mostly never."""
     import slurm_robust as sr
 
-    every = 1 if SAVE == "srobust" else 10**9
+    every = 1 if SAVE == "srobust" else int(E.get("BENCH_EVERY", 10**9))
     checkpointer = sr.Checkpointer({"model": model, "optimizer": optimizer}, every=every)
     first = checkpointer.restore()
     mark("ready", first)

@@ -19,7 +19,7 @@ from slurm_robust.wire.messages import Launch
 _SHARE = 0.005
 _SHORTEST_S = 0.01
 _LONGEST_S = 0.5
-# Of the time between two snapshots, or since the last one: some trainings take few, or none at all.
+# Of the time between two snapshots, or since the last one, since some trainings take few, or none at all.
 _PART = 0.1
 _FIND_RESTORED_S = 0.5
 # The magic and all numbers of the first page; the last of them is the sum of the page.
@@ -86,6 +86,11 @@ class BufferLook:
         return FoundImage(path=path, kind=kind_of(name), header=header, nbytes=nbytes)
 
 
+def pause_s(step_s: float, since_s: float) -> float:
+    """Seconds until the next look, by those between the last two snapshots and those since the last one."""
+    return min(max(_PART * max(step_s, since_s), _SHORTEST_S), _LONGEST_S)
+
+
 class SnapshotWatch:
     """The thread of one generation. ``on_images`` is told in each pass what is there."""
 
@@ -127,7 +132,7 @@ class SnapshotWatch:
                 except FileNotFoundError:
                     return  # the folder is gone, and with it the job
                 cost_s = time.thread_time() - began
-                wait_s = max(self._pause_s(), cost_s / _SHARE)
+                wait_s = max(pause_s(self._step_s, time.monotonic() - self._step_seen), cost_s / _SHARE)
         finally:
             look.close()
 
@@ -163,10 +168,6 @@ class SnapshotWatch:
             if self._step >= 0:
                 self._step_s = (now - self._step_seen) / (step - self._step)
             self._step, self._step_seen = step, now
-
-    def _pause_s(self) -> float:
-        since_s = time.monotonic() - self._step_seen
-        return min(max(_PART * max(self._step_s, since_s), _SHORTEST_S), _LONGEST_S)
 
     def _tidy(self, images: list[FoundImage], current: list[FoundImage]) -> None:
         """When two snapshots have replaced what was restored, free what lies around from before."""
