@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -38,6 +39,9 @@ def become_worker(
         dump.allow_tracing(agent)
         if _enter_environment(spawn, worker):
             code = _execute(spawn, worker) if spawn.command_kind is CommandKind.EXEC else _run(spawn, worker)
+    except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes untold
+        if crash.collect(worker.error) is None:
+            _tell(error, spawn, worker)
     finally:
         # Not sys.exit: the interpreter's teardown belongs to the zygote, and torch's sometimes aborts.
         os._exit(code)
@@ -103,22 +107,37 @@ def _run(spawn: Spawn, worker: WorkerSpec) -> int:
     stepcount.count_optimizer_steps(worker.record)
     dump.prepare(worker.record)
     rendezvous.await_rank_zero()
-    interrupted = False
+    ended: BaseException | None = None
     try:
         script.run(spawn.command_kind, spawn.command)
-        code = 0
-    except SystemExit as error:
-        code = _exit_code(error)
     except BaseException as error:  # noqa: BLE001 - what ends a script is reported, whatever it is
-        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
-        trace = crash.own_traceback(error, _HIDDEN)
-        crash.leave(crash.describe(error, trace, spawn.cwd), worker.error)
-        crash.show(error, trace)
+        ended = error  # and nothing is called here: a signal handler of the script's could raise in it
+    _forget_children()
+    code = _exit_code(ended) if ended is None or isinstance(ended, SystemExit) else 1
+    if ended is not None and not isinstance(ended, SystemExit):
+        _tell(ended, spawn, worker)
     code = _finish(code)
-    if interrupted:
+    if isinstance(ended, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return code
+
+
+def _forget_children() -> None:
+    """Stop telling the script of ends of its children.
+
+    torch's DataLoader raises at each end that is none of a worker's own, wherever the program is then.
+    """
+    while signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
+        with contextlib.suppress(BaseException):  # the handler's, if one has ended just now
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _tell(error: BaseException, spawn: Spawn, worker: WorkerSpec) -> None:
+    """Leave what ended the script for the agent, then show it as Python does."""
+    trace = crash.own_traceback(error, _HIDDEN)
+    crash.leave(crash.describe(error, trace, spawn.cwd), worker.error)
+    crash.show(error, trace)
 
 
 def _finish(code: int) -> int:
@@ -137,8 +156,8 @@ def _finish(code: int) -> int:
     return code
 
 
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
+def _exit_code(error: SystemExit | None) -> int:
+    if error is None or error.code is None:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF

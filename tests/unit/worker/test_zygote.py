@@ -186,6 +186,65 @@ if __name__ == "__main__":
     assert result.out == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n" * 2
 
 
+NOISY = """
+import os, signal
+class Told(BaseException): pass
+def handler(*_):
+    raise Told("a child ended")
+def lose_a_child():
+    if (pid := os.fork()) == 0:
+        os._exit(1)
+    try:
+        os.waitpid(pid, 0)
+    except Told:
+        os.waitpid(pid, 0)
+        raise
+class Broken(Exception):
+    def __str__(self):
+        lose_a_child()
+        return "the reason"
+signal.signal(signal.SIGCHLD, handler)
+raise Broken()
+"""
+
+
+def test_a_signal_handler_of_the_script_does_not_hide_its_error(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, NOISY)
+    result = runner.run(("script.py",), tmp_path)
+    assert result.code == 1
+    assert result.exited.error is not None
+    assert (result.exited.error.type, result.exited.error.message) == ("Broken", "the reason")
+    assert "script.py" in result.err and "Broken: the reason" in result.err
+
+
+def test_killed_workers_of_a_data_loader_are_told(runner: ScriptRunner, tmp_path: Path) -> None:
+    """Those of two loaders at once: torch's handler of their ends raises once for each."""
+    write(
+        tmp_path,
+        """
+import os, signal, time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        return i
+loaders = [iter(torch.utils.data.DataLoader(Slow(), 1, num_workers=2)) for _ in range(2)]
+print([next(loader) for loader in loaders], flush=True)
+for loader in loaders:
+    for worker in loader._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+for loader in loaders:
+    list(loader)
+""",
+    )
+    for _ in range(5):
+        result = runner.run(("script.py",), tmp_path)
+        assert result.code == 1
+        assert "is killed by signal: Killed" in result.err
+        assert result.exited.error is not None
+        assert "DataLoader worker (pid" in result.exited.error.message
+
+
 def test_forks_share_no_randomness_where_processes_would_not(runner: ScriptRunner, tmp_path: Path) -> None:
     write(tmp_path, "import numpy, random, torch\nprint(numpy.random.rand(), random.random(), torch.rand(1))")
     first, second = (runner.run(("script.py",), tmp_path).out.split() for _ in range(2))
