@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from slurm_robust.model.record import Record
+from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.slurm.client import SlurmClient, StepHandle
-from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.records import Allocation, Node
 from slurm_robust.slurm.requests import whole_node_steps
+from slurm_robust.slurm.stepwords import step_end, task_ends
 
 _MAX_READ = 1 << 20
+_MOST_LINES = 100  # of a step's output; what says why it ended is at its end
 
 
 class Refusal(msgspec.Struct):
@@ -21,17 +24,31 @@ class Refusal(msgspec.Struct):
     node: str
     fix: str = ""
 
+    @property
+    def text(self) -> str:
+        """The error and its fix, in one line."""
+        return f"{self.srobust_agent_error}; fix: {self.fix}" if self.fix else self.srobust_agent_error
+
+
+class News(Record):
+    """What the agents' steps have shown since the last look."""
+
+    refusals: tuple[Refusal, ...]
+    ends: tuple[StepEnd, ...]
+
 
 class _Output:
-    """The output file of one step, read as it grows."""
+    """One step: its srun, and its output file, read as it grows."""
 
-    def __init__(self, path: Path, handle: StepHandle) -> None:
+    def __init__(self, path: Path, handle: StepHandle, nodes: tuple[str, ...]) -> None:
         self.path = path
         self.handle = handle
+        self._nodes = nodes  # of whose agents no end was told
+        self._lines: list[str] = []
         self._offset = 0
         self._rest = b""
 
-    def new_lines(self) -> list[bytes]:
+    def new_lines(self) -> list[str]:
         """Whole lines written since the last call."""
         try:
             with self.path.open("rb") as file:
@@ -41,7 +58,19 @@ class _Output:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return lines
+        found = [line.decode(errors="replace") for line in lines]
+        self._lines = [*self._lines, *found][-_MOST_LINES:]
+        return found
+
+    def ends(self, lines: list[str], code: int | None) -> list[StepEnd]:
+        """Of the tasks that ``lines`` tell of, and of srun for all others once it has ended with ``code``."""
+        found = list(task_ends(self._nodes, lines, self._lines))
+        self._nodes = tuple(n for n in self._nodes if all(n not in end.nodes for end in found))
+        if code is not None and self._nodes:
+            # The last line may have no end.
+            found.append(step_end(self._nodes, code, [*self._lines, self._rest.decode(errors="replace")]))
+            self._nodes = ()
+        return found
 
 
 class AgentSteps:
@@ -65,7 +94,8 @@ class AgentSteps:
         name = f"agents-{epoch}-{len(self._outputs)}"
         for request in whole_node_steps(self._allocation, nodes, self._command, name=name):
             path = self._folder / f"step-{epoch:06d}-{len(self._outputs):02d}.log"
-            self._outputs.append(_Output(path, self._slurm.launch_step(request, path)))
+            handle = self._slurm.launch_step(request, path)
+            self._outputs.append(_Output(path, handle, request.nodes))
 
     @property
     def started(self) -> bool:
@@ -76,24 +106,35 @@ class AgentSteps:
         """Whether every srun that was started has ended."""
         return self.started and all(o.handle.poll() is not None for o in self._outputs)
 
-    def last_words(self) -> str:
-        """The last lines of the steps' output, for an error message."""
-        lines: list[str] = []
+    def news(self) -> News:
+        """What has come since the last call. Touches shared storage."""
+        refusals: list[Refusal] = []
+        ends: list[StepEnd] = []
         for output in self._outputs:
-            try:
-                lines += output.path.read_text(errors="replace").splitlines()[-3:]
-            except OSError:
-                continue
-        return " | ".join(line.strip() for line in lines if line.strip())
+            code = output.handle.poll()  # asked first: all that it said is in the file then
+            lines = output.new_lines()
+            refusals += filter(None, (_refusal(line) for line in lines))
+            ends += output.ends(lines, code)
+        return News(refusals=tuple(refusals), ends=tuple(ends))
 
-    def refusals(self) -> Iterator[Refusal]:
-        """Agents that said since the last call that they cannot begin. Touches shared storage."""
-        decoder = msgspec.json.Decoder(Refusal)
-        for output in self._outputs:
-            for line in output.new_lines():
-                if b"srobust_agent_error" not in line:
-                    continue
-                try:
-                    yield decoder.decode(line[line.index(b"{") :])
-                except (msgspec.DecodeError, ValueError):
-                    continue  # srun may tear or mix lines of many tasks; the agent repeats nothing
+    def witnesses(self, nodes: tuple[str, ...]) -> tuple[Witness, ...]:
+        """Slurm's word on each of ``nodes``, the second one beside their silence. Raises ``SlurmError``."""
+        held = self._slurm.allocation(self._allocation.job_id).nodes
+        return tuple(_witness(node, node.name in held) for node in self._slurm.nodes(nodes))
+
+
+def _refusal(line: str) -> Refusal | None:
+    if "srobust_agent_error" not in line:
+        return None
+    try:
+        return msgspec.json.decode(line[line.index("{") :], type=Refusal)
+    except (msgspec.DecodeError, ValueError):
+        return None  # srun may tear or mix lines of many tasks; the agent repeats nothing
+
+
+def _witness(node: Node, held: bool) -> Witness:
+    words = "+".join(sorted(node.states)) + (f" ({node.reason})" if node.reason else "")
+    if not held:
+        words += ", no longer part of the job"
+    against = node.is_down or not node.responding or not held
+    return Witness(node=node.name, words=words, against=against)

@@ -25,6 +25,7 @@ from slurm_robust.controller.effects import (
 from slurm_robust.controller.fleet import Fleet, Heard
 from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
 from slurm_robust.controller.stackbook import StackBook
+from slurm_robust.controller.starts import AgentStarts
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.vitals import Vitals
 from slurm_robust.model import events as ev
@@ -92,7 +93,7 @@ class Core:
         self.clock: IncidentClock | None = None
         self.ending: str | None = None  # why the end of this run approaches, once it does
         self.leaving: str | None = None  # why we were told to go at once
-        self.refused: dict[str, str] = {}  # nodes on which no agent could be started, with the reason
+        self.starts = AgentStarts()
         self.listing = Listing()  # of the checkpoints on storage
         self.switches: dict[str, str] = {}  # leaf switch of each node, as far as Slurm tells
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
@@ -118,6 +119,8 @@ class Core:
         After a stall of our own many Beats wait; judging anybody's silence before all of them are
         read would declare healthy nodes dead.
         """
+        if self.starts.dismissed(self, beat, now):
+            return
         heard = self.fleet.hear(beat, now.mono)
         if heard is not Heard.SAME:
             self.record(ev.AgentJoined(t=now.wall, node=beat.node, agent=beat.agent, address=beat.address))
@@ -159,11 +162,6 @@ class Core:
     def on_checkpoints(self, generation: int, complete: tuple[Ref, ...] | None, now: Now) -> list[Effect]:
         """Answer to FindCheckpoint: all that are complete; None when storage does not tell."""
         self.listing.answer(generation, complete)
-        return self.on_tick(now)
-
-    def on_refusal(self, node: str, text: str, now: Now) -> list[Effect]:
-        """The agent of ``node`` could not begin (its own words from the step's output)."""
-        self.refused.setdefault(node, text)
         return self.on_tick(now)
 
     def on_agents_gone(self, now: Now) -> list[Effect]:

@@ -30,7 +30,10 @@ class Write(Record):
 
 
 class Send(Record):
-    """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached."""
+    """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached.
+
+    ``node`` may be the id of one agent, where several speak for a node.
+    """
 
     node: str
     message: FromController
@@ -38,6 +41,12 @@ class Send(Record):
 
 class StartAgents(Record):
     """Start agents on ``nodes`` by a step of the job."""
+
+    nodes: tuple[str, ...]
+
+
+class AskAboutNodes(Record):
+    """Ask Slurm how ``nodes`` are, whose agents do not come; answered by ``starts.on_witness``."""
 
     nodes: tuple[str, ...]
 
@@ -121,6 +130,7 @@ Effect: TypeAlias = (
     Write
     | Send
     | StartAgents
+    | AskAboutNodes
     | FindCheckpoint
     | Prune
     | BeginRequeue

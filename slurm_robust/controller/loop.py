@@ -23,9 +23,11 @@ from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.tester import Tester
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.steps import StepEnd
 from slurm_robust.policy.restore import Ref, keepers
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.server import ControllerSocket
@@ -78,6 +80,7 @@ class Loop:
             fx.Write: self._write,
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
+            fx.AskAboutNodes: self._ask_about_nodes,
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
@@ -121,7 +124,7 @@ class Loop:
         now = read_clocks()
         match message:
             case msg.Beat():
-                self._identities[message.node] = identity
+                self._identities[message.node] = self._identities[message.agent] = identity
                 self._core.on_beat(message, now)
             case msg.StacksTaken():
                 self._do(self._core.on_stacks(message, now))
@@ -152,7 +155,7 @@ class Loop:
         self._background.run(self._look_around)
 
     def _look_around(self) -> Callable[[], None]:
-        refusals = list(self._steps.refusals())
+        news = self._steps.news()
         gone = self._steps.ended()
         try:
             newest = newest_epoch(self._directory.epochs)
@@ -161,9 +164,10 @@ class Loop:
 
         def tell() -> None:
             self._slow_busy = False
-            for refusal in refusals:
-                text = f"{refusal.srobust_agent_error} {refusal.fix}".strip()
-                self._do(self._core.on_refusal(refusal.node, text, read_clocks()))
+            for refusal in news.refusals:
+                self._core.starts.on_refusal(refusal.node, refusal.text)
+            for end in news.ends:
+                self._core.starts.on_end(self._core, end, read_clocks())
             if gone and not self._gone_told:
                 self._gone_told = True
                 self._do(self._core.on_agents_gone(read_clocks()))
@@ -210,8 +214,20 @@ class Loop:
                 self._steps.start(effect.nodes, epoch)
             except (SlurmError, OSError) as error:
                 text = f"agents could not be started: {error}"
-                return lambda: self._do(self._core.on_stage_done("start agents", False, text, read_clocks()))
+                end = StepEnd(nodes=effect.nodes, code=-1, words=text, fix=getattr(error, "fix", ""))
+                return lambda: self._core.starts.on_end(self._core, end, read_clocks())
             return lambda: None
+
+        self._background.run(work)
+
+    def _ask_about_nodes(self, effect: fx.AskAboutNodes) -> None:
+        def work() -> Callable[[], None]:
+            try:
+                found = self._steps.witnesses(effect.nodes)
+            except SlurmError as error:
+                text = f"Slurm does not say how {fold(effect.nodes)} are: {error}"
+                return lambda: self._core.note(text, "", read_clocks())
+            return lambda: self._core.starts.on_witness(found)
 
         self._background.run(work)
 

@@ -45,7 +45,8 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     ``root`` is the exit that came first by cause, not by clock (None when no worker failed, say when
     a node went silent). ``lost`` are nodes without a sign of life, ``unable`` nodes that answer but
     could start or stop no worker, with the reason; ``alive`` are nodes of the placement that answer.
-    ``restore``: the checkpoint that the generation began with, "" for none.
+    ``restore``: the checkpoint that the generation began with, "" for none. Where no agent came, with the
+    reason: ``unstarted``, although those of other nodes did; ``refused``, because Slurm starts none.
 
     What else was found out: ``symptom``, why the generation was stopped, and ``detail`` of that; ``named``,
     nodes that the inspection wants evicted, with the reason; ``cause``, what the output of ``root`` says;
@@ -60,6 +61,8 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     unable: dict[str, str] = {}
     alive: tuple[str, ...] = ()
     restore: str = ""
+    unstarted: dict[str, str] = {}
+    refused: dict[str, str] = {}
     symptom: Symptom | None = None
     detail: str = ""
     named: dict[str, str] = {}

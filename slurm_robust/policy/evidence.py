@@ -45,6 +45,7 @@ def against(failed: GenerationFailed, node: str) -> tuple[str, ...]:
     lines = [failed.named[node]] if node in failed.named else []
     lines += [f"unable: {failed.unable[node]}"] if node in failed.unable else []
     lines += ["no sign of life"] if node in failed.lost else []
+    lines += [failed.unstarted[node]] if node in failed.unstarted else []
     for found in filter(None, (failed.diagnosis, failed.replayed)):
         lines += [_in_words(r) for r in found.results if r.node == node and r.outcome is Outcome.FAIL]
     for ended in failed.exits:
@@ -80,6 +81,21 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         signature=NODE_SIGNATURE + ",".join(sorted(why)),
         reason="; ".join(why.values()),
         suspects=tuple(why),
+        allowed=rules.limits.per_signature,
+    )
+
+
+def unstarted(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 1: agents of other nodes came, and this one's did not although it was started again."""
+    if not failed.unstarted:
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NODE,
+        signature=NODE_SIGNATURE + ",".join(sorted(failed.unstarted)),
+        reason="; ".join(f"{node}: {text}" for node, text in failed.unstarted.items()),
+        suspects=tuple(failed.unstarted),
+        confidence=0.5,
         allowed=rules.limits.per_signature,
     )
 

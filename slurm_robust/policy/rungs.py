@@ -19,6 +19,7 @@ from slurm_robust.policy.evidence import (
     stacks_named,
     tests_named,
     unexplained,
+    unstarted,
     wrong_code,
 )
 from slurm_robust.policy.restore import failed_to_restore
@@ -39,6 +40,20 @@ def agents_gone(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         reason=f"all {len(failed.lost)} agents went silent at once, so it is not the nodes",
         confidence=0.7,
         allowed=rules.limits.per_signature,
+    )
+
+
+def slurm_refuses(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Slurm starts no agent: neither another node nor another try helps, and its words say what does."""
+    if not failed.refused:
+        return None
+    nodes = ",".join(failed.refused)
+    return Verdict(
+        rung=1,
+        blame=Blame.NOBODY,
+        signature="agents not started",
+        reason=f"no agent starts on {nodes}: {next(iter(failed.refused.values()))}",
+        allowed=0,
     )
 
 
@@ -94,8 +109,10 @@ def transient(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
 
 Rung = Callable[[GenerationFailed, Rules, JobState], Verdict | None]
 LADDER: tuple[Rung, ...] = (
+    slurm_refuses,
     agents_gone,
     nodes_named,
+    unstarted,
     nobody_can_start,
     restore_failed,
     log_named,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now, SaveEvidence, Say, StartAgents
+from slurm_robust.controller.effects import Now, SaveEvidence, Say
 from slurm_robust.controller.stages.standby import drop_unfit_spares
 from slurm_robust.controller.transitions import (
     ToDeciding,
@@ -59,9 +59,8 @@ class Deciding:
             case inc.Evict(node=node, reason=reason):
                 core.evict(node, reason, now, incident, against(self._failed, node))
             case inc.StartAgents(nodes=nodes):
-                core.agents_gone = False
                 core.fleet.views.clear()
-                core.emit(StartAgents(nodes=nodes))
+                core.starts.begin(core, nodes, now)
             case inc.Restart():
                 return ToGathering()
             case inc.Diagnose() | inc.Replay():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now, StartAgents
+from slurm_robust.controller.effects import Now
 from slurm_robust.controller.restoring import memory_suffices, seal_pending
 from slurm_robust.controller.stages.watch import RECONNECT_S
+from slurm_robust.controller.starts import Unstarted
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToEnding,
@@ -30,7 +31,6 @@ class Gathering:
         self._start = begin.start
         self._expected = begin.expected
         self._since = 0.0
-        self._missing_since: float | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
@@ -38,14 +38,14 @@ class Gathering:
         if (core.state.sealed or core.state.unsealed) and core.listing.generation != core.state.generation:
             core.listing.ask(core, now)
         if self._start and not self._expected:
-            self._start_agents(core, now, (*core.state.slots, *core.state.spares))
+            core.starts.begin(core, (*core.state.slots, *core.state.spares), now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Launch when all slots are ready; fail when one cannot become so in time."""
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
         slots = core.state.slots
-        if core.refused and (refusal := self._refusal(core)) is not None:
+        if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.beat(n)) is not None and b.ready and not b.fatal for n in slots):
             if self._can_choose(core, now):
@@ -55,7 +55,7 @@ class Gathering:
         if self._expected and self._start and waited > RECONNECT_S:
             self._expected = False
             nodes = (*slots, *core.state.spares)
-            self._start_agents(core, now, tuple(n for n in nodes if core.fleet.beat(n) is None))
+            core.starts.begin(core, tuple(n for n in nodes if core.fleet.beat(n) is None), now)
         return self._check_deadlines(core, now)
 
     def _can_choose(self, core: Core, now: Now) -> bool:
@@ -76,18 +76,13 @@ class Gathering:
         seal_pending(core, now)
         return memory_suffices(core, now)
 
-    def _start_agents(self, core: Core, now: Now, nodes: tuple[str, ...]) -> None:
-        self._missing_since = now.mono
-        if nodes:
-            core.agents_gone = False
-            core.emit(StartAgents(nodes=nodes))
-
     def _refusal(self, core: Core) -> Transition | None:
         """Too many nodes do not see the job directory: that is no fault of single nodes."""
-        if core.state.generation or len(core.refused) <= len(core.state.spares):
+        refused = core.starts.refused
+        if core.state.generation or len(refused) <= len(core.state.spares):
             return None
-        node, text = next(iter(core.refused.items()))
-        nodes = ",".join(sorted(core.refused))
+        node, text = next(iter(refused.items()))
+        nodes = ",".join(sorted(refused))
         return ToEnding(
             code=ExitCode.JOB_DIR, reason=f"agents cannot start on {nodes}; {node} says: {text}", final=False
         )
@@ -98,32 +93,49 @@ class Gathering:
         return timings.agent_start_s if self._start else timings.node_dead_s
 
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
-        timings = core.config.timings
-        begun = self._missing_since if self._missing_since is not None else self._since
-        lost, unable = [], {}
-        for node in core.state.slots:
+        timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
+        waited = now.mono - self._since
+        lost, unable = [], {node: refused[node] for node in slots if node in refused}
+        for node in slots:
             beat = core.fleet.beat(node)
-            if node in core.refused:
-                unable[node] = core.refused[node]
-            elif beat is None:
-                if now.mono - begun > timings.agent_start_s:
-                    lost.append(node)
-            elif core.fleet.silence(node, now.mono, begun) > self._patience(core):
+            if node in unable or beat is None:
+                continue
+            if core.fleet.silence(node, now.mono, self._since) > self._patience(core):
                 lost.append(node)
             elif beat.fatal:
                 unable[node] = beat.fatal
-            elif not beat.ready and now.mono - begun > timings.agent_start_s + timings.launch_s:
-                unable[node] = f"its zygote is not ready after {now.mono - begun:.0f} s"
-        undecided = [n for n in core.state.slots if n not in lost and n not in unable]
+            elif not beat.ready and waited > timings.agent_start_s + timings.launch_s:
+                unable[node] = f"its zygote is not ready after {waited:.0f} s"
+        missing = [n for n in slots if core.fleet.beat(n) is None and n not in unable]
+        found = self._missing(core, missing, now)
+        over = (*lost, *found.down, *found.silent, *found.refused)
+        undecided = [n for n in slots if n not in over and n not in unable]
         waiting = any((b := core.fleet.beat(n)) is None or not (b.ready or b.fatal) for n in undecided)
-        if not (lost or unable) or (waiting and not lost):
+        if not (over or unable) or (waiting and not over):
             return None
-        alive = tuple(n for n in core.state.slots if n not in lost)
-        words = [f"the agent of {n} gives no sign of life" for n in lost] + [
-            f"{n}: {text}" for n, text in unable.items()
-        ]
-        core.open_incident(Symptom.LAUNCH_FAILED, "; ".join(words), now.mono - begun, now)
+        words = [f"the agent of {n} gives no sign of life" for n in lost]
+        words += [f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()]
+        core.open_incident(Symptom.LAUNCH_FAILED, "; ".join(words), waited, now)
         failed = GenerationFailed(
-            generation=core.state.generation, lost=tuple(lost), unable=unable, alive=alive
+            generation=core.state.generation,
+            lost=tuple(lost),
+            unable=unable,
+            alive=tuple(n for n in slots if n not in over),
+            named=found.down,
+            unstarted=found.silent,
+            refused=found.refused,
         )
         return ToDeciding(failed=failed)
+
+    def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
+        """Of ``nodes`` without an agent those for which waiting is over."""
+        if self._expected and self._start:
+            return Unstarted()  # those of the controller before may come yet
+        found = core.starts.look(core, nodes, now)
+        if found.down:
+            # Whatever else is wrong, they may be why: the next look is without them.
+            return Unstarted(down=found.down)
+        if not core.fleet.views:
+            # Where not one agent comes, it is not the nodes.
+            return Unstarted(refused=found.refused | found.silent)
+        return found

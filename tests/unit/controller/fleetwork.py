@@ -19,7 +19,9 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.model.steps import Witness
 from slurm_robust.policy.restore import Ref
+from slurm_robust.slurm.stepwords import step_end
 from slurm_robust.wire.messages import (
     Beat,
     Flush,
@@ -86,6 +88,8 @@ class Job:
         self.said: list[str] = []
         self.sent: list[tuple[str, object]] = []
         self.started: list[tuple[str, ...]] = []
+        self.asked: list[tuple[str, ...]] = []  # about which nodes Slurm was asked
+        self.slurm_answers = True
         self.requeued: list[tuple[str, ...]] = []
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
@@ -130,6 +134,10 @@ class Job:
                     self.started.append(nodes)
                     for node in nodes:
                         self.join(node)
+                case fx.AskAboutNodes(nodes=nodes):
+                    self.asked.append(nodes)
+                    if self.slurm_answers:
+                        self.core.starts.on_witness([self.witness(node) for node in nodes])
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
                         self.tell_storage(generation)
@@ -159,6 +167,16 @@ class Job:
         found = {*self.storage, *(Ref(step=s, generation=g) for g, (_, s) in self.checkpoints.items())}
         complete = None if self.storage_broken else tuple(found)
         self.act(self.core.on_checkpoints(generation, complete, self.now()))
+
+    def witness(self, node: str) -> Witness:
+        """Slurm knows which nodes are dead."""
+        dead = node in self.dead
+        words = "DOWN+NOT_RESPONDING (Not responding)" if dead else "ALLOCATED"
+        return Witness(node=node, words=words, against=dead)
+
+    def step_ends(self, *nodes: str, words: str, code: int = 1) -> None:
+        """The srun of the agents on ``nodes`` ends, having said ``words``."""
+        self.core.starts.on_end(self.core, step_end(nodes, code, words.splitlines()), self.now())
 
     # -- the agents' part ----------------------------------------------------------------------------
 

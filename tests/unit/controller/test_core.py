@@ -335,7 +335,8 @@ def test_an_exit_while_no_controller_lived_is_seen_by_the_next() -> None:
 def test_agents_that_refuse_on_more_nodes_than_spares_end_the_job_at_once() -> None:
     job = JobWithoutAgents(("n1", "n2", "n4"), ("n3",))
     for node in ("n2", "n4"):
-        job.act(job.core.on_refusal(node, "job directory /x is not there", job.now()))
+        job.core.starts.on_refusal(node, "job directory /x is not there")
+    job.pass_time(0.5)
     job.pass_time(15)
     assert job.code == ExitCode.JOB_DIR
     assert job.core.state.ended is None  # nothing was lost: the same job may be started again
@@ -346,17 +347,6 @@ class JobWithoutAgents(Job):
 
     def join(self, node: str, agent: str = "a", **changes: object) -> None:
         pass
-
-
-def test_a_node_on_which_no_agent_starts_is_replaced_after_the_deadline() -> None:
-    class OneMissing(Job):
-        def join(self, node: str, agent: str = "a", **changes: object) -> None:
-            if node != "n2":
-                super().join(node, agent, **changes)
-
-    job = OneMissing()
-    job.until(lambda: job.core.state.generation == 1, limit=120)
-    assert job.core.state.slots == ("n1", "n3")
 
 
 def test_term_ends_everything_without_an_incident() -> None:

@@ -214,7 +214,8 @@ def test_a_signal_handler_of_the_script_does_not_hide_its_error(runner: ScriptRu
     assert result.code == 1
     assert result.exited.error is not None
     assert (result.exited.error.type, result.exited.error.message) == ("Broken", "the reason")
-    assert "script.py" in result.err and "Broken: the reason" in result.err
+    assert "script.py" in result.err
+    assert "Broken: the reason" in result.err
 
 
 def test_killed_workers_of_a_data_loader_are_told(runner: ScriptRunner, tmp_path: Path) -> None:

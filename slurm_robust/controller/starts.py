@@ -1,0 +1,146 @@
+"""The starts of agents: which were made, what Slurm said of them, and what to do where no agent came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
+from slurm_robust.model.steps import StepEnd, Witness
+from slurm_robust.policy.starting import Answer, Start, in_words, judge
+from slurm_robust.slurm.hostlist import fold
+from slurm_robust.wire.messages import Beat, Shutdown
+
+if TYPE_CHECKING:
+    from slurm_robust.controller.core import Core
+
+
+@dataclass
+class _NodeStart:
+    """The newest start on one node; times are monotonic seconds."""
+
+    first: float
+    at: float
+    times: int = 1
+    end: StepEnd | None = None
+    ended: float = 0.0
+    asked: float | None = None
+    witness: Witness | None = None
+
+
+@dataclass
+class Unstarted:
+    """Nodes without an agent for which waiting is over, with the reason in words.
+
+    ``down``: Slurm says so; ``silent``: nothing says why; ``refused``: Slurm does not start the agent.
+    """
+
+    down: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class AgentStarts:
+    """Starts by node, of nodes whose agent is wanted; ``refused``: why an agent could not begin."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _NodeStart] = {}
+        self.refused: dict[str, str] = {}
+
+    def begin(self, core: Core, nodes: tuple[str, ...], now: Now) -> None:
+        """Start agents on ``nodes``: nothing that was before counts."""
+        for node in nodes:
+            self._nodes[node] = _NodeStart(first=now.mono, at=now.mono)
+            core.fleet.views.pop(node, None)
+            self.refused.pop(node, None)
+        if nodes:
+            core.agents_gone = False
+            core.emit(StartAgents(nodes=nodes))
+
+    def expect(self, nodes: Iterable[str], now: Now) -> None:
+        """Agents of ``nodes`` may come by themselves, and have the time of a start."""
+        for node in nodes:
+            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
+
+    def on_refusal(self, node: str, text: str) -> None:
+        """The agent of ``node`` could not begin (its own words from the step's output)."""
+        self.refused.setdefault(node, text)
+
+    def on_end(self, core: Core, end: StepEnd, now: Now) -> None:
+        """An srun, or some of its tasks, ended: whoever of them is still there speaks again at once."""
+        if end.code and not core.leaving:
+            core.note(f"agents on {fold(end.nodes)} ended: {end.words}", "", now)
+        for node in end.nodes:
+            if not core.state.running:
+                core.fleet.views.pop(node, None)
+            start = self._nodes.get(node)
+            if start is not None and not (start.end is not None and node in start.end.named):
+                start.end, start.ended = end, now.mono
+
+    def on_witness(self, found: Iterable[Witness]) -> None:
+        """Slurm's word on nodes that it was asked about."""
+        for witness in found:
+            if (start := self._nodes.get(witness.node)) is not None:
+                start.witness = witness
+
+    def dismissed(self, core: Core, beat: Beat, now: Now) -> bool:
+        """End the second agent of a node on which one was started twice, and both came."""
+        known, start = core.fleet.views.get(beat.node), self._nodes.get(beat.node)
+        if known is None or known.beat.agent == beat.agent or start is None or start.times < 2:
+            return False
+        if now.mono - known.heard > core.config.timings.node_dead_s:
+            return False
+        core.send(beat.agent, Shutdown(epoch=core.state.epoch, grace_s=0.0, keep_copies=True))
+        return True
+
+    def look(self, core: Core, nodes: Iterable[str], now: Now) -> Unstarted:
+        """Of ``nodes``, none of which has an agent: ask, start again, and tell for which waiting is over."""
+        missing = tuple(nodes)
+        self.expect(missing, now)
+        starts = {node: self._seen(node, now) for node in missing}
+        answers = {node: judge(start, core.config.timings.agent_start_s) for node, start in starts.items()}
+        asked = tuple(node for node, answer in answers.items() if answer is Answer.ASK)
+        for node in asked:
+            self._nodes[node].asked = now.mono
+        if asked:
+            core.emit(AskAboutNodes(nodes=asked))
+        again = tuple(node for node, answer in answers.items() if answer is Answer.AGAIN)
+        if again:
+            self._start_again(core, again, in_words(starts[again[0]]), now)
+        why = {node: in_words(start) for node, start in starts.items()}
+        for node, start in starts.items():
+            if answers[node] is Answer.REFUSED and start.end is not None and start.end.fix:
+                why[node] += f"; fix: {start.end.fix}"
+        return Unstarted(
+            *({n: why[n] for n, answer in answers.items() if answer is wanted} for wanted in _OVER)
+        )
+
+    def why(self, node: str, now: Now) -> str:
+        """Why ``node`` has no agent yet, as far as it is known."""
+        return in_words(self._seen(node, now))
+
+    def _seen(self, node: str, now: Now) -> Start:
+        start = self._nodes[node]
+        return Start(
+            node=node,
+            times=start.times,
+            waited_s=now.mono - start.at,
+            tried_s=now.mono - start.first,
+            end=start.end,
+            end_s=now.mono - start.ended,
+            asked_s=None if start.asked is None else now.mono - start.asked,
+            witness=start.witness,
+        )
+
+    def _start_again(self, core: Core, nodes: tuple[str, ...], why: str, now: Now) -> None:
+        for node in nodes:
+            old = self._nodes[node]
+            self._nodes[node] = _NodeStart(first=old.first, at=now.mono, times=old.times + 1)
+        core.agents_gone = False
+        core.note(f"agents on {fold(nodes)} are started again: {why}", "", now)
+        core.emit(Say(text=f"starting the agents on {fold(nodes)} again: {why}"))
+        core.emit(StartAgents(nodes=nodes))
+
+
+_OVER = (Answer.DOWN, Answer.UNSTARTED, Answer.REFUSED)

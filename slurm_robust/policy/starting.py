@@ -1,0 +1,84 @@
+"""What to do about a node on which no agent has joined. Pure; one node at a time.
+
+That an agent does not come convicts nobody: its node is given up only on Slurm's word, or when other nodes'
+agents came and this one's did not, although it was started again.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model.record import Record
+from slurm_robust.model.steps import Outlook, StepEnd, Witness
+
+MOST_STARTS = 2  # on one node, unless Slurm itself may be the reason
+PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site
+LONGEST_PAUSE_S = 30.0
+# After a step's end agents of it may live on, and are heard again within two heartbeats.
+GRACE_S = 2.5
+ASK_S = 12.0  # a slurmctld that is gone is told by Slurm's commands after 9 s
+
+
+class Answer(Enum):
+    """What to do about the node."""
+
+    WAIT = "wait"
+    ASK = "ask Slurm about the node"
+    AGAIN = "start an agent again"
+    DOWN = "Slurm says that the node is not there"
+    UNSTARTED = "no agent comes, and no more is started"
+    REFUSED = "Slurm starts no agent, which is no fault of the node"
+
+
+class Start(Record):
+    """The newest start of an agent on ``node``, which was the ``times``-th without one that joined.
+
+    Seconds: ``waited_s`` since it, ``tried_s`` since the first; ``end_s`` since its ``end``, if there is one;
+    ``asked_s`` since Slurm was asked about the node (None: not asked), which gave ``witness``.
+    """
+
+    node: str
+    times: int
+    waited_s: float
+    tried_s: float
+    end: StepEnd | None = None
+    end_s: float = 0.0
+    asked_s: float | None = None
+    witness: Witness | None = None
+
+
+def judge(start: Start, patience_s: float) -> Answer:
+    """The answer for one node; ``patience_s``: how long an agent may take to join."""
+    end, witness = start.end, start.witness
+    if end is None and start.waited_s <= patience_s:
+        return Answer.WAIT
+    if end is not None and end.outlook is not Outlook.STAYS and start.end_s < GRACE_S:
+        return Answer.WAIT
+    if start.asked_s is None:
+        return Answer.ASK
+    if witness is None and start.asked_s < ASK_S:
+        return Answer.WAIT
+    if witness is not None and witness.against:
+        return Answer.DOWN
+    if end is not None and end.outlook is Outlook.STAYS:
+        return Answer.REFUSED
+    if end is not None and end.outlook is Outlook.PASSES:
+        if start.tried_s >= PASSING_S:
+            return Answer.REFUSED
+        return Answer.AGAIN if start.end_s >= min(2.0**start.times, LONGEST_PAUSE_S) else Answer.WAIT
+    if start.times < MOST_STARTS:
+        return Answer.AGAIN
+    return Answer.UNSTARTED if end is None or start.node in end.named else Answer.REFUSED
+
+
+def in_words(start: Start) -> str:
+    """Why there is no agent, as far as it is known."""
+    parts = [f"no agent has joined in {start.times} start{'s' if start.times != 1 else ''}"]
+    parts = [f"{parts[0]}, {start.tried_s:.0f} s" if start.tried_s >= 1 else parts[0]]
+    if start.end is not None:
+        parts.append(start.end.words or f"srun ended with exit code {start.end.code} without a word")
+    if start.witness is not None:
+        parts.append(f"Slurm says {start.witness.words}")
+    elif start.asked_s is not None:
+        parts.append("Slurm does not say how the node is")
+    return "; ".join(parts)

@@ -1,0 +1,126 @@
+"""What srun and slurmstepd write into the output of a step, read for why agents did not start. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from slurm_robust.model.steps import Outlook, StepEnd
+from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+
+_MOST_LINES = 4
+_MOST_TEXT = 600
+_SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
+# What srun says without anything being wrong, or after what is wrong.
+_IDLE = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
+_TASKS = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,\-\[\]]+: (?P<how>.+)")
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+_NAMED = (
+    re.compile(r"task launch for \S+ failed on node (?P<node>[\w.-]+): ", re.IGNORECASE),
+    re.compile(r"node failure on (?P<node>[\w.-]+)", re.IGNORECASE),
+)
+
+# Lower case. The same words come from all releases, with more or less around them.
+_PASSES = (
+    "unable to contact slurm controller",
+    "socket timed out",
+    "resource temporarily unavailable",
+    "connection refused",
+    "zero bytes were transmitted",
+    "step creation temporarily",
+    "requested nodes are busy",
+    "prolog is still running",
+    "slurm backup controller in standby mode",
+)
+_ACCOUNT = "give the job an account, partition and QOS that may run together (sacctmgr show assoc user=$USER)"
+_LIMITS = "ask for less, or have the limit raised (sacctmgr show qos, sacctmgr show assoc user=$USER)"
+_OPTIONS = "correct the #SBATCH options; SLURM_* and SRUN_* variables that the batch script sets count too"
+_STAYS = (
+    ("hetjob", "submit one plain job, without '#SBATCH hetjob'"),
+    ("heterogeneous", "submit one plain job, without '#SBATCH hetjob'"),
+    ("invalid account", _ACCOUNT),
+    ("invalid qos", _ACCOUNT),
+    ("invalid partition", _ACCOUNT),
+    ("accounting/qos policy", _LIMITS),
+    ("step limit", _LIMITS),
+    ("limit reached", _LIMITS),
+    ("requested node configuration is not available", _OPTIONS),
+    ("more processors requested than permitted", _OPTIONS),
+    ("required by task is not available", _OPTIONS),
+    ("only allocated", _OPTIONS),
+    ("generic resource", _OPTIONS),
+    ("unrecognized option", _OPTIONS),
+    ("invalid option", _OPTIONS),
+    ("plugin", "see which plug-ins Slurm has on this node (scontrol show config), and ask the administrator"),
+    ("permission denied", "see that the job's owner runs srobust, and that the job still runs (squeue)"),
+)
+
+
+def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd:
+    """The end of an srun for ``nodes``, from all lines of its output."""
+    said = [line.strip() for line in lines if _SLURMS.match(line) and not _is_idle(line)]
+    # A wrapper of srun, or srun itself before it has a name, says it without a prefix.
+    words = said or [line.strip() for line in lines if line.strip()]
+    text = "\n".join(words).lower()
+    outlook, fix = _outlook(text)
+    return StepEnd(
+        nodes=nodes,
+        code=code,
+        words=_joined(words),
+        outlook=outlook,
+        fix=fix,
+        named={node: why for node, why in _named(words) if node in nodes},
+    )
+
+
+def task_ends(nodes: tuple[str, ...], lines: Iterable[str], said: Sequence[str]) -> Iterator[StepEnd]:
+    """Tasks of which srun tells in ``lines`` that they ended badly, while it goes on for the others.
+
+    ``said`` are all lines of the step's output: what slurmstepd says of a task comes before or after.
+    """
+    for line in lines:
+        if (match := _TASKS.match(line.strip())) is None:
+            continue
+        code = _EXIT_CODE.search(match["how"])
+        for node in _expand(match["nodes"]):
+            if node in nodes:
+                words = _joined([line.strip(), *_of_stepd(node, said)])
+                yield StepEnd(
+                    nodes=(node,), code=int(code[1]) if code else -1, words=words, named={node: words}
+                )
+
+
+def _outlook(text: str) -> tuple[Outlook, str]:
+    if any(words in text for words in _PASSES):
+        return Outlook.PASSES, "see 'scontrol ping'"
+    for words, fix in _STAYS:
+        if words in text:
+            return Outlook.STAYS, fix
+    return Outlook.UNKNOWN, ""
+
+
+def _named(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        for pattern in _NAMED:
+            if (match := pattern.search(line)) is not None:
+                yield match["node"], line
+
+
+def _of_stepd(node: str, lines: Iterable[str]) -> Iterator[str]:
+    own = ("slurmstepd: ", f"slurmstepd-{node}: ")
+    return (line.strip() for line in lines if line.startswith(own) and not _is_idle(line))
+
+
+def _is_idle(line: str) -> bool:
+    return any(words in line.lower() for words in _IDLE)
+
+
+def _expand(hostlist: str) -> tuple[str, ...]:
+    try:
+        return expand(hostlist)
+    except InvalidHostlist:
+        return ()
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return " | ".join(list(dict.fromkeys(lines))[-_MOST_LINES:])[:_MOST_TEXT]

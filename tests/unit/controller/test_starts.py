@@ -1,0 +1,132 @@
+"""Agents that do not start: told in Slurm's words, tried again where that helps, blamed on nobody."""
+
+from __future__ import annotations
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import Blame
+from slurm_robust.wire.messages import Beat, Phase, Shutdown
+from tests.unit.controller.fleetwork import Job
+
+ACCOUNT = "srun: error: Unable to create step for job 7: Invalid account or account/partition combination"
+NO_SLURMCTLD = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
+DEAD_NODE = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure"
+
+
+class Unstarted(Job):
+    """No agent comes from ``missing`` before the ``comes``-th start."""
+
+    missing: tuple[str, ...] = ("n1", "n2", "n3")
+    comes = 100
+
+    def join(self, node: str, agent: str = "a", **changes: object) -> None:
+        starts = sum(node in nodes for nodes in self.started)
+        if node not in self.missing or starts >= self.comes:
+            super().join(node, agent, **changes)
+
+
+class OneMissing(Unstarted):
+    missing = ("n2",)
+
+
+def test_a_step_that_slurm_refuses_ends_the_job_at_once_in_its_words() -> None:
+    job = Unstarted()
+    job.pass_time(1)
+    job.step_ends("n1", "n2", "n3", words=ACCOUNT)
+    job.until(lambda: job.code is not None, limit=5)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    (decided,) = job.events(ev.Decided)
+    assert decided.verdict is not None
+    assert decided.verdict.blame is Blame.NOBODY
+    assert ACCOUNT in decided.reason
+    assert "sacctmgr show assoc" in decided.reason
+    assert job.events(ev.NodeEvicted) == []
+    assert len(job.started) == 1
+    assert any(ACCOUNT in text for text in job.said)
+
+
+def test_a_slurmctld_that_restarts_is_waited_for() -> None:
+    job = Unstarted()
+    job.comes = 4
+    for _ in range(3):
+        starts = len(job.started)
+        job.step_ends("n1", "n2", "n3", words=NO_SLURMCTLD)
+        job.until(lambda starts=starts: len(job.started) > starts, limit=60)
+    assert job.stage == "Running"
+    assert job.events(ev.Decided) == []
+    assert job.events(ev.IncidentOpened) == []
+    assert any("Unable to contact slurm controller" in text for text in job.said)
+
+
+def test_a_slurmctld_that_never_comes_back_ends_the_job_without_blame() -> None:
+    job = Unstarted()
+    while job.code is None and job.mono < 1000 + 1200:
+        starts = len(job.started)
+        job.step_ends("n1", "n2", "n3", words=NO_SLURMCTLD)
+        job.until(lambda starts=starts: len(job.started) > starts or job.code is not None, limit=60)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert job.events(ev.NodeEvicted) == []
+    assert 900 <= job.mono - 1000 < 1000
+
+
+def test_a_node_that_slurm_calls_down_is_left_on_its_word() -> None:
+    job = OneMissing()
+    job.dead.add("n2")
+    job.step_ends("n1", "n2", "n3", words=DEAD_NODE, code=233)
+    for node in ("n1", "n3"):
+        job.join(node)  # they are started again
+    job.until(lambda: job.stage == "Running", limit=10)
+    assert job.core.state.slots == ("n1", "n3")
+    (decided,) = job.events(ev.Decided)
+    assert "Slurm says DOWN" in decided.reason
+    assert "Communication connection failure" in decided.reason
+
+
+def test_a_silent_node_that_slurm_calls_well_gets_a_second_start() -> None:
+    job = OneMissing()
+    job.comes = 2
+    job.until(lambda: job.stage == "Running", limit=90)
+    assert job.core.state.slots == ("n1", "n2")
+    assert job.events(ev.IncidentOpened) == []
+    assert job.asked == [("n2",)]
+
+
+def test_a_node_on_which_two_starts_show_nothing_is_replaced_with_little_confidence() -> None:
+    job = OneMissing()
+    job.until(lambda: job.stage == "Running", limit=180)
+    assert job.core.state.slots == ("n1", "n3")
+    (decided,) = job.events(ev.Decided)
+    assert decided.verdict is not None
+    assert decided.verdict.confidence == 0.5
+    assert "no agent has joined in 2 starts" in decided.reason
+    assert "Slurm says ALLOCATED" in decided.reason
+
+
+def test_where_no_agent_comes_at_all_it_is_not_the_nodes() -> None:
+    job = Unstarted()
+    job.until(lambda: job.code is not None, limit=200)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert job.events(ev.NodeEvicted) == []
+
+
+def test_of_two_agents_of_one_node_the_second_is_told_to_end() -> None:
+    job = OneMissing()
+    job.comes = 2
+    job.until(lambda: job.stage == "Running", limit=90)
+    late = Beat(node="n2", agent="late", seq=0, epoch=1, phase=Phase.IDLE, ready=True)
+    job.core.on_beat(late, job.now())
+    job.pass_time(2)
+    assert job.stage == "Running"
+    assert job.core.state.generation == 1
+    ((agent, order),) = [(to, m) for to, m in job.sent if isinstance(m, Shutdown)]
+    assert agent == "late"
+    assert order.keep_copies
+
+
+def test_the_end_of_the_step_under_a_training_is_told() -> None:
+    job = Job()
+    job.train_to(3)
+    job.step_ends("n1", "n2", "n3", words="slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)
+    job.pass_time(1)
+    assert job.stage == "Running"
+    assert any("STEP 7.0 CANCELLED" in e.text for e in job.events(ev.Noted))

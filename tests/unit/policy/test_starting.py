@@ -1,0 +1,90 @@
+"""An agent that does not come convicts nobody: what is asked, tried again, and told."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.model.steps import Outlook, StepEnd, Witness
+from slurm_robust.policy.starting import PASSING_S, Answer, Start, in_words, judge
+
+PATIENCE_S = 60.0
+WELL = Witness(node="n1", words="ALLOCATED", against=False)
+DOWN = Witness(node="n1", words="DOWN (Not responding)", against=True)
+
+
+def end(outlook: Outlook = Outlook.UNKNOWN, named: bool = False) -> StepEnd:
+    words = "srun: error: it does not work"
+    return StepEnd(nodes=("n1",), code=1, words=words, outlook=outlook, named={"n1": words} if named else {})
+
+
+def start(
+    waited_s: float = 61.0,
+    times: int = 1,
+    ended: StepEnd | None = None,
+    witness: Witness | None = WELL,
+    **fields: float,
+) -> Start:
+    seconds = {"tried_s": waited_s, "end_s": 5.0, "asked_s": 0.1, **fields}
+    return Start(node="n1", times=times, waited_s=waited_s, end=ended, witness=witness, **seconds)
+
+
+def answer(given: Start) -> Answer:
+    return judge(given, PATIENCE_S)
+
+
+def test_silence_is_waited_for_then_slurm_is_asked_then_it_is_started_again() -> None:
+    assert answer(start(waited_s=59.0)) is Answer.WAIT
+    asked = Start(node="n1", times=1, waited_s=61.0, tried_s=61.0)
+    assert answer(asked) is Answer.ASK
+    assert answer(start(witness=None)) is Answer.WAIT  # the answer is on its way
+    assert answer(start(witness=None, asked_s=13.0)) is Answer.AGAIN  # Slurm does not answer
+    assert answer(start()) is Answer.AGAIN
+    assert answer(start(times=2)) is Answer.UNSTARTED
+
+
+def test_slurms_word_against_the_node_is_enough() -> None:
+    assert answer(start(witness=DOWN)) is Answer.DOWN
+    assert answer(start(ended=end(Outlook.STAYS), witness=DOWN)) is Answer.DOWN
+
+
+def test_what_cannot_pass_ends_at_once() -> None:
+    assert answer(start(waited_s=0.3, ended=end(Outlook.STAYS), end_s=0.0)) is Answer.REFUSED
+
+
+def test_what_may_pass_is_tried_for_minutes_ever_more_rarely() -> None:
+    passing = end(Outlook.PASSES)
+    assert answer(start(times=1, ended=passing, end_s=2.6)) is Answer.AGAIN
+    assert answer(start(times=4, ended=passing, end_s=15.9)) is Answer.WAIT
+    assert answer(start(times=40, ended=passing, end_s=30.0)) is Answer.AGAIN
+    assert answer(start(times=40, ended=passing, tried_s=PASSING_S)) is Answer.REFUSED
+
+
+def test_unknown_words_are_tried_once_more_and_blame_only_whom_slurm_names() -> None:
+    assert answer(start(ended=end(), end_s=1.0)) is Answer.WAIT
+    assert answer(start(ended=end())) is Answer.AGAIN
+    assert answer(start(times=2, ended=end())) is Answer.REFUSED
+    assert answer(start(times=2, ended=end(named=True))) is Answer.UNSTARTED
+
+
+@given(
+    st.integers(1, 50),
+    st.floats(0, 2000),
+    st.sampled_from([None, *Outlook]),
+    st.booleans(),
+    st.sampled_from([None, WELL, DOWN]),
+)
+def test_every_wait_ends(
+    times: int, since: float, outlook: Outlook | None, named: bool, witness: Witness | None
+) -> None:
+    ended = None if outlook is None else end(outlook, named)
+    late = start(
+        waited_s=since + 61.0, times=times, ended=ended, witness=witness, end_s=since + 31.0, asked_s=13.0
+    )
+    assert answer(late) not in (Answer.WAIT, Answer.ASK)
+
+
+def test_words_for_people() -> None:
+    assert in_words(start()) == "no agent has joined in 1 start, 61 s; Slurm says ALLOCATED"
+    assert "it does not work" in in_words(start(ended=end()))
+    assert "Slurm does not say" in in_words(start(witness=None))

@@ -1,0 +1,98 @@
+"""What srun 22.05 was seen to write when a step did not start, and what is read from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.model.steps import Outlook
+from slurm_robust.slurm.stepwords import step_end, task_ends
+
+NODES = ("n1", "n2", "n3")
+NO_BINDING = "srun: cluster configuration lacks support for cpu binding"
+
+
+@pytest.mark.parametrize(
+    ("line", "outlook", "fix"),
+    [
+        (
+            "srun: error: Unable to create step for job 7: Invalid account or account/partition combination "
+            "specified",
+            Outlook.STAYS,
+            "account",
+        ),
+        (
+            "srun: error: No directives to start application on any available hetjob components",
+            Outlook.STAYS,
+            "hetjob",
+        ),
+        ("srun: error: Only allocated 3 nodes asked for 9", Outlook.STAYS, "#SBATCH"),
+        ("srun: error: Invalid generic resource (gres) specification", Outlook.STAYS, "#SBATCH"),
+        ("srun: unrecognized option '--nonsense'", Outlook.STAYS, "#SBATCH"),
+        (
+            "srun: error: Unable to create step for job 1: Requested node configuration is not available",
+            Outlook.STAYS,
+            "#SBATCH",
+        ),
+        ("srun: error: cannot find mpi plugin for mpi/foo", Outlook.STAYS, "plug-in"),
+        (
+            "srun: error: Unable to create step for job 7: Job violates accounting/QOS policy (job submit "
+            "limit, user's size and/or time limits)",
+            Outlook.STAYS,
+            "limit",
+        ),
+        (
+            "srun: error: Unable to confirm allocation for job 6: Unable to contact slurm controller "
+            "(connect failure)",
+            Outlook.PASSES,
+            "scontrol ping",
+        ),
+        (
+            "srun: error: slurm_receive_msgs: Socket timed out on send/recv operation",
+            Outlook.PASSES,
+            "scontrol ping",
+        ),
+        (
+            "srun: error: Unable to create step for job 7: Job credential expired",
+            Outlook.UNKNOWN,
+            "",
+        ),
+    ],
+)
+def test_whether_it_may_pass(line: str, outlook: Outlook, fix: str) -> None:
+    end = step_end(NODES, 1, [NO_BINDING, line])
+    assert (end.outlook, end.words) == (outlook, line)
+    assert fix in end.fix
+    assert end.named == {}
+
+
+def test_words_without_srun_s_name_count_as_its_words() -> None:
+    end = step_end(NODES, 1, ["", "Unable to create step: Invalid account"])
+    assert (end.outlook, end.words) == (Outlook.STAYS, "Unable to create step: Invalid account")
+
+
+def test_a_node_that_srun_names() -> None:
+    lines = [
+        "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure",
+        "srun: error: Application launch failed: Communication connection failure",
+        "srun: Job step aborted",
+    ]
+    end = step_end(NODES, 233, lines)
+    assert end.named == {"n2": lines[0]}
+    assert end.outlook is Outlook.UNKNOWN
+    assert end.words == " | ".join(lines[:2])
+
+
+def test_tasks_that_end_while_srun_goes_on() -> None:
+    lines = [
+        NO_BINDING,
+        "srun: error: n[1-2]: tasks 0-1: Exited with exit code 2",
+        "slurmstepd-n1: error: execve(): /nope/python: No such file or directory",
+        "srun: error: n3: task 2: Killed",
+        "n9: task 4: Killed",
+    ]
+    first, second, third = task_ends(NODES, lines, lines)
+    assert (first.nodes, first.code) == (("n1",), 2)
+    assert first.words == f"{lines[1]} | {lines[2]}"
+    assert first.named == {"n1": first.words}
+    assert (second.nodes, second.words) == (("n2",), lines[1])
+    assert (third.nodes, third.code) == (("n3",), -1)
