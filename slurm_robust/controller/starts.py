@@ -27,6 +27,7 @@ class _NodeStart:
     ended: float = 0.0
     asked: float | None = None
     witness: Witness | None = None
+    failed: str = ""  # why the start before this one came to nothing
 
 
 @dataclass
@@ -105,9 +106,9 @@ class AgentStarts:
             self._nodes[node].asked = now.mono
         if asked:
             core.emit(AskAboutNodes(nodes=asked))
-        again = tuple(node for node, answer in answers.items() if answer is Answer.AGAIN)
+        again = {node: in_words(starts[node]) for node, answer in answers.items() if answer is Answer.AGAIN}
         if again:
-            self._start_again(core, again, in_words(starts[again[0]]), now)
+            self._start_again(core, again, now)
         why = {node: in_words(start) for node, start in starts.items()}
         for node, start in starts.items():
             if answers[node] is Answer.REFUSED and start.end is not None and start.end.fix:
@@ -116,9 +117,18 @@ class AgentStarts:
             *({n: why[n] for n, answer in answers.items() if answer is wanted} for wanted in _OVER)
         )
 
-    def why(self, node: str, now: Now) -> str:
-        """Why ``node`` has no agent yet, as far as it is known."""
-        return in_words(self._seen(node, now))
+    def missed(self, core: Core, node: str, now: Now) -> None:
+        """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""
+        heard = core.fleet.views.pop(node).heard
+        old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
+        new = _NodeStart(first=now.mono, at=now.mono, times=old.times)
+        if old.ended > heard:
+            new.end, new.ended = old.end, old.ended
+        self._nodes[node] = new
+
+    def failed(self, node: str) -> str:
+        """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
+        return self._nodes[node].failed
 
     def _seen(self, node: str, now: Now) -> Start:
         start = self._nodes[node]
@@ -133,14 +143,17 @@ class AgentStarts:
             witness=start.witness,
         )
 
-    def _start_again(self, core: Core, nodes: tuple[str, ...], why: str, now: Now) -> None:
-        for node in nodes:
+    def _start_again(self, core: Core, why: dict[str, str], now: Now) -> None:
+        for node, failed in why.items():
             old = self._nodes[node]
-            self._nodes[node] = _NodeStart(first=old.first, at=now.mono, times=old.times + 1)
+            times = old.times + 1
+            self._nodes[node] = _NodeStart(first=old.first, at=now.mono, times=times, failed=failed)
+            self.refused.pop(node, None)
         core.agents_gone = False
-        core.note(f"agents on {fold(nodes)} are started again: {why}", "", now)
-        core.emit(Say(text=f"starting the agents on {fold(nodes)} again: {why}"))
-        core.emit(StartAgents(nodes=nodes))
+        text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"
+        core.note(text, "", now)
+        core.emit(Say(text=text))
+        core.emit(StartAgents(nodes=tuple(why)))
 
 
 _OVER = (Answer.DOWN, Answer.UNSTARTED, Answer.REFUSED)

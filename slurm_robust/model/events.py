@@ -238,6 +238,20 @@ class NodeReturned(Event):
     node: str
 
 
+class SpareSetAside(Event):
+    """A standby does not answer. ``usable``: it may still be taken, where there is no other."""
+
+    node: str
+    reason: str
+    usable: bool
+
+
+class SpareAnswers(Event):
+    """A standby that was set aside is counted on again."""
+
+    node: str
+
+
 class IncidentClosed(Event):
     """The first new step was completed. ``recover_s``: from the verdict until that step."""
 
@@ -306,6 +320,8 @@ AnyEvent: TypeAlias = (
     | PaceLearned
     | NodeEvicted
     | NodeReturned
+    | SpareSetAside
+    | SpareAnswers
     | IncidentClosed
     | CheckpointRequested
     | RequeueStarted

@@ -46,7 +46,7 @@ class JobState(Record):
     ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
     ended; ``restored``: the checkpoint that it began with, "" for none, from ``restored_tiers``.
     ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
-    how fast training is.
+    how fast training is. ``aside``: those of ``spares`` that do not answer.
     """
 
     run_id: str = ""
@@ -57,6 +57,7 @@ class JobState(Record):
     epoch: int = 0
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
+    aside: dict[str, ev.SpareSetAside] = {}
     evicted: dict[str, str] = {}
     generation: int = 0
     running: bool = False
@@ -116,6 +117,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         restart_count=event.restart_count,
         slots=event.slots,
         spares=event.spares,
+        aside={},
         running=False,
         requeueing=None,
     )
@@ -247,6 +249,17 @@ def _(event: ev.NodeEvicted, state: JobState) -> JobState:
         evicted={**state.evicted, event.node: event.reason},
         spares=tuple(s for s in state.spares if s != event.node),
     )
+
+
+@apply.register
+def _(event: ev.SpareSetAside, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, aside={**state.aside, event.node: event})
+
+
+@apply.register
+def _(event: ev.SpareAnswers, state: JobState) -> JobState:
+    aside = {node: why for node, why in state.aside.items() if node != event.node}
+    return msgspec.structs.replace(state, aside=aside)
 
 
 @apply.register

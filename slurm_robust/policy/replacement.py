@@ -28,13 +28,19 @@ def assign(
     return filled, tuple(n for n in good if n not in filled)
 
 
+def fit_spares(state: JobState) -> tuple[str, ...]:
+    """Standbys in the order in which they are to be taken: those that do not answer last, or not at all."""
+    late = tuple(node for node in state.spares if node in state.aside and state.aside[node].usable)
+    return (*(node for node in state.spares if node not in state.aside), *late)
+
+
 def replace_nodes(
     state: JobState, suspects: tuple[str, ...], reason: str, rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
     """Actions that take ``suspects`` out of the job and bring training back, and why these."""
     evictions = tuple(Evict(node=node, reason=reason) for node in suspects)
     places = [node for node in suspects if node in state.slots]
-    standbys = [node for node in state.spares if node not in suspects]
+    standbys = [node for node in fit_spares(state) if node not in suspects]
     if len(standbys) >= len(places):
         pairs = list(zip(places, standbys, strict=False))
         swaps = tuple(Replace(node=node, standby=standby) for node, standby in pairs)

@@ -79,6 +79,7 @@ def render(summary: Summary) -> RenderableType:
         ("restored", summary.restored),
         ("stored", _stored(summary)),
         ("nodes", f"{fold(summary.slots)}" + (f"  spare {fold(summary.spares)}" if summary.spares else "")),
+        ("no answer", "; ".join(f"standby {node} ({why})" for node, why in summary.aside.items())),
         ("evicted", "; ".join(f"{node} ({why})" for node, why in summary.evicted.items())),
         ("ETTR", _ettr(summary)),
     ]

@@ -15,8 +15,9 @@ from slurm_robust.policy.restore import in_words
 class Summary(Record):
     """A job in one look. ``phase`` in a word; ``step`` -1 before the first; ``slurm`` is Slurm's state.
 
-    ``restored``: with what the newest generation began, in words, "" for a fresh start; ``stored``: the
-    newest step that went from memory to storage, if any; ``interval``: how often one should, if known.
+    ``aside``: standbys that do not answer, and why. ``restored``: with what the newest generation began, in
+    words, "" for a fresh start; ``stored``: the newest step that went from memory to storage, if any;
+    ``interval``: how often one should, if known.
     """
 
     job_id: int
@@ -32,6 +33,7 @@ class Summary(Record):
     loss: float | None
     slots: tuple[str, ...]
     spares: tuple[str, ...]
+    aside: dict[str, str]
     evicted: dict[str, str]
     incidents: tuple[IncidentSummary, ...]
     productivity: Productivity
@@ -62,6 +64,7 @@ def summarize(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         loss=last.loss if isinstance(last, ev.ProgressMade) else None,
         slots=state.slots,
         spares=state.spares,
+        aside={node: why.reason for node, why in state.aside.items() if node in state.spares},
         evicted=dict(state.evicted),
         incidents=tuple(incidents(events)),
         productivity=productivity(events, now),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveEvidence, Say
-from slurm_robust.controller.stages.standby import drop_unfit_spares
+from slurm_robust.controller.stages.standby import watch_spares
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToEnding,
@@ -29,7 +29,7 @@ class Deciding:
 
     def enter(self, core: Core, now: Now) -> None:
         """Decide, write it down, and turn the actions into a transition."""
-        drop_unfit_spares(core, now)  # nobody watched them while the generation was being ended
+        watch_spares(core, now)  # nobody watched them while the generation was being ended
         decision = decide(core.state, self._failed, now.wall, core.rules)
         number = core.state.incident.number if core.state.incident else core.state.incidents
         detected = core.clock.detected if core.clock else now.mono

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.standby import drop_spare, drop_unfit_spares
+from slurm_robust.controller.stages.standby import watch_spares
 from slurm_robust.controller.stages.watch import all_done, current_agents, find_trouble, leave
 from slurm_robust.controller.tending import Tending
 from slurm_robust.controller.transitions import (
@@ -146,7 +146,7 @@ class Running:
         trouble = core.vitals(now).look(core, now)
         if trouble is not None:
             return self._on_vitals(core, trouble, now)
-        self._watch_spares(core, now)
+        watch_spares(core, now)
         return None
 
     def _watch_steps(self, core: Core, now: Now) -> None:
@@ -185,13 +185,6 @@ class Running:
         if trouble.symptom in (Symptom.HANG, Symptom.SLOW):
             return ToLocalising(agents=self._agents, trouble=trouble)
         return leave(core, self._agents, Why(trouble=trouble), now)
-
-    def _watch_spares(self, core: Core, now: Now) -> None:
-        for node in core.state.spares:
-            silent = core.fleet.silence(node, now.mono, self._since + core.config.timings.agent_start_s)
-            if silent > core.config.timings.node_dead_s:
-                drop_spare(core, node, f"silent for {silent:.1f} s", now)
-        drop_unfit_spares(core, now)
 
 
 def _timings(core: Core) -> dict[str, float]:

@@ -1,20 +1,52 @@
-"""Spares that cannot be counted on are dropped before one of them is put into a slot."""
+"""Standbys are looked at before one of them is needed for a slot."""
 
 from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
+from slurm_robust.model import events as ev
 from slurm_robust.model.incident import SpareLost
 from slurm_robust.policy import decide
 
 
-def drop_unfit_spares(core: Core, now: Now) -> None:
-    """Drop those that the inspection of their node names."""
+def watch_spares(core: Core, now: Now) -> None:
+    """Drop those that their node's inspection or Slurm names; set aside those that do not answer."""
     for node, why in core.vitals(now).unfit_spares(core).items():
-        drop_spare(core, node, f"is not fit: {why}", now)
+        _drop(core, node, f"is not fit: {why}", now)
+    for node in core.state.spares:
+        silent = core.fleet.silence(node, now.mono, now.mono)
+        if silent > core.config.timings.node_dead_s:
+            core.starts.missed(core, node, now)
+            _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
+    missing = tuple(node for node in core.state.spares if core.fleet.beat(node) is None)
+    found = core.starts.look(core, missing, now)
+    for node, why in found.down.items():
+        _drop(core, node, f"is gone: {why}", now)
+    over = found.silent | found.refused
+    for node in core.state.spares:
+        if node not in missing:
+            _count_on(core, node, now)
+        elif why := over.get(node) or core.starts.failed(node):
+            _set_aside(core, node, why, False, now)
+        elif node not in core.state.aside:
+            _set_aside(core, node, "it has not joined yet", True, now)
 
 
-def drop_spare(core: Core, node: str, why: str, now: Now) -> None:
+def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
+    known = core.state.aside.get(node)
+    if known is not None and known.usable == usable:
+        return
+    core.record(ev.SpareSetAside(t=now.wall, node=node, reason=why, usable=usable))
+    core.emit(Say(text=f"standby {node} is not counted on until it answers: {why}"))
+
+
+def _count_on(core: Core, node: str, now: Now) -> None:
+    if node in core.state.aside:
+        core.record(ev.SpareAnswers(t=now.wall, node=node))
+        core.emit(Say(text=f"standby {node} answers"))
+
+
+def _drop(core: Core, node: str, why: str, now: Now) -> None:
     """Count on ``node`` no more; ``why`` follows its name."""
     decision = decide(core.state, SpareLost(node=node, reason=why), now.wall, core.rules)
     core.evict(node, decision.reason, now)

@@ -21,7 +21,7 @@ from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.model.steps import Witness
 from slurm_robust.policy.restore import Ref
-from slurm_robust.slurm.stepwords import step_end
+from slurm_robust.slurm.stepwords import step_end, task_ends
 from slurm_robust.wire.messages import (
     Beat,
     Flush,
@@ -177,6 +177,11 @@ class Job:
     def step_ends(self, *nodes: str, words: str, code: int = 1) -> None:
         """The srun of the agents on ``nodes`` ends, having said ``words``."""
         self.core.starts.on_end(self.core, step_end(nodes, code, words.splitlines()), self.now())
+
+    def task_ends(self, node: str, words: str) -> None:
+        """The agent on ``node`` ends, and srun says so with ``words``."""
+        for end in task_ends((node,), [words], [words]):
+            self.core.starts.on_end(self.core, end, self.now())
 
     # -- the agents' part ----------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def test_a_lost_spare_is_suspected_without_an_incident() -> None:
     job = Watched()
     job.train_to(3)
     job.power_cut("n3")
-    job.until(lambda: "n3" in job.core.state.evicted)
+    job.until(lambda: "n3" in job.core.state.evicted, limit=90)
     (suspicion,) = job.suspicions
     assert (suspicion.node, suspicion.symptom) == ("n3", "")
 
