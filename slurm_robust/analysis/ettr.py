@@ -33,7 +33,10 @@ class IncidentSummary(Record):
 
 
 class Productivity(Record):
-    """``ettr`` = ``productive_s`` / ``wall_s``; ``steps`` counts each step once, ``repeated`` the rest."""
+    """``ettr`` = ``productive_s`` / ``wall_s``; ``steps`` counts each step once, ``repeated`` the rest.
+
+    A script that does not report its steps begins anew in each generation, as far as anybody knows.
+    """
 
     wall_s: float
     productive_s: float
@@ -114,16 +117,16 @@ def productivity(events: Sequence[ev.AnyEvent], now: float) -> Productivity:
             stretches[event.generation] = _Stretch(event)
         elif isinstance(event, ev.ProgressMade) and event.generation in stretches:
             stretches[event.generation].see(event)
-    productive, steps, repeated, best = 0.0, 0, 0, -1
+    productive, steps, repeated, best = 0.0, 0, 0, {True: -1, False: -1}
     for _, s in sorted(stretches.items()):
         done = s.last - s.first + 1
-        new = done if not s.reported else max(0, s.last - max(best, s.first - 1))
+        new = max(0, s.last - max(best[s.reported], s.first - 1))
         seconds = max(0.0, s.t_last - s.t_first)
         # The first step of a stretch has no measured length of its own: it took about the mean.
         mean = seconds / (done - 1) if done > 1 else 0.0
         productive += mean * new
         steps, repeated = steps + new, repeated + done - new
-        best = max(best, s.last) if s.reported else best
+        best[s.reported] = max(best[s.reported], s.last)
     wall = max(0.0, end - start)
     return Productivity(
         wall_s=wall,

@@ -327,6 +327,8 @@ class Core:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""
         state = self.state
         records = self.fleet.progress(state.slots, state.generation)
+        if self.config.detect.non_finite:
+            records = [record.good for record in records]
         if not self.is_progress(records):
             return
         self._watch_published(min(p.checkpoint for p in records), now)

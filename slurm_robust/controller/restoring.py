@@ -180,7 +180,7 @@ def judge_restored(
     if not text or text in state.banned:
         return
     signature = f"restore failed: {text}"
-    again = any(a.signature == signature and a.mark == state.mark for a in state.attempts)
+    again = any(a.signature == signature for a in state.in_vain)
     new_steps = state.steps_here > state.restored_step
     if any(map(restore.failed_to_restore, failed)):
         if not (again or "storage" in state.restored_tiers):

@@ -17,7 +17,8 @@ class Progress(Record):
     ``age_s``: seconds since that step was completed, by the node's monotonic clock; before the first
     step since the launch. ``phase`` is what the rank does between steps (:mod:`slurm_robust.model.pace`),
     "" for nothing of that kind; ``phase_s``: seconds since it began or, with no phase, since the last one
-    ended (infinite: there was none).
+    ended (infinite: there was none). ``bad_step``: the first step of this generation with a loss that is no
+    finite number, -1: none.
     """
 
     rank: int
@@ -30,11 +31,19 @@ class Progress(Record):
     restored_s: float | None = None  # seconds from fork until restore() had the state, None before
     phase: str = ""
     phase_s: float = math.inf
+    bad_step: int = -1
 
     @property
     def is_finite(self) -> bool:
         """Whether the loss is a number, as far as it is told. (Single gradients may overflow.)"""
         return self.loss is None or math.isfinite(self.loss)
+
+    @property
+    def good(self) -> Progress:
+        """The same without the steps from :attr:`bad_step` on, as old as the newest of them."""
+        if self.bad_step < 0:
+            return self
+        return structs.replace(self, step=min(self.step, self.bad_step - 1), loss=None, grad_norm=None)
 
     def aged(self, seconds: float) -> Progress:
         """The same, ``seconds`` later, if nothing was done meanwhile."""

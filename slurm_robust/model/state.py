@@ -12,17 +12,21 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.record import Record
 
-# Without step reports only optimizer steps of a generation are counted, which a script that crashes
-# early in every life repeats. So many of them count as one step of progress.
-UNREPORTED_STEPS_PER_MARK = 100
+REPEAT_S = 2.0
+"""Training that gets further by less than this is where it was: that is how exactly its end is known."""
 
 
 class Attempt(Record):
-    """One answer to a fault: its signature, when (wall clock), and how far training was."""
+    """One answer to a fault: its signature, when (wall clock), and how far training was.
+
+    ``step``: newest step completed by all ranks in any generation; ``work``: steps that the generation
+    which failed had completed where the script does not report them (-1: it does, or made none).
+    """
 
     signature: str
     t: float
-    mark: int
+    step: int
+    work: int = -1
 
 
 class OpenIncident(Record):
@@ -38,8 +42,8 @@ class JobState(Record):
     """All that decisions depend on.
 
     ``best_step``: newest step completed by all ranks in any generation, as numbered by the script,
-    -1 before the first. ``mark``: a number that grows only when training gets further (equal to
-    ``best_step`` + 1 with reported steps). ``sealed``: per ended generation the newest checkpoint
+    -1 before the first. ``steps_here``: the newest of this generation, which is a count of its optimizer
+    steps where the script does not ``report`` any. ``sealed``: per ended generation the newest checkpoint
     that counts; ``unsealed``: ended generations for which that is not known yet; ``good_steps``: the newest
     step that may count of those that ended with numbers that are not finite; ``shared``: generations
     with a part that is equal on all ranks; ``layouts``: identity of each generation's parallel layout;
@@ -62,8 +66,8 @@ class JobState(Record):
     generation: int = 0
     running: bool = False
     best_step: int = -1
-    mark: int = 0
     steps_here: int = -1
+    reports: bool = False
     attempts: tuple[Attempt, ...] = ()
     incidents: int = 0
     incident: OpenIncident | None = None
@@ -86,6 +90,30 @@ class JobState(Record):
     def placement(self) -> Placement:
         """Nodes in their slots."""
         return Placement(slots=self.slots, nproc_per_node=self.nproc_per_node)
+
+    @property
+    def work(self) -> int:
+        """Steps of this generation where only they can be counted, else -1."""
+        return -1 if self.reports else self.steps_here
+
+    @property
+    def in_vain(self) -> tuple[Attempt, ...]:
+        """Attempts since which training has made no new progress.
+
+        A script that does not report its steps begins anew in each generation, as far as anybody knows: one
+        that ends after the same work as before has done the same again.
+        """
+        slack = self.slack
+        if self.reports:
+            return tuple(a for a in self.attempts if self.best_step - a.step <= slack)
+        if self.steps_here <= slack:
+            return self.attempts
+        return tuple(a for a in self.attempts if abs(self.steps_here - a.work) <= slack)
+
+    @property
+    def slack(self) -> int:
+        """So many steps are no progress: those of :data:`REPEAT_S`, at least one."""
+        return max(1, int(REPEAT_S / self.pace.p50_s)) if self.pace.p50_s > 0 else 1
 
 
 @singledispatch
@@ -141,14 +169,7 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
 
 
 def _advance(state: JobState, step: int, reported: bool) -> JobState:
-    if reported:
-        best = max(state.best_step, step)
-        gained = best - state.best_step
-    else:
-        best = state.best_step
-        gained = max(0, (step + 1) // UNREPORTED_STEPS_PER_MARK) - max(
-            0, (state.steps_here + 1) // UNREPORTED_STEPS_PER_MARK
-        )
+    best = max(state.best_step, step) if reported else state.best_step
     incident = state.incident
     if incident is not None and incident.generation == state.generation and reported:
         # Beats lag by up to a heartbeat: how far training really was is known a moment later.
@@ -156,7 +177,7 @@ def _advance(state: JobState, step: int, reported: bool) -> JobState:
     return msgspec.structs.replace(
         state,
         best_step=best,
-        mark=state.mark + max(0, gained),
+        reports=reported,
         steps_here=max(state.steps_here, step),
         incident=incident,
     )
@@ -186,6 +207,8 @@ def _(event: ev.GenerationEnded, state: JobState) -> JobState:
     state = _seal(state, event.generation, event.sealed, event.shared)
     good_steps = state.good_steps
     if event.good_step is not None:
+        # With numbers that are not finite no progress is told, so this is how far training was.
+        state = _advance(state, event.good_step, True)
         good_steps = {**good_steps, event.generation: event.good_step}
     return msgspec.structs.replace(state, running=False, unsealed=unsealed, good_steps=good_steps)
 
@@ -237,7 +260,7 @@ def _(event: ev.Decided, state: JobState) -> JobState:
     attempts = state.attempts
     # A decision to find out more is no attempt; the one that follows it is.
     if event.verdict is not None and not finds_out_more(event.actions):
-        attempt = Attempt(signature=event.verdict.signature, t=event.t, mark=state.mark)
+        attempt = Attempt(signature=event.verdict.signature, t=event.t, step=state.best_step, work=state.work)
         attempts = (*attempts, attempt)
     return msgspec.structs.replace(state, slots=slots, spares=spares, attempts=attempts)
 

@@ -15,7 +15,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     ``now`` is wall-clock time, as in the journal, because the bounds outlive controllers and
     requeues. A clock that jumped back makes old attempts look recent, which errs on the safe side.
     """
-    same = [a for a in state.attempts if a.signature == verdict.signature and a.mark == state.mark]
+    same = [a for a in state.in_vain if a.signature == verdict.signature]
     if len(same) >= verdict.allowed:
         return (
             f"'{verdict.signature}' came {len(same) + 1} times without a new completed step in between "

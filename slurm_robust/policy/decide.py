@@ -95,7 +95,7 @@ def _last_resort(
 ) -> Decision:
     """Rungs 7 and 8, each once without a new completed step in between, then the end with the evidence."""
     reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
-    tried = {attempt.signature for attempt in state.attempts if attempt.mark == state.mark}
+    tried = {attempt.signature for attempt in state.in_vain}
     if verdict.allowed and ROLLED_BACK not in tried and rules.earlier_release:
         release = rules.earlier_release
         answer = Verdict(rung=7, blame=Blame.CODE, signature=ROLLED_BACK, reason=reason, confidence=0.4)

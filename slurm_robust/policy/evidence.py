@@ -209,8 +209,8 @@ def must_be_tested(failed: GenerationFailed, rules: Rules, state: JobState) -> V
     if failed.diagnosis is not None or not rules.diagnose:
         return None
     found = unexplained(failed)
-    before = [attempt for attempt in state.attempts if attempt.mark == state.mark]
-    again = any(a.signature == found.signature or a.signature.startswith(NODE_SIGNATURE) for a in before)
+    before = {attempt.signature for attempt in state.in_vain}
+    again = found.signature in before or any(signature.startswith(NODE_SIGNATURE) for signature in before)
     if not again and failed.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
         return None
     return Verdict(

@@ -11,7 +11,7 @@ The file has four areas, each with one writer, little-endian, 576 bytes in all::
     144  flush    i64: step whose snapshot is wanted on storage, -1 none              (agent writes)
     192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
     256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
-                  checkpoint i64, restored_s f64, flags u32, crc u32                  (worker writes)
+                  checkpoint i64, restored_s f64, flags u32, bad_step i64, crc u32    (worker writes)
     448  phase    2 slots of 64 bytes: sequence u64, begin f64, name (UTF-8, 32 bytes), crc u32
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
@@ -36,11 +36,11 @@ from slurm_robust.model.record import Record
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 3
+_VERSION = 4
 _SIZE = 576
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
-_REPORT = struct.Struct("<QqdddqdI")
+_REPORT = struct.Struct("<QqdddqdIq")
 _PHASE = struct.Struct("<Qd32s")
 _CRC = struct.Struct("<I")
 _REQUEST_AT = 128
@@ -75,6 +75,7 @@ class _Report(Record):
     checkpoint: int = NO_STEP
     restored_s: float | None = None
     reports: bool = False
+    bad_step: int = NO_STEP
 
     def packed(self, sequence: int) -> bytes:
         flags = (
@@ -92,11 +93,12 @@ class _Report(Record):
             self.checkpoint,
             self.restored_s if self.restored_s is not None else 0.0,
             flags,
+            self.bad_step,
         )
 
     @classmethod
     def unpacked(cls, content: bytes) -> _Report:
-        _, step, when, loss, grad_norm, checkpoint, restored_s, flags = _REPORT.unpack(content)
+        _, step, when, loss, grad_norm, checkpoint, restored_s, flags, bad_step = _REPORT.unpack(content)
         return cls(
             step=step,
             time=when,
@@ -105,6 +107,7 @@ class _Report(Record):
             checkpoint=checkpoint,
             restored_s=restored_s if flags & _HAS_RESTORED else None,
             reports=bool(flags & _REPORTS),
+            bad_step=bad_step,
         )
 
 
@@ -185,7 +188,12 @@ class StepRecord:
 
     def report(self, step: int, loss: float | None = None, grad_norm: float | None = None) -> None:
         """Step ``step`` was completed just now."""
-        self._put(step=step, time=time.monotonic(), loss=loss, grad_norm=grad_norm, reports=True)
+        bad_step = self._report.bad_step
+        if bad_step == NO_STEP and loss is not None and not math.isfinite(loss):
+            bad_step = step
+        self._put(
+            step=step, time=time.monotonic(), loss=loss, grad_norm=grad_norm, reports=True, bad_step=bad_step
+        )
 
     def set_checkpoint(self, step: int) -> None:
         """This rank's part of the checkpoint of ``step`` is published."""
@@ -264,6 +272,7 @@ class StepRecord:
             restored_s=report.restored_s,
             phase=phase.name,
             phase_s=max(0.0, now_monotonic - phase.begin),
+            bad_step=report.bad_step,
         )
 
     @property

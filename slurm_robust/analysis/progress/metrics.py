@@ -91,7 +91,7 @@ class MetricWatch:
                     words=_non_finite(first, ranks, others),
                     age_s=first.age_s,
                     ranks=ranks,
-                    good_step=self._good_step,
+                    good_step=self._good(records),
                 )
             )
         elif self._is_bad and not shown:
@@ -99,6 +99,11 @@ class MetricWatch:
         self._is_bad = bool(shown)
         if not shown and all(r.reported for r in records):
             self._good_step = max(self._good_step, min(r.step for r in records))
+
+    def _good(self, records: Sequence[Progress]) -> int:
+        """The newest step that was good on all ranks: as they saw it themselves, else as it was seen here."""
+        bad = min((r.bad_step for r in records if r.bad_step >= 0), default=None)
+        return self._good_step if bad is None else bad - 1
 
     def _is_wrong(self, record: Progress) -> bool:
         return _is_bad(record.loss) or self._bad_gradients.get(record.rank, 0) >= _GRADIENTS_IN_A_ROW

@@ -12,7 +12,9 @@ from slurm_robust.model.state import Attempt, JobState
 from slurm_robust.policy import Rules, decide
 
 RULES = Rules(limits=Limits())
-STATE = JobState(job_id=7, slots=("n1", "n2", "n3"), spares=("n4",), generation=3, running=False, mark=5)
+STATE = JobState(
+    job_id=7, slots=("n1", "n2", "n3"), spares=("n4",), generation=3, running=False, best_step=5, reports=True
+)
 NODES = ("n1", "n2", "n3", "n4")
 
 
@@ -59,7 +61,7 @@ def test_a_bug_is_restarted_once() -> None:
     first = decide(STATE, observation, 0.0, RULES)
     assert kinds(first) == ["Restart"]
     assert first.verdict is not None
-    again = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, mark=5),))
+    again = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
     second = decide(again, observation, 1.0, RULES)
     assert second.actions[0] == inc.GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=second.reason)
     assert "KeyError at train.py:3" in second.reason
@@ -81,7 +83,7 @@ def test_a_full_disk_of_one_node_evicts_it_once_in_a_job() -> None:
     assert first.verdict.suspects == ("n2",)
     assert "rank 1 on n2: no room left in the node's own /tmp" in first.reason
     # The job itself has filled the disk of the next node, however much later.
-    later = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, mark=1),))
+    later = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=1),))
     second = out_of_room(2, "n3", "/tmp")
     assert kinds(decide(later, failed(root=second, exits=(second,)), 9000.0, RULES)) == ["Restart"]
 
@@ -115,7 +117,7 @@ attempts = st.lists(
         Attempt,
         signature=st.sampled_from(["SIGKILL", "SIGSEGV", "node n2"]),
         t=st.floats(0, 9000),
-        mark=st.integers(0, 5),
+        step=st.integers(0, 5),
     ),
     max_size=12,
 ).map(tuple)
@@ -149,6 +151,6 @@ def test_the_same_fault_for_ever_ends(n: int) -> None:
         if isinstance(decision.actions[-1], inc.GiveUp):
             break
         answers += 1
-        attempt = Attempt(signature="SIGKILL", t=float(i), mark=state.mark)
+        attempt = Attempt(signature="SIGKILL", t=float(i), step=state.best_step)
         state = structs.replace(state, attempts=(*state.attempts, attempt))
     assert answers == min(n, RULES.limits.per_signature)
