@@ -12,6 +12,8 @@ def in_short(decided: ev.Decided) -> str:
     evicted = [a.node for a in decided.actions if isinstance(a, inc.Evict)]
     standbys = [a.standby for a in decided.actions if isinstance(a, inc.Replace)]
     words = [f"evict {fold(evicted)}"] if evicted else []
+    moved = [a.node for a in decided.actions if isinstance(a, inc.Replace) and a.node not in evicted]
+    words += [f"{fold(moved)} {'stands' if len(moved) == 1 else 'stand'} by"] if moved else []
     if standbys:
         words.append(
             f"{fold(standbys)} takes its slot" if len(standbys) == 1 else f"{fold(standbys)} take their slots"
@@ -23,6 +25,8 @@ def in_short(decided: ev.Decided) -> str:
 
 def _action(action: inc.Action) -> str:
     match action:
+        case inc.Swap(first=first, second=second):
+            return f"{first} and {second} exchange their slots"
         case inc.StartAgents(nodes=nodes):
             return f"start agents again on {fold(nodes)}"
         case inc.Restart():

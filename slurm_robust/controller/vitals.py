@@ -55,7 +55,7 @@ class Vitals:
             core.record(ev.PaceLearned(t=now.wall, generation=self.generation, pace=self._pace.history))
 
     def cause_found(self, core: Core, now: Now) -> None:
-        """A hang was one, and its cause is known: the bound that showed it is right."""
+        """A hang was one, since its processes did nothing at all: the bound that showed it is right."""
         pace = structs.replace(self._pace.history, doubts=0, hung_after=-1)
         core.record(ev.PaceLearned(t=now.wall, generation=self.generation, pace=pace))
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from slurm_robust.model.diagnosis import TestResult
-from slurm_robust.model.incident import Action, NodeExit, Symptom, Verdict
+from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, Verdict
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.record import Record
 
@@ -184,7 +184,7 @@ class StorageWritten(Event):
 
 
 class Decided(Event):
-    """The policy's answer. ``localise_s``: from detection until the verdict."""
+    """The policy's answer. ``localise_s``: from detection until the verdict; ``place``: of the fault."""
 
     incident: int
     actions: tuple[Action, ...]
@@ -192,6 +192,7 @@ class Decided(Event):
     verdict: Verdict | None = None
     localise_s: float = 0.0
     carried_out: bool = True
+    place: Place | None = None
 
 
 class NodesTested(Event):

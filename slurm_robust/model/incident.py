@@ -105,6 +105,19 @@ class Blame(str, Enum):
     NOBODY = "nobody"
 
 
+class Place(Record):
+    """Where the stacks of all ranks placed a fault: the ``ranks`` and their ``nodes``, at which ``step``.
+
+    ``stack``: what the ranks did there, in words.
+    """
+
+    symptom: Symptom
+    step: int
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    stack: str = ""
+
+
 class Verdict(Record):
     """The conclusion drawn from an observation. ``rung`` is that of the recovery ladder (design, 5).
 
@@ -132,10 +145,17 @@ class Evict(Record, tag_field="action", tag="evict"):
 
 
 class Replace(Record, tag_field="action", tag="replace"):
-    """Put ``standby`` into the slot of ``node``."""
+    """Put ``standby`` into the slot of ``node``, which stands by itself from now on unless it is evicted."""
 
     node: str
     standby: str
+
+
+class Swap(Record, tag_field="action", tag="swap"):
+    """Have ``first`` and ``second`` exchange their slots."""
+
+    first: str
+    second: str
 
 
 class StartAgents(Record, tag_field="action", tag="start agents"):
@@ -188,7 +208,7 @@ class Finish(Record, tag_field="action", tag="finish"):
 
 
 Action: TypeAlias = (
-    Evict | Replace | StartAgents | Restart | RollBack | Diagnose | Replay | Requeue | GiveUp | Finish
+    Evict | Replace | Swap | StartAgents | Restart | RollBack | Diagnose | Replay | Requeue | GiveUp | Finish
 )
 
 
@@ -203,3 +223,4 @@ class Decision(Record):
     actions: tuple[Action, ...]
     reason: str
     verdict: Verdict | None = None
+    place: Place | None = None

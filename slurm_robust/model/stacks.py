@@ -42,7 +42,8 @@ class ProcessStacks(Record):
     """All threads of one process.
 
     ``state`` is the letter of proc_pid_stat(5) (R running, S sleeping, D in the kernel, T stopped, Z dead);
-    ``error`` says why there are no threads.
+    ``error`` says why there are no threads. ``cpu_s``: processor time that a worker and all its descendants
+    have used, None where that is not known.
     """
 
     pid: int
@@ -50,6 +51,7 @@ class ProcessStacks(Record):
     state: str = ""
     threads: tuple[ThreadStack, ...] = ()
     error: str = ""
+    cpu_s: float | None = None
 
 
 class Collective(Record):
@@ -84,9 +86,10 @@ class RankStacks(Record):
 class Localisation(Record):
     """Where stacks place a fault.
 
-    ``outliers`` are ranks that do something else than most; ``ranks`` what is to be evicted: the parallel
-    group that covers them (``group``, as ``pp 24-31``), or exactly the ranks that are at fault when
-    ``exact``. ``healthy``: how many ranks do what most do. Empty ``ranks``: nothing could be concluded.
+    ``outliers`` are ranks that do something else than most; ``ranks`` those that are at fault: the parallel
+    group that covers them (``group``, as ``pp 24-31``), or exactly they when ``exact``. ``stack``: what these
+    ranks do, in words; ``halted``: their processes are stopped, gone or held in the kernel, which no code
+    does to itself. ``healthy``: how many ranks do what most do. Empty ``ranks``: nothing could be concluded.
     """
 
     outliers: tuple[int, ...] = ()
@@ -96,3 +99,5 @@ class Localisation(Record):
     healthy: int = 0
     confidence: float = 0.0
     reason: str = ""
+    stack: str = ""
+    halted: bool = False

@@ -7,13 +7,17 @@ from functools import singledispatch
 import msgspec
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Replace, Symptom, finds_out_more
+from slurm_robust.model.incident import Evict, Place, Replace, Swap, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.record import Record
 
 REPEAT_S = 2.0
 """Training that gets further by less than this is where it was: that is how exactly its end is known."""
+
+
+MOST_PLACES = 32
+"""Of so many hangs and declines it is remembered where they were."""
 
 
 class Attempt(Record):
@@ -43,7 +47,8 @@ class JobState(Record):
 
     ``best_step``: newest step completed by all ranks in any generation, as numbered by the script,
     -1 before the first. ``steps_here``: the newest of this generation, which is a count of its optimizer
-    steps where the script does not ``report`` any. ``sealed``: per ended generation the newest checkpoint
+    steps where the script does not ``report`` any. ``places``: where stacks placed
+    the faults of earlier generations. ``sealed``: per ended generation the newest checkpoint
     that counts; ``unsealed``: ended generations for which that is not known yet; ``good_steps``: the newest
     step that may count of those that ended with numbers that are not finite; ``shared``: generations
     with a part that is equal on all ranks; ``layouts``: identity of each generation's parallel layout;
@@ -69,6 +74,7 @@ class JobState(Record):
     steps_here: int = -1
     reports: bool = False
     attempts: tuple[Attempt, ...] = ()
+    places: tuple[Place, ...] = ()
     incidents: int = 0
     incident: OpenIncident | None = None
     sealed: dict[int, str] = {}
@@ -253,16 +259,22 @@ def _(event: ev.Decided, state: JobState) -> JobState:
     if not event.carried_out:
         return state
     slots, spares = state.slots, state.spares
+    evicted = {action.node for action in event.actions if isinstance(action, Evict)}
     for action in event.actions:
         if isinstance(action, Replace):
             slots = tuple(action.standby if n == action.node else n for n in slots)
             spares = tuple(n for n in spares if n != action.standby)
+            spares += () if action.node in evicted else (action.node,)
+        elif isinstance(action, Swap):
+            other = {action.first: action.second, action.second: action.first}
+            slots = tuple(other.get(n, n) for n in slots)
     attempts = state.attempts
     # A decision to find out more is no attempt; the one that follows it is.
     if event.verdict is not None and not finds_out_more(event.actions):
         attempt = Attempt(signature=event.verdict.signature, t=event.t, step=state.best_step, work=state.work)
         attempts = (*attempts, attempt)
-    return msgspec.structs.replace(state, slots=slots, spares=spares, attempts=attempts)
+    places = (*state.places, event.place)[-MOST_PLACES:] if event.place is not None else state.places
+    return msgspec.structs.replace(state, slots=slots, spares=spares, attempts=attempts, places=places)
 
 
 @apply.register

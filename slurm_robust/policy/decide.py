@@ -29,9 +29,10 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.bounds import exceeded
-from slurm_robust.policy.replacement import replace_nodes
+from slurm_robust.policy.replacement import move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.rungs import LADDER
+from slurm_robust.policy.stacks import place_of
 
 TESTS = 5  # the rung
 ROLLED_BACK, REPLAYED = "rolled back", "replayed"
@@ -71,7 +72,8 @@ def _after_failure(state: JobState, failed: GenerationFailed, now: float, rules:
     if stop is not None:
         return _last_resort(state, failed, verdict, stop, rules)
     actions, how = _answer(state, failed, verdict, rules)
-    return Decision(actions=actions, reason=f"{verdict.reason}: {how}", verdict=verdict)
+    place = place_of(failed, state)
+    return Decision(actions=actions, reason=f"{verdict.reason}: {how}", verdict=verdict, place=place)
 
 
 def _answer(
@@ -79,6 +81,8 @@ def _answer(
 ) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
         return replace_nodes(state, verdict.suspects, verdict.reason, rules)
+    if verdict.suspects:
+        return move_ranks(state, verdict.suspects)
     if verdict.rung == TESTS:
         bitwise = failed.symptom in (Symptom.NON_FINITE, Symptom.SPIKE)
         return (Diagnose(reason=verdict.reason, bitwise=bitwise),), "test the nodes"

@@ -173,23 +173,6 @@ def wrong_code(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdi
     )
 
 
-def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 4: the stacks of all ranks place a hang or a decline."""
-    found = failed.localisation
-    if found is None or not found.ranks:
-        return None
-    nodes = tuple(dict.fromkeys(state.placement.node_of(rank) for rank in found.ranks))
-    return Verdict(
-        rung=4,
-        blame=Blame.NODE,
-        signature=NODE_SIGNATURE + ",".join(sorted(nodes)),
-        reason=f"{failed.detail}; {found.reason}",
-        suspects=nodes,
-        confidence=found.confidence,
-        allowed=rules.limits.per_signature,
-    )
-
-
 def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
     """Whether a decline for which so many looks found no culprit is to be ended by tests: once in a job.
 

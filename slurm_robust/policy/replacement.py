@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart
+from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart, Swap
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
 
@@ -55,3 +55,25 @@ def replace_nodes(
         *evictions,
         Requeue(exclude=exclude, reason=short),
     ), f"{short}: requeue without {','.join(exclude)}"
+
+
+def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action, ...], str]:
+    """Actions that have the ranks of ``suspects`` run on other nodes, and these in words; none is evicted.
+
+    A standby takes the slot and the suspect stands by; without one, two nodes exchange their slots.
+    """
+    standbys = iter([node for node in state.spares if node not in suspects])
+    partners = iter([node for node in state.slots if node not in suspects])
+    moves: list[Replace | Swap] = []
+    for node in suspects:
+        if (standby := next(standbys, None)) is not None:
+            moves.append(Replace(node=node, standby=standby))
+        elif (partner := next(partners, None)) is not None:
+            moves.append(Swap(first=node, second=partner))
+    words = [
+        f"{m.standby} takes the slot of {m.node}, which stands by"
+        if isinstance(m, Replace)
+        else f"{m.first} and {m.second} exchange their slots"
+        for m in moves
+    ]
+    return (*moves, Restart()), "; ".join(words) or "restart in place, since there is no other node"

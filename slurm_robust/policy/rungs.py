@@ -16,7 +16,6 @@ from slurm_robust.policy.evidence import (
     log_named,
     must_be_tested,
     nodes_named,
-    stacks_named,
     tests_named,
     unexplained,
     unstarted,
@@ -24,6 +23,7 @@ from slurm_robust.policy.evidence import (
 )
 from slurm_robust.policy.restore import failed_to_restore
 from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.stacks import stacks_named
 
 
 def agents_gone(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:

@@ -15,16 +15,24 @@ from slurm_robust.worker.dump import DUMP_SIGNAL, STACKS_SUFFIX
 
 STOPPED, DEAD = frozenset("Tt"), frozenset("ZXx")
 
+# utime, stime, cutime and cstime, counted from the state; in clock ticks.
+_CPU_FIELDS = slice(11, 15)
+_TICKS = os.sysconf("SC_CLK_TCK")
+
 _OUR_BIT = 1 << (DUMP_SIGNAL - 1)
 
 
 class Process(Record):
-    """One line of the process table; ``state`` is the letter of proc_pid_stat(5)."""
+    """One line of the process table; ``state`` is the letter of proc_pid_stat(5).
+
+    ``cpu_s``: processor time that it and its children which have ended have used.
+    """
 
     pid: int
     parent: int
     name: str
     state: str
+    cpu_s: float = 0.0
 
 
 def process_table() -> dict[int, Process]:
@@ -44,7 +52,10 @@ def read_process(pid: int) -> Process | None:
     fields = rest.split()
     if len(fields) < 2:
         return None
-    return Process(pid=pid, parent=int(fields[1]), name=head.partition("(")[2], state=fields[0])
+    ticks = sum(map(int, fields[_CPU_FIELDS]))
+    return Process(
+        pid=pid, parent=int(fields[1]), name=head.partition("(")[2], state=fields[0], cpu_s=ticks / _TICKS
+    )
 
 
 def descendants(table: Mapping[int, Process], ancestor: int) -> tuple[Process, ...]:

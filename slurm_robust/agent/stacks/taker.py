@@ -174,8 +174,11 @@ def _candidates(workers: Mapping[int, int]) -> Iterator[_Look]:
     table = proc.process_table()
     for rank, pid in workers.items():
         state = table[pid].state if pid in table else ""
-        yield _Look(rank=rank, stacks=ProcessStacks(pid=pid, kind=ProcessKind.WORKER, state=state))
-        for child in proc.descendants(table, pid):
+        children = proc.descendants(table, pid)
+        cpu_s = sum(p.cpu_s for p in (table[pid], *children)) if pid in table else None
+        worker = ProcessStacks(pid=pid, kind=ProcessKind.WORKER, state=state, cpu_s=cpu_s)
+        yield _Look(rank=rank, stacks=worker)
+        for child in children:
             kind = kinds.kind_by_name(child.name)
             yield _Look(rank=rank, stacks=ProcessStacks(pid=child.pid, kind=kind, state=child.state))
 

@@ -29,6 +29,7 @@ STAGE_SHARE = 0.75
 """What so many ranks of one pipeline stage do belongs to the stage: its code differs from the others'."""
 
 _HALTED = (Activity.STOPPED, Activity.GONE)
+_HELD = (*_HALTED, Activity.KERNEL)
 _OF_STORAGE = (Activity.DATA, Activity.IO, Activity.CHECKPOINT, Activity.KERNEL)
 # How sure it is that who does this while all others wait is at fault; storage has other victims as well.
 _SURE = {
@@ -137,6 +138,8 @@ class _Scene:
             healthy=len(self.healthy - set(ranks)),
             confidence=confidence,
             reason=reason,
+            stack=self.views[min(ranks)].describe(),
+            halted=set(ranks) <= self.doing(*_HELD),
         )
 
     def group(self, ranks: Collection[int], reason: str) -> Localisation:
@@ -154,6 +157,7 @@ class _Scene:
             healthy=len(self.healthy - set(ranks)),
             confidence=round(0.4 + 0.4 * len(ranks) / len(found.ranks), 2),
             reason=f"{reason}; the smallest group with all of them is {found.name}",
+            stack=self.views[min(ranks)].describe(),
         )
 
 
@@ -234,6 +238,7 @@ def _differing(scene: _Scene, moving: bool) -> Localisation:
             healthy=len(scene.healthy),
             confidence=0.6,
             reason=f"{reason}; they send to each other",
+            stack=scene.views[min(pair)].describe(),
         )
     return scene.group(ranks, reason)
 

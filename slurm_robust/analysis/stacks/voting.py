@@ -110,4 +110,5 @@ def _verdict(best: _Candidate, rounds: int) -> Localisation:
         healthy=min(found.healthy for found in best.votes),
         confidence=round(share * sum(found.confidence for found in best.votes) / len(best.votes), 2),
         reason=f"flagged in {len(best.votes)} of {rounds} looks: {last.reason}",
+        stack=last.stack,
     )

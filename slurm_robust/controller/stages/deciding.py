@@ -41,6 +41,7 @@ class Deciding:
                 reason=decision.reason,
                 verdict=decision.verdict,
                 localise_s=now.mono - detected,
+                place=decision.place,
             )
         )
         core.emit(Say(text=f"incident {number}: {decision.reason}"))
@@ -71,6 +72,6 @@ class Deciding:
                 return ToSaving(code=code, reason=reason)
             case inc.Finish(code=code):
                 return ToEnding(code=code, reason="training ended")
-            case inc.Replace():
-                pass  # the Decided event itself moved the standby into the slot
+            case inc.Replace() | inc.Swap():
+                pass  # the Decided event itself has changed the slots
         return None

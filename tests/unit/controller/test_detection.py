@@ -149,7 +149,7 @@ def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
     begun = hung.mono
     hung.until(lambda: hung.stage == "Running" and hung.core.state.generation == 2, 20)
     assert 6.0 < hung.mono - begun < 14.0  # two looks, each waits for it
-    assert evicted(hung) == {"n4"}
+    assert evicted(hung) == set(), "silence alone convicts nobody"
     (unanswered,) = hung.events(ev.Unanswered)  # once, though it was silent in both looks
     assert (unanswered.incident, unanswered.asked, unanswered.nodes) == (1, "stacks", ("n4",))
     assert unanswered.why == "no answer within 4 s"

@@ -1,0 +1,80 @@
+"""Whether ranks get on with something of their own, by several looks at their stacks. Pure.
+
+A training that makes no step may only evaluate. Then the ranks for which the others wait use processor time,
+and are found at another place at each look; one that is stuck does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from slurm_robust.analysis.stacks.ranks import views
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Frame, ProcessKind, RankStacks
+
+BUSY_SHARE = 0.1
+"""Who uses this share of one processor, or more, between two looks is busy: machines are crowded."""
+
+IDLE_SHARE = 0.03
+"""Who uses less does nothing at all; threads that watch (of NCCL, of the agent) need about 0.01."""
+
+
+class Look(Record):
+    """The stacks of all ranks, taken ``at`` a monotonic time of the controller, in seconds."""
+
+    at: float
+    stacks: tuple[RankStacks, ...]
+
+
+def awaited(look: Look, layout: ParallelLayout) -> tuple[int, ...]:
+    """Ranks that do not wait for others, so that the others wait for them."""
+    found = views(look.stacks, layout)
+    return tuple(rank for rank, view in sorted(found.items()) if not view.activity.waits)
+
+
+def is_busy(looks: Sequence[Look], ranks: Collection[int]) -> bool:
+    """Whether each of these ranks has used processor time between any two of the looks."""
+    shares = [_shares(looks, rank) for rank in ranks]
+    return bool(shares) and all(found and min(found) >= BUSY_SHARE for found in shares)
+
+
+def is_moving(looks: Sequence[Look], ranks: Collection[int]) -> bool:
+    """Whether each of these ranks is busy, and was not found at the same place every time."""
+    places = [{place for look in looks if (place := _place(look, rank))} for rank in ranks]
+    return is_busy(looks, ranks) and all(len(found) > 1 for found in places)
+
+
+def is_idle(looks: Sequence[Look], ranks: Collection[int]) -> bool:
+    """Whether each of these ranks was seen to use next to no processor time: it computes nothing."""
+    shares = [_shares(looks, rank) for rank in ranks]
+    return bool(shares) and all(found and max(found) <= IDLE_SHARE for found in shares)
+
+
+def _shares(looks: Sequence[Look], rank: int) -> list[float]:
+    """Used processor time over time, from each look to the next; empty where it is not known of all."""
+    seen = [(look.at, _cpu_s(look, rank)) for look in looks]
+    shares = []
+    for (begun, before), (ended, after) in pairwise(seen):
+        if before is None or after is None or ended <= begun:
+            return []
+        shares.append(max(0.0, after - before) / (ended - begun))
+    return shares
+
+
+def _stacks(look: Look, rank: int) -> RankStacks | None:
+    return next((stack for stack in look.stacks if stack.rank == rank), None)
+
+
+def _cpu_s(look: Look, rank: int) -> float | None:
+    stack = _stacks(look, rank)
+    workers = [p for p in stack.processes if p.kind is ProcessKind.WORKER] if stack else []
+    return workers[0].cpu_s if workers else None
+
+
+def _place(look: Look, rank: int) -> tuple[Frame, ...]:
+    """The calls of the main thread, and those of its helpers."""
+    stack = _stacks(look, rank)
+    threads = [t for p in stack.processes for t in p.threads if t.is_main] if stack else []
+    return tuple(frame for thread in threads for frame in thread.frames)

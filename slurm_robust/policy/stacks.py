@@ -1,0 +1,90 @@
+"""Rung 4: what follows from where the stacks of all ranks place a hang or a decline. Pure.
+
+A rank that stands still, or is slow, may have a bad node or bad code, and one look cannot tell which. What
+tells is whether the fault stays with the node or moves with the rank. So the first hang is answered by a
+restart in place, the second one by a move of the ranks to another node, and only what is seen then convicts:
+the same on another node is the code's, other ranks on the same node are the node's. A process that is
+stopped, dead or held in the kernel speaks against its node at once.
+"""
+
+from __future__ import annotations
+
+from slurm_robust.analysis.progress.words import named_ranks
+from slurm_robust.model.incident import Blame, GenerationFailed, Place, Symptom, Verdict
+from slurm_robust.model.stacks import Localisation
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.evidence import NODE_SIGNATURE
+from slurm_robust.policy.rules import Rules
+
+SAME_STEP = 1
+"""Ranks that hang at the same step may differ in whether they have told of the one before."""
+
+
+def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 4: the stacks of all ranks place a hang or a decline."""
+    found, place = failed.localisation, place_of(failed, state)
+    if found is None or place is None:
+        return None
+    reason = f"{failed.detail}; {found.reason}"
+    fault = f"{place.symptom.value} of {named_ranks(place.ranks)}"
+    moved = moved_with_ranks(place, state)
+    if moved is not None:
+        return Verdict(
+            rung=4,
+            blame=Blame.CODE,
+            signature=fault,
+            reason=f"{reason}; it was the same on {','.join(moved.nodes)}, so it moves with the rank: the "
+            "code is at fault",
+            confidence=0.9,
+            allowed=0,
+        )
+    here = [p for p in state.places if p.symptom is place.symptom and set(p.nodes) == set(place.nodes)]
+    others = next((p.ranks for p in here if p.ranks != place.ranks), ())
+    if found.halted or others:
+        stays = f"; it was the same with {named_ranks(others)}, so it stays with the node" if others else ""
+        return Verdict(
+            rung=4,
+            blame=Blame.NODE,
+            signature=NODE_SIGNATURE + ",".join(sorted(place.nodes)),
+            reason=reason + stays,
+            suspects=place.nodes,
+            confidence=found.confidence,
+            allowed=rules.limits.per_signature,
+        )
+    # A restart in place does not make a slow node faster.
+    is_to_move = bool(here) or place.symptom is Symptom.SLOW
+    return Verdict(
+        rung=4,
+        blame=Blame.NOBODY,
+        signature=fault,
+        reason=f"{reason}; it may be the node or the code",
+        suspects=place.nodes if is_to_move else (),
+        confidence=0.5,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def place_of(failed: GenerationFailed, state: JobState) -> Place | None:
+    """Where the stacks place what ended the generation; None where they do not."""
+    found, symptom = failed.localisation, failed.symptom
+    if found is None or symptom is None or not found.ranks:
+        return None
+    return place(symptom, found, state)
+
+
+def place(symptom: Symptom, found: Localisation, state: JobState) -> Place:
+    """The place of a fault that stacks name ranks for; the step is the newest that is done."""
+    nodes = dict.fromkeys(state.placement.node_of(rank) for rank in found.ranks)
+    step = max(state.steps_here, state.restored_step)
+    return Place(symptom=symptom, step=step, ranks=found.ranks, nodes=tuple(nodes), stack=found.stack)
+
+
+def moved_with_ranks(place: Place, state: JobState) -> Place | None:
+    """The same fault on other nodes before; None if there was none. A hang is the same at the same step."""
+    for before in state.places:
+        is_alike = before.ranks == place.ranks or before.stack == place.stack != ""
+        is_here = place.symptom is Symptom.SLOW or abs(before.step - place.step) <= SAME_STEP
+        is_elsewhere = before.symptom is place.symptom and not set(before.nodes) & set(place.nodes)
+        if is_alike and is_here and is_elsewhere:
+            return before
+    return None

@@ -1,0 +1,213 @@
+"""A hang that moves with the rank is the code's, one that stays with the node is the node's, on paper."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.model import events as ev
+from slurm_robust.model import incident as inc
+from slurm_robust.model.stacks import RankStacks
+from tests.unit.controller.fleetwork import Job, doing
+
+NODES = ("n1", "n2", "n3")
+HANG_STEP = 30
+
+
+def job(spares: tuple[str, ...] = ("n4",), reported: bool = True, **detect: object) -> Job:
+    made = Job(NODES, spares, JobConfig(detect=DetectConfig(**detect)), reported=reported, memory=reported)  # type: ignore[arg-type]
+    made.ages = True
+    return made
+
+
+def train(job: Job, until: int = HANG_STEP) -> None:
+    """From where the generation begins; a step a second."""
+    job.until(lambda: job.stage == "Running", 60)
+    for step in range(job.core.state.restored_step + 1 if job.reported else 0, until + 1):
+        job.train_to(step)
+        job.pass_time(1.0, tick=0.25)
+
+
+def next_generation(job: Job, limit: float = 2000.0) -> None:
+    generation = job.core.state.generation
+    job.until(lambda: job.code is not None or job.core.state.generation > generation, limit)
+
+
+def stuck(job: Job, rank: int, line: str = "wait@train.py", cpu_s: float = 5.0) -> None:
+    """This rank does something of its own, always the same, while the others wait for it."""
+    node = job.core.state.placement.node_of(rank)
+    job.stacks = {rank: with_cpu(doing(rank, node, line, "main@train.py"), cpu_s)}
+
+
+def with_cpu(stacks: RankStacks, cpu_s: float) -> RankStacks:
+    (worker,) = stacks.processes
+    return structs.replace(stacks, processes=(structs.replace(worker, cpu_s=cpu_s),))
+
+
+def evicted(job: Job) -> set[str]:
+    return {event.node for event in job.events(ev.NodeEvicted)}
+
+
+def verdicts(job: Job) -> list[inc.Blame]:
+    return [d.verdict.blame for d in job.events(ev.Decided) if d.verdict is not None]
+
+
+def last_actions(job: Job) -> list[type]:
+    return [type(action) for action in job.events(ev.Decided)[-1].actions]
+
+
+def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault() -> None:
+    for reported in (True, False):
+        hung = job(reported=reported)
+        nodes = []
+        while hung.code is None:
+            train(hung)
+            nodes.append(hung.core.state.placement.node_of(1))
+            stuck(hung, 1)
+            next_generation(hung)
+        assert hung.code == 93
+        assert nodes == ["n2", "n2", "n4"], "in place, then on the standby, then the end"
+        assert evicted(hung) == set()
+        assert verdicts(hung) == [inc.Blame.NOBODY, inc.Blame.NOBODY, inc.Blame.CODE]
+        assert "it was the same on n2" in hung.events(ev.Decided)[-1].reason
+
+
+def test_without_a_standby_two_nodes_exchange_their_slots() -> None:
+    hung = job(spares=())
+    while hung.code is None:
+        train(hung)
+        stuck(hung, 1)
+        next_generation(hung)
+    assert hung.core.state.slots == ("n2", "n1", "n3")
+    assert (hung.code, evicted(hung)) == (93, set())
+    assert hung.core.state.generation == 3
+
+
+def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
+    hung = job(spares=())
+    for step in (30, 40):
+        train(hung, step)
+        stuck(hung, 1)  # n2
+        next_generation(hung)
+    assert hung.core.state.placement.node_of(0) == "n2"
+    train(hung, 50)
+    stuck(hung, 0, "other@train.py")
+    next_generation(hung)
+    assert evicted(hung) == {"n2"}
+    assert "it stays with the node" in hung.events(ev.Decided)[-1].reason
+
+
+def test_a_second_hang_elsewhere_is_another_one() -> None:
+    hung = job()
+    train(hung, 30)
+    stuck(hung, 1)
+    next_generation(hung)
+    train(hung, 60)
+    stuck(hung, 2, "other@train.py")
+    next_generation(hung)
+    assert last_actions(hung) == [inc.Restart]
+    assert evicted(hung) == set()
+
+
+def test_a_process_that_is_stopped_speaks_against_its_node_at_once() -> None:
+    hung = job()
+    train(hung)
+    hung.stacks = {1: doing(1, "n2", "work@train.py", state="T")}
+    next_generation(hung)
+    assert evicted(hung) == {"n2"}
+
+
+# -- an evaluation that nobody announces -------------------------------------------------------------
+
+
+def evaluate(job: Job, seconds: float) -> None:
+    """Rank 0 computes for so long, now here and now there; nothing else happens."""
+    node = job.core.state.placement.node_of(0)
+    begun = job.mono
+    while job.mono - begun < seconds and job.stage in ("Running", "Localising"):
+        past = job.mono - begun
+        job.stacks = {
+            0: with_cpu(doing(0, node, f"layer{int(past)}@model.py", "main@train.py"), 10 + 0.8 * past)
+        }
+        job.pass_time(0.5, tick=0.5)
+
+
+def test_an_evaluation_on_one_rank_costs_no_restart() -> None:
+    for seconds in (30.0, 300.0):
+        for reported in (True, False):
+            healthy = job(reported=reported)
+            train(healthy)
+            evaluate(healthy, seconds)
+            for step in range(HANG_STEP + 1, HANG_STEP + 70):
+                healthy.train_to(step)
+                healthy.pass_time(1.0, tick=0.25)
+            assert (healthy.core.state.generation, evicted(healthy)) == (1, set())
+            assert healthy.core.state.incident is None
+            assert healthy.core.state.pace.pause_s > seconds - 5
+            asked = len([m for _, m in healthy.sent if type(m).__name__ == "TakeStacks"])
+            evaluate(healthy, seconds)
+            assert len([m for _, m in healthy.sent if type(m).__name__ == "TakeStacks"]) == asked, "learned"
+
+
+def test_patience_has_an_end() -> None:
+    hung = job(phase_s=100.0)
+    train(hung)
+    evaluate(hung, 300.0)
+    assert hung.core.state.generation == 2
+    assert evicted(hung) == set()
+
+
+def test_who_computes_always_at_the_same_place_is_restarted_once_and_then_given_time() -> None:
+    hung = job(phase_s=500.0)
+    for _ in range(2):
+        train(hung)
+        begun, node = hung.mono, hung.core.state.placement.node_of(0)
+        generation = hung.core.state.generation
+        while hung.mono - begun < 400.0 and hung.core.state.generation == generation:
+            cpu_s = 10.0 + hung.mono - begun
+            hung.stacks = {0: with_cpu(doing(0, node, "spin@train.py", "main@train.py"), cpu_s)}
+            hung.pass_time(0.5)
+    assert hung.core.state.generation == 2, "after the same step it may take detect.phase_s"
+    assert hung.core.state.pace.hung_after == HANG_STEP, "a verdict does not take back what was learned"
+
+
+def test_a_node_fault_is_seen_while_an_evaluation_is_waited_for() -> None:
+    from tests.unit.controller.test_detection import alert
+
+    healthy = job()
+    train(healthy)
+    evaluate(healthy, 60.0)
+    assert healthy.stage == "Localising"
+    healthy.change("n3", alerts=(alert(),))
+    healthy.pass_time(2.0)
+    assert evicted(healthy) == {"n3"}
+
+
+# -- a decline ----------------------------------------------------------------------------------------
+
+
+def slow_down(job: Job, rank: int, steps: int) -> None:
+    """Steps take four seconds from now on, and stacks show ``rank`` at work while the others wait."""
+    generation = job.core.state.generation
+    first = job.core.state.steps_here + 1
+    for step in range(first, first + steps):
+        if job.core.state.generation != generation:
+            return
+        stuck(job, rank)
+        job.train_to(step)
+        job.pass_time(4.0, tick=0.5)
+
+
+def test_a_decline_that_moves_with_the_rank_is_let_be() -> None:
+    slow = job(slow_looks=0)
+    train(slow, 200)
+    slow_down(slow, 1, 60)
+    assert slow.core.state.generation == 2
+    assert slow.core.state.placement.node_of(1) == "n4"
+    assert evicted(slow) == set()
+    slow.until(lambda: slow.stage == "Running", 60)
+    slow_down(slow, 1, 200)
+    assert slow.core.state.generation == 2
+    assert evicted(slow) == set()
+    assert any("it is the code, and goes on" in e.text for e in slow.events(ev.Noted))
