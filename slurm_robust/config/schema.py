@@ -46,6 +46,9 @@ class Timings:
     node_dead_s: float = 5.0
     """Silence of an agent after which its node counts as dead."""
 
+    unreachable_s: float = 300.0
+    """How long nodes that fell silent together are waited for: the network between them may heal."""
+
     agent_start_s: float = 60.0
     """From the start of the agents' step until an agent has to have reported for the first time."""
 

@@ -79,7 +79,12 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
         journal.append(
             ev.ControllerStarted(
-                t=time.time(), epoch=epoch.epoch, host=epoch.host, pid=epoch.pid, port=epoch.port
+                t=time.time(),
+                epoch=epoch.epoch,
+                host=epoch.host,
+                pid=epoch.pid,
+                port=epoch.port,
+                node=os.environ.get("SLURMD_NODENAME", ""),
             )
         )
         rules = _log_rules(journal, plan)

@@ -136,5 +136,5 @@ def _witness(node: Node, held: bool) -> Witness:
     words = "+".join(sorted(node.states)) + (f" ({node.reason})" if node.reason else "")
     if not held:
         words += ", no longer part of the job"
-    against = node.is_down or not node.responding or not held
-    return Witness(node=node.name, words=words, against=against)
+    gone = node.is_down or not held
+    return Witness(node=node.name, words=words, against=gone or not node.responding, gone=gone)

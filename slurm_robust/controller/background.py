@@ -6,6 +6,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+Work: TypeAlias = Callable[[], Callable[[], None]]
+Failed: TypeAlias = Callable[[BaseException], None]
 
 
 class Background:
@@ -16,7 +21,7 @@ class Background:
     """
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], Callable[[], None]]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Work, Failed]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -25,15 +30,22 @@ class Background:
         """Readable when something is to be taken by :meth:`drain`."""
         return self._wake
 
-    def run(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Do ``work`` in a thread; the function it returns is called by :meth:`drain`."""
-        self._work.put(work)
+    def run(self, work: Work, failed: Failed) -> None:
+        """Do ``work`` in a thread; the function it returns is called by :meth:`drain`.
+
+        What it raises instead is handed to ``failed`` by :meth:`drain`, so whoever waits gets an answer.
+        """
+        self._work.put((work, failed))
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._serve, name="srobust-background", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            then = self._work.get()()
+            work, failed = self._work.get()
+            try:
+                then = work()
+            except BaseException as error:  # noqa: BLE001 - it is told, and the thread serves on
+                then = partial(failed, error)
             self._idle.release()
             self.post(then)
 

@@ -33,6 +33,7 @@ from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.state import JobState, apply
+from slurm_robust.model.steps import Witness
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
 from slurm_robust.policy.restore import Ref
@@ -105,6 +106,10 @@ class Core:
         self.requeue_error: str | None = None
         self.requeued = False  # Slurm has taken the requeue, and the rest of it is in good hands
         self.agents_gone = False  # the step of the agents has ended
+        self.slurm_answers: tuple[float, bool] | None = (
+            None  # when slurmctld was asked last, and if it answered
+        )
+        self.slurm_gone: frozenset[str] = frozenset()  # nodes that Slurm has given up, by its newest answer
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()
         self._progress_at = now.mono
@@ -178,6 +183,13 @@ class Core:
     def on_tests(self, diagnosis: Diagnosis, now: Now) -> list[Effect]:
         """Answer to TestNodes."""
         self.diagnosis = diagnosis
+        return self.on_tick(now)
+
+    def on_nodes(self, found: tuple[Witness, ...] | None, now: Now) -> list[Effect]:
+        """Answer to AskAboutNodes: Slurm's word on them; None when slurmctld does not answer."""
+        self.slurm_answers = (now.mono, found is not None)
+        self.slurm_gone = frozenset(witness.node for witness in found or () if witness.gone)
+        self.starts.on_witness(found or ())
         return self.on_tick(now)
 
     def on_requeue(self, error: str | None, now: Now) -> list[Effect]:

@@ -46,7 +46,7 @@ class StartAgents(Record):
 
 
 class AskAboutNodes(Record):
-    """Ask Slurm how ``nodes`` are, whose agents do not come; answered by ``starts.on_witness``."""
+    """Ask Slurm how ``nodes`` are; answered by ``on_nodes``."""
 
     nodes: tuple[str, ...]
 

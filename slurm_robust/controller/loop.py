@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 
@@ -15,19 +16,21 @@ from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller import evidence
 from slurm_robust.controller.agent_steps import AgentSteps
-from slurm_robust.controller.background import Background
+from slurm_robust.controller.background import Background, Work
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.tester import Tester
+from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.steps import StepEnd
+from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.policy.restore import Ref, keepers
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.hostlist import fold
+from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.server import ControllerSocket
@@ -100,7 +103,7 @@ class Loop:
             poller = zmq.Poller()
             for source in (self._socket.socket, signals.fileno(), self._background.fileno()):
                 poller.register(source, zmq.POLLIN)
-            self._background.run(self._learn_switches)
+            self._in_background("learn switches", self._learn_switches, lambda text: None)
             self._do(self._core.on_tick(read_clocks()))
             turned = time.monotonic()
             while self._code is None:
@@ -152,7 +155,7 @@ class Loop:
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True
-        self._background.run(self._look_around)
+        self._in_background("look at the agents' steps", self._look_around, self._looked_in_vain)
 
     def _look_around(self) -> Callable[[], None]:
         news = self._steps.news()
@@ -188,6 +191,22 @@ class Loop:
         leaves = {node: switch.name for switch in switches if not switch.level for node in switch.nodes}
         return lambda: self._core.switches.update(leaves)
 
+    def _looked_in_vain(self, text: str) -> None:
+        self._slow_busy = False
+
+    def _in_background(self, what: str, work: Work, otherwise: Callable[[str], None]) -> None:
+        """Do ``work`` in a thread; if it raises anything, write that down and call ``otherwise`` with it."""
+
+        def failed(error: BaseException) -> None:
+            text = f"{what}: {type(error).__name__}: {error}"
+            say(
+                f"an error of its own in the background: {text}\n{''.join(traceback.format_exception(error))}"
+            )
+            self._do(self._core.on_stage_done(what, False, text, read_clocks()))
+            otherwise(text)
+
+        self._background.run(work, failed)
+
     # -- effects -----------------------------------------------------------------------------------
 
     def _do(self, effects: list[fx.Effect]) -> None:
@@ -218,18 +237,22 @@ class Loop:
                 return lambda: self._core.starts.on_end(self._core, end, read_clocks())
             return lambda: None
 
-        self._background.run(work)
+        self._in_background("start agents", work, lambda text: None)
 
     def _ask_about_nodes(self, effect: fx.AskAboutNodes) -> None:
         def work() -> Callable[[], None]:
             try:
                 found = self._steps.witnesses(effect.nodes)
-            except SlurmError as error:
-                text = f"Slurm does not say how {fold(effect.nodes)} are: {error}"
-                return lambda: self._core.note(text, "", read_clocks())
-            return lambda: self._core.starts.on_witness(found)
+            except (SlurmError, CommandTimeout, OSError) as error:
+                return partial(told, None, f"Slurm does not say how {fold(effect.nodes)} are: {error}")
+            return partial(told, found, "")
 
-        self._background.run(work)
+        def told(found: tuple[Witness, ...] | None, error: str) -> None:
+            if error:
+                self._core.note(error, "", read_clocks())
+            self._do(self._core.on_nodes(found, read_clocks()))
+
+        self._in_background("ask about nodes", work, partial(told, None))
 
     def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
         world = self._core.state.placement.world_size
@@ -246,7 +269,11 @@ class Loop:
                 )
             return lambda: self._do(self._core.on_checkpoints(effect.generation, refs, read_clocks()))
 
-        self._background.run(work)
+        self._in_background(
+            "find checkpoint",
+            work,
+            lambda text: self._do(self._core.on_checkpoints(effect.generation, None, read_clocks())),
+        )
 
     def _prune(self, effect: fx.Prune) -> None:
         if self._pruning:
@@ -271,7 +298,7 @@ class Loop:
                 return partial(done, f"old checkpoints could not be removed: {error}")
             return partial(done, "")
 
-        self._background.run(work)
+        self._in_background("prune", work, done)
 
     def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
         def stage(what: str, ok: bool, detail: str) -> None:
@@ -285,7 +312,9 @@ class Loop:
                 return lambda: self._do(self._core.on_requeue(text, read_clocks()))
             return lambda: self._do(self._core.on_requeue(None, read_clocks()))
 
-        self._background.run(work)
+        self._in_background(
+            "requeue", work, lambda text: self._do(self._core.on_requeue(text, read_clocks()))
+        )
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)
@@ -315,21 +344,24 @@ class Loop:
                 return lambda: self._do(self._core.on_stage_done(stage, False, text, read_clocks()))
             return lambda: None
 
-        self._background.run(work)
+        self._in_background(stage, work, lambda text: None)
 
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:
             found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
             return lambda: self._do(self._core.on_tests(found, read_clocks()))
 
-        self._background.run(work)
+        self._in_background("test nodes", work, self._tested_in_vain)
 
     def _replay_training(self, effect: fx.ReplayTraining) -> None:
         def work() -> Callable[[], None]:
             found = self._tester.replay(effect.nodes, effect.layout)
             return lambda: self._do(self._core.on_tests(found, read_clocks()))
 
-        self._background.run(work)
+        self._in_background("replay", work, self._tested_in_vain)
+
+    def _tested_in_vain(self, text: str) -> None:
+        self._do(self._core.on_tests(Diagnosis(reason=text), read_clocks()))
 
 
 class _Signals:

@@ -73,6 +73,17 @@ class ToObserving(Record):
     why: Why
 
 
+class ToUnreachable(Record):
+    """Many nodes fell silent at once, which convicts none of them: wait for them.
+
+    ``failed``: how the generation ended, where it has ended; else it is left to train.
+    """
+
+    agents: dict[str, str]
+    why: Why | None = None
+    failed: GenerationFailed | None = None
+
+
 class ToCheckpointing(Record):
     """The end of the run is near: have a checkpoint taken first."""
 
@@ -80,10 +91,14 @@ class ToCheckpointing(Record):
 
 
 class ToStopping(Record):
-    """End all workers of the generation. ``why``: none where nothing is wrong with it."""
+    """End all workers of the generation. ``why``: none where nothing is wrong with it.
+
+    ``waited``: nodes that cannot be reached have been waited for.
+    """
 
     reason: str
     why: Why | None = None
+    waited: bool = False
 
 
 class ToDeciding(Record):
@@ -129,6 +144,7 @@ Transition: TypeAlias = (
     | ToLocalising
     | ToReconnecting
     | ToObserving
+    | ToUnreachable
     | ToCheckpointing
     | ToStopping
     | ToDeciding

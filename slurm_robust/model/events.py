@@ -42,12 +42,13 @@ class RunStarted(Event):
 
 
 class ControllerStarted(Event):
-    """A controller took the job. Agents obey the highest epoch."""
+    """A controller took the job. Agents obey the highest epoch. ``node``: Slurm's name of its host."""
 
     epoch: int
     host: str
     pid: int
     port: int
+    node: str = ""
 
 
 class AllocationTaken(Event):

@@ -19,6 +19,7 @@ class Symptom(str, Enum):
     WORKER_EXIT = "worker exit"
     USER_EXCEPTION = "user exception"
     NODE_LOST = "node lost"
+    UNREACHABLE = "nodes unreachable"
     LAUNCH_FAILED = "launch failed"
     AGENTS_LOST = "agents lost"
     NODE_FAULT = "node fault"
@@ -45,6 +46,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     ``root`` is the exit that came first by cause, not by clock (None when no worker failed, say when
     a node went silent). ``lost`` are nodes without a sign of life, ``unable`` nodes that answer but
     could start or stop no worker, with the reason; ``alive`` are nodes of the placement that answer.
+    ``unreachable``: one cause of all that are lost, in words, "" where each speaks for itself.
     ``restore``: the checkpoint that the generation began with, "" for none. Where no agent came, with the
     reason: ``unstarted``, although those of other nodes did; ``refused``, because Slurm starts none.
 
@@ -60,6 +62,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     lost: tuple[str, ...] = ()
     unable: dict[str, str] = {}
     alive: tuple[str, ...] = ()
+    unreachable: str = ""
     restore: str = ""
     unstarted: dict[str, str] = {}
     refused: dict[str, str] = {}

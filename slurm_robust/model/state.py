@@ -45,9 +45,10 @@ class OpenIncident(Record):
 class JobState(Record):
     """All that decisions depend on.
 
-    ``best_step``: newest step completed by all ranks in any generation, as numbered by the script,
-    -1 before the first. ``steps_here``: the newest of this generation, which is a count of its optimizer
-    steps where the script does not ``report`` any. ``places``: where stacks placed
+    ``own_node``: where the newest controller runs. ``best_step``: newest step completed by all ranks in any
+    generation, as numbered by the script, -1 before the first. ``steps_here``: the newest of this generation,
+    which is a count of its optimizer steps where the script does not report any (``reports``).
+    ``places``: where stacks placed
     the faults of earlier generations. ``sealed``: per ended generation the newest checkpoint
     that counts; ``unsealed``: ended generations for which that is not known yet; ``good_steps``: the newest
     step that may count of those that ended with numbers that are not finite; ``shared``: generations
@@ -64,6 +65,7 @@ class JobState(Record):
     slot_count: int = 0
     restart_count: int = -1
     epoch: int = 0
+    own_node: str = ""
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
@@ -141,7 +143,7 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.ControllerStarted, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, epoch=event.epoch)
+    return msgspec.structs.replace(state, epoch=event.epoch, own_node=event.node or event.host)
 
 
 @apply.register

@@ -31,8 +31,12 @@ class StepEnd(Record):
 
 
 class Witness(Record):
-    """Slurm's word on one node: its state and reason, and whether that speaks ``against`` using it."""
+    """Slurm's word on one node: its state and reason, and whether that speaks ``against`` using it.
+
+    ``gone``: Slurm has given the node up, or has taken it from the job.
+    """
 
     node: str
     words: str
     against: bool
+    gone: bool = False

@@ -29,7 +29,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.bounds import exceeded
-from slurm_robust.policy.replacement import move_ranks, replace_nodes
+from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.rungs import LADDER
 from slurm_robust.policy.stacks import place_of
@@ -81,6 +81,8 @@ def _answer(
 ) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
         return replace_nodes(state, verdict.suspects, verdict.reason, rules)
+    if verdict.signature == Symptom.UNREACHABLE.value:
+        return go_on_without(state, failed.lost, rules)
     if verdict.suspects:
         return move_ranks(state, verdict.suspects)
     if verdict.rung == TESTS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart, Swap
@@ -39,22 +39,31 @@ def replace_nodes(
 ) -> tuple[tuple[Action, ...], str]:
     """Actions that take ``suspects`` out of the job and bring training back, and why these."""
     evictions = tuple(Evict(node=node, reason=reason) for node in suspects)
-    places = [node for node in suspects if node in state.slots]
     standbys = [node for node in fit_spares(state) if node not in suspects]
+    actions, how = _replace(state, suspects, standbys, {*state.evicted, *suspects}, rules)
+    return (*evictions, *actions), how
+
+
+def go_on_without(state: JobState, nodes: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
+    """The same for ``nodes`` that cannot be reached: none is evicted; they stand by once they are heard."""
+    return _replace(state, nodes, _heard(state, nodes), state.evicted, rules)
+
+
+def _replace(
+    state: JobState, nodes: tuple[str, ...], standbys: list[str], exclude: Collection[str], rules: Rules
+) -> tuple[tuple[Action, ...], str]:
+    places = [node for node in nodes if node in state.slots]
     if len(standbys) >= len(places):
         pairs = list(zip(places, standbys, strict=False))
         swaps = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
         taken = ", ".join(f"{standby} takes the slot of {node}" for node, standby in pairs)
-        return (*evictions, *swaps, Restart()), taken or "no slot is touched"
+        return (*swaps, Restart()), taken or "no slot is touched"
     short = f"{len(places)} node(s) to replace, {len(standbys)} standby(s) left"
     if not rules.requeue:
         reason = f"{short}, and slurm.requeue is off"
-        return (*evictions, GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)), reason
-    exclude = tuple(sorted({*state.evicted, *suspects}))
-    return (
-        *evictions,
-        Requeue(exclude=exclude, reason=short),
-    ), f"{short}: requeue without {','.join(exclude)}"
+        return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
+    without = f" without {','.join(sorted(exclude))}" if exclude else ""
+    return (Requeue(exclude=tuple(sorted(exclude)), reason=short),), f"{short}: requeue{without}"
 
 
 def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action, ...], str]:
@@ -62,7 +71,7 @@ def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action
 
     A standby takes the slot and the suspect stands by; without one, two nodes exchange their slots.
     """
-    standbys = iter([node for node in state.spares if node not in suspects])
+    standbys = iter(_heard(state, suspects))
     partners = iter([node for node in state.slots if node not in suspects])
     moves: list[Replace | Swap] = []
     for node in suspects:
@@ -77,3 +86,8 @@ def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action
         for m in moves
     ]
     return (*moves, Restart()), "; ".join(words) or "restart in place, since there is no other node"
+
+
+def _heard(state: JobState, nodes: Collection[str]) -> list[str]:
+    """Standbys that answer, without ``nodes``."""
+    return [node for node in state.spares if node not in nodes and node not in state.aside]

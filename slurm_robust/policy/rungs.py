@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_robust.model.incident import Blame, GenerationFailed, Verdict
+from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
     full_disk,
@@ -54,6 +54,20 @@ def slurm_refuses(failed: GenerationFailed, rules: Rules, state: JobState) -> Ve
         signature="agents not started",
         reason=f"no agent starts on {nodes}: {next(iter(failed.refused.values()))}",
         allowed=0,
+    )
+
+
+def unreachable(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Many nodes fell silent together: it is not the nodes, and training goes on without them."""
+    if not failed.unreachable or not failed.lost:
+        return None
+    return Verdict(
+        rung=2,
+        blame=Blame.NOBODY,
+        signature=Symptom.UNREACHABLE.value,
+        reason=failed.unreachable,
+        confidence=0.7,
+        allowed=rules.limits.per_signature,
     )
 
 
@@ -111,6 +125,7 @@ Rung = Callable[[GenerationFailed, Rules, JobState], Verdict | None]
 LADDER: tuple[Rung, ...] = (
     slurm_refuses,
     agents_gone,
+    unreachable,
     nodes_named,
     unstarted,
     nobody_can_start,

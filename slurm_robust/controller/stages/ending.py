@@ -120,7 +120,7 @@ class Observing:
         )
         if not self._asked and not unclear:
             self._asked = True
-            failed = failure(core, self._why, exits, lost, {})
+            failed = failure(core, self._why, exits, lost, {}, now)
             decision = decide(state, failed, now.wall, core.rules)
             core.record(
                 ev.Decided(

@@ -10,7 +10,7 @@ from slurm_robust.policy import decide
 
 
 def watch_spares(core: Core, now: Now) -> None:
-    """Drop those that their node's inspection or Slurm names; set aside those that do not answer."""
+    """Drop those that their node's inspection names; set aside those that do not answer."""
     for node, why in core.vitals(now).unfit_spares(core).items():
         _drop(core, node, f"is not fit: {why}", now)
     for node in core.state.spares:
@@ -20,9 +20,7 @@ def watch_spares(core: Core, now: Now) -> None:
             _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
     missing = tuple(node for node in core.state.spares if core.fleet.beat(node) is None)
     found = core.starts.look(core, missing, now)
-    for node, why in found.down.items():
-        _drop(core, node, f"is gone: {why}", now)
-    over = found.silent | found.refused
+    over = found.down | found.silent | found.refused
     for node in core.state.spares:
         if node not in missing:
             _count_on(core, node, now)

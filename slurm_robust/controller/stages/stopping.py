@@ -6,12 +6,13 @@ from slurm_robust.analysis.exits import root_exit
 from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import current_agents, failure, last_words
+from slurm_robust.controller.stages.watch import current_agents, failure, last_words, standbys_heard
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToEnding,
     ToRequeueing,
     ToStopping,
+    ToUnreachable,
     Transition,
 )
 from slurm_robust.model import events as ev
@@ -38,7 +39,7 @@ class Stopping:
     """
 
     def __init__(self, begin: ToStopping) -> None:
-        self._reason, self._why = begin.reason, begin.why
+        self._reason, self._why, self._waited = begin.reason, begin.why, begin.waited
         self._since = self._sent = 0.0
         self._agents: dict[str, str] = {}
         self._exits: tuple[NodeExit, ...] = ()
@@ -141,9 +142,12 @@ class Stopping:
             return ToEnding(code=ExitCode.TERMINATED, reason=core.leaving, final=False)
         if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
             return _before_the_end(core, core.ending, now)
-        return ToDeciding(failed=self._failure(core))
+        failed = self._failure(core, now)
+        if failed.unreachable and not self._waited and len(standbys_heard(core, now)) < len(failed.lost):
+            return ToUnreachable(agents=self._agents, why=self._why, failed=failed)
+        return ToDeciding(failed=failed)
 
-    def _failure(self, core: Core) -> GenerationFailed:
+    def _failure(self, core: Core, now: Now) -> GenerationFailed:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (words := last_words(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
@@ -152,7 +156,7 @@ class Stopping:
             beat = core.fleet.beat(node)
             if beat is not None and beat.fatal and node not in self._lost:
                 unable[node] = beat.fatal
-        return failure(core, self._why, self._exits, tuple(self._lost), unable)
+        return failure(core, self._why, self._exits, tuple(self._lost), unable, now)
 
 
 def _before_the_end(core: Core, reason: str, now: Now) -> Transition:

@@ -16,6 +16,7 @@ from slurm_robust.controller.stages.running import Launching, Running
 from slurm_robust.controller.stages.saving import Saving
 from slurm_robust.controller.stages.stopping import Stopping
 from slurm_robust.controller.stages.testing import Testing
+from slurm_robust.controller.stages.unreachable import Unreachable
 
 # Each class takes exactly the transition it stands beside; Any because a dict cannot say so.
 STAGES: dict[type[Any], Callable[[Any], Stage]] = {
@@ -25,6 +26,7 @@ STAGES: dict[type[Any], Callable[[Any], Stage]] = {
     to.ToLocalising: Localising,
     to.ToReconnecting: Reconnecting,
     to.ToObserving: Observing,
+    to.ToUnreachable: Unreachable,
     to.ToCheckpointing: Checkpointing,
     to.ToStopping: Stopping,
     to.ToDeciding: Deciding,

@@ -6,12 +6,46 @@ from slurm_robust.analysis.exits import root_exit
 from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveAlerts
-from slurm_robust.controller.transitions import ToObserving, ToStopping, Transition, Trouble, Why
+from slurm_robust.controller.transitions import (
+    ToObserving,
+    ToStopping,
+    ToUnreachable,
+    Transition,
+    Trouble,
+    Why,
+)
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import GenerationFailed, NodeExit, Symptom
+from slurm_robust.policy.silence import Silence, judge
+from slurm_robust.slurm.hostlist import fold
 
 # Agents notice within about 3 s that their controller is gone and look for the next one.
 RECONNECT_S = 8.0
+
+
+# Whether slurmctld answers is asked again after this time.
+SLURM_FRESH_S = 30.0
+# Heartbeats between the last words of nodes that fall silent together.
+TOGETHER = 1.5
+
+
+def silence_now(core: Core, now: Now, since: float) -> Silence | None:
+    """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard."""
+    timings, state, fleet = core.config.timings, core.state, core.fleet
+    silent_s = {node: fleet.silence(node, now.mono, since) for node in state.slots}
+    apart_s = TOGETHER * timings.heartbeat_s
+    # A standby that fell silent before the others did so for another reason.
+    longest_s = max(timings.node_dead_s, *silent_s.values()) + apart_s
+    standbys = {n: fleet.silence(n, now.mono, since) for n in state.spares if n in fleet.views}
+    asked, answers = core.slurm_answers or (-SLURM_FRESH_S, None)
+    return judge(
+        silent_s | {node: silence for node, silence in standbys.items() if silence < longest_s},
+        state.own_node,
+        dead_s=timings.node_dead_s,
+        apart_s=apart_s,
+        switches=core.switches,
+        slurm_answers=answers if now.mono - asked < SLURM_FRESH_S else None,
+    )
 
 
 def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> Trouble | None:
@@ -20,7 +54,7 @@ def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> 
     ``agents``: the agent (its id) that each slot's node had when the generation began; ``since``:
     monotonic time from which silence counts for nodes not heard of yet.
     """
-    state, limit = core.state, core.config.timings.node_dead_s
+    state = core.state
     exits = core.fleet.exits(state.slots, state.generation, now.mono)
     root = root_exit(exits, core.log_rules)
     if root is not None:
@@ -28,11 +62,9 @@ def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> 
         symptom = Symptom.USER_EXCEPTION if user else Symptom.WORKER_EXIT
         detail = f"{root.exit.describe()} on {root.node} (generation {state.generation})"
         return Trouble(symptom=symptom, detail=detail, detect_s=root.exit.age_s)
+    if (trouble := _silence(core, since, now)) is not None:
+        return trouble
     for node in state.slots:
-        silence = core.fleet.silence(node, now.mono, since)
-        if silence > limit:
-            detail = f"{node} gives no sign of life for {silence:.1f} s"
-            return Trouble(symptom=Symptom.NODE_LOST, detail=detail, detect_s=silence)
         beat = core.fleet.beat(node)
         if beat is not None and beat.agent != agents.get(node, beat.agent):
             detail = f"{node} has a new agent: the old one and its workers are gone"
@@ -40,6 +72,25 @@ def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> 
         if beat is not None and beat.fatal:
             return Trouble(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {beat.fatal}", detect_s=0.0)
     return None
+
+
+def _silence(core: Core, since: float, now: Now) -> Trouble | None:
+    """Trouble of nodes of the placement that are silent: of one, or of the network between."""
+    found = silence_now(core, now, since)
+    silent = [node for node in core.state.slots if found is not None and node in found.nodes]
+    if found is None or not silent:
+        return None
+    longest = max(core.fleet.silence(node, now.mono, since) for node in silent)
+    if found.cause:
+        return Trouble(symptom=Symptom.UNREACHABLE, detail=found.cause, detect_s=longest)
+    detail = f"{fold(silent)} gives no sign of life for {longest:.1f} s"
+    return Trouble(symptom=Symptom.NODE_LOST, detail=detail, detect_s=longest)
+
+
+def standbys_heard(core: Core, now: Now) -> list[str]:
+    """Standbys that were heard a moment ago."""
+    limit, views = core.config.timings.node_dead_s, core.fleet.views
+    return [n for n in core.state.spares if n in views and now.mono - views[n].heard <= limit]
 
 
 def leave(core: Core, agents: dict[str, str], why: Why, now: Now) -> Transition:
@@ -53,6 +104,8 @@ def leave(core: Core, agents: dict[str, str], why: Why, now: Now) -> Transition:
         core.emit(SaveAlerts(number=core.state.incident.number, alerts=seen, t=now.wall))
     if core.config.mode == "observe":
         return ToObserving(agents=agents, why=why)
+    if trouble.symptom is Symptom.UNREACHABLE:
+        return ToUnreachable(agents=agents, why=why)
     return ToStopping(reason=trouble.detail, why=why)
 
 
@@ -65,17 +118,24 @@ def has_new_step(core: Core) -> bool:
 
 
 def failure(
-    core: Core, why: Why | None, exits: tuple[NodeExit, ...], lost: tuple[str, ...], unable: dict[str, str]
+    core: Core,
+    why: Why | None,
+    exits: tuple[NodeExit, ...],
+    lost: tuple[str, ...],
+    unable: dict[str, str],
+    now: Now,
 ) -> GenerationFailed:
     """All that is known of the end of this generation, for the policy."""
     state = core.state
     trouble = why.trouble if why is not None else None
     root = root_exit(exits, core.log_rules)
+    silence = silence_now(core, now, core.started)
     return GenerationFailed(
         generation=state.generation,
         root=root,
         exits=exits,
         lost=lost,
+        unreachable=silence.cause if silence is not None and set(lost) <= set(silence.nodes) else "",
         unable=unable,
         alive=tuple(n for n in state.slots if n not in lost),
         restore=state.restored,

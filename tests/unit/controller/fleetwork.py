@@ -83,6 +83,7 @@ class Job:
         ]
         self.beats: dict[str, Beat] = {}
         self.dead: set[str] = set()
+        self.cut: set[str] = set()  # nodes that the controller does not hear, and that do not hear it
         self.stubborn: set[str] = set()
         self.mute: set[str] = set()  # sends no stacks
         self.said: list[str] = []
@@ -90,6 +91,7 @@ class Job:
         self.started: list[tuple[str, ...]] = []
         self.asked: list[tuple[str, ...]] = []  # about which nodes Slurm was asked
         self.slurm_answers = True
+        self.given_up: set[str] = set()  # nodes that Slurm calls down although they live
         self.requeued: list[tuple[str, ...]] = []
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
@@ -128,7 +130,7 @@ class Job:
                     self.journal.append(ev.decode_event(ev.encode_event(event)))
                 case fx.Send(node=node, message=message):
                     self.sent.append((node, message))
-                    if node not in self.dead:
+                    if node not in self.dead and node not in self.cut:
                         self.obey(node, message)
                 case fx.StartAgents(nodes=nodes):
                     self.started.append(nodes)
@@ -136,8 +138,8 @@ class Job:
                         self.join(node)
                 case fx.AskAboutNodes(nodes=nodes):
                     self.asked.append(nodes)
-                    if self.slurm_answers:
-                        self.core.starts.on_witness([self.witness(node) for node in nodes])
+                    found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
+                    self.act(self.core.on_nodes(found, self.now()))
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
                         self.tell_storage(generation)
@@ -170,9 +172,9 @@ class Job:
 
     def witness(self, node: str) -> Witness:
         """Slurm knows which nodes are dead."""
-        dead = node in self.dead
-        words = "DOWN+NOT_RESPONDING (Not responding)" if dead else "ALLOCATED"
-        return Witness(node=node, words=words, against=dead)
+        gone = node in self.dead or node in self.given_up
+        words = "DOWN+NOT_RESPONDING (Not responding)" if gone else "ALLOCATED"
+        return Witness(node=node, words=words, against=gone, gone=gone)
 
     def step_ends(self, *nodes: str, words: str, code: int = 1) -> None:
         """The srun of the agents on ``nodes`` ends, having said ``words``."""
@@ -198,7 +200,7 @@ class Job:
         """The agent of ``node`` has something new to tell."""
         old = self.beats[node]
         self.beats[node] = structs.replace(old, seq=old.seq + 1, **changes)
-        if node not in self.dead:
+        if node not in self.dead and node not in self.cut:
             self.core.on_beat(self.beats[node], self.now())
             self.act(self.core.on_tick(self.now()))
 

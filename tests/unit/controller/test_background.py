@@ -6,6 +6,8 @@ import select
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from slurm_robust.controller.background import Background
 
 LIMIT_S = 20.0
@@ -19,6 +21,10 @@ def drained(background: Background, done: Callable[[], bool]) -> None:
         background.drain()
 
 
+def unexpected(error: BaseException) -> None:
+    raise AssertionError("nothing fails here") from error
+
+
 def test_results_are_called_in_the_loops_own_thread() -> None:
     background = Background()
     worked: list[str] = []
@@ -28,7 +34,7 @@ def test_results_are_called_in_the_loops_own_thread() -> None:
         worked.append(threading.current_thread().name)
         return lambda: told.append(threading.current_thread().name)
 
-    background.run(work)
+    background.run(work, unexpected)
     drained(background, lambda: bool(told))
     assert worked == ["srobust-background"]
     assert told == [threading.current_thread().name]
@@ -44,10 +50,10 @@ def test_work_that_hangs_holds_up_nothing_else() -> None:
         release.wait(LIMIT_S)
         return lambda: told.append("late")
 
-    background.run(hang)
+    background.run(hang, unexpected)
     assert begun.wait(LIMIT_S)
     for _ in range(3):
-        background.run(lambda: lambda: told.append("soon"))
+        background.run(lambda: lambda: told.append("soon"), unexpected)
     drained(background, lambda: len(told) == 3)
     assert told == ["soon"] * 3
     release.set()
@@ -64,6 +70,25 @@ def test_one_thread_does_what_comes_one_after_the_other() -> None:
         return lambda: idents.append(ident)
 
     for number in range(1, 6):
-        background.run(work)
+        background.run(work, unexpected)
         drained(background, lambda number=number: len(idents) == number)
     assert len(set(idents)) == 1
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, MemoryError])
+def test_whatever_work_raises_is_told_and_its_thread_serves_on(kind: type[BaseException]) -> None:
+    background = Background()
+    told: list[BaseException] = []
+    names: list[str] = []
+
+    def fail() -> Callable[[], None]:
+        raise kind("no")
+
+    def work() -> Callable[[], None]:
+        return lambda: names.append("done")
+
+    background.run(fail, told.append)
+    drained(background, lambda: bool(told))
+    background.run(work, unexpected)
+    drained(background, lambda: bool(names))
+    assert type(told[0]) is kind

@@ -17,6 +17,9 @@ class Absent(Job):
             super().join(node, agent, **changes)
 
 
+USABLE = ev.SpareSetAside(t=0.0, node="", reason="", usable=True)
+
+
 def test_a_standby_that_has_not_joined_is_told_and_not_chosen() -> None:
     job = Absent(spares=("n3", "n4"))
     job.train_to(3)
@@ -88,10 +91,14 @@ def test_a_silent_standby_is_taken_where_there_is_no_other() -> None:
     assert job.requeued == []
 
 
-def test_a_standby_that_slurm_gives_up_is_dropped_for_good() -> None:
+def test_a_standby_that_slurm_gives_up_is_not_taken_and_is_convicted_of_nothing() -> None:
     job = Job()
     job.train_to(3)
     job.power_cut("n3")
-    job.until(lambda: "n3" in job.core.state.evicted, limit=90)
-    assert "Slurm says DOWN" in job.core.state.evicted["n3"]
+    job.until(lambda: not job.core.state.aside.get("n3", USABLE).usable, limit=90)
+    assert "Slurm says DOWN" in job.core.state.aside["n3"].reason
+    assert job.core.state.evicted == {}
     assert job.events(ev.IncidentOpened) == []
+    job.power_cut("n2")
+    job.until(lambda: bool(job.requeued), limit=20)
+    assert job.requeued == [("n2",)]

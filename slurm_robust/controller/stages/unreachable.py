@@ -1,0 +1,96 @@
+"""Many nodes are silent at once, or all that we cannot hear: nothing is touched until that is over."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import AskAboutNodes, Now, Say
+from slurm_robust.controller.stages.watch import silence_now, standbys_heard
+from slurm_robust.controller.transitions import (
+    ToDeciding,
+    ToRunning,
+    ToStopping,
+    ToUnreachable,
+    Transition,
+)
+from slurm_robust.slurm.hostlist import fold
+
+ASK_EVERY_S = 5.0
+
+
+class Unreachable:
+    """Waits for the nodes to be heard again, bounded by ``timings.unreachable_s``.
+
+    Training may well go on meanwhile: it needs no controller. Going on without the nodes comes before the
+    bound where standbys are heard, or where Slurm itself has given the nodes up.
+    """
+
+    def __init__(self, begin: ToUnreachable) -> None:
+        self._begin = begin
+        self._since = 0.0
+        self._asked_at = 0.0
+        self._silent: tuple[str, ...] = ()
+        self._shrunk_at: float | None = None
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Ask Slurm, the second witness."""
+        self._since = now.mono
+        self._ask(core, now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Go on training when the nodes are back; go on without them when waiting is over."""
+        if core.leaving or core.ending:
+            return ToStopping(reason=core.leaving or core.ending or "")
+        found = silence_now(core, now, self._since)
+        silent = tuple(n for n in found.nodes if n in core.state.slots) if found is not None else ()
+        if len(silent) < len(self._silent):
+            self._shrunk_at = now.mono
+        self._silent = silent
+        if found is None or not silent:
+            return self._go_on(core, "all nodes are heard again", now)
+        if not found.cause:
+            if self._all_had_their_time(core, now):
+                return self._go_on(core, f"{fold(silent)} alone gives no sign of life", now)
+        elif why := self._is_over(core, silent, now):
+            return self._go_without(core, why, now)
+        if now.mono - self._asked_at > ASK_EVERY_S:
+            self._ask(core, now)
+        return None
+
+    def _go_on(self, core: Core, why: str, now: Now) -> Transition:
+        """As if nothing had been: whoever is silent still is judged as any single node."""
+        core.note(why, "", now)
+        core.emit(Say(text=why))
+        failed = self._begin.failed
+        if failed is None:
+            return ToRunning(agents=self._begin.agents)
+        silent = tuple(node for node in failed.lost if node in self._silent)
+        alive = tuple(node for node in core.state.slots if node not in silent)
+        return ToDeciding(failed=structs.replace(failed, lost=silent, alive=alive, unreachable=""))
+
+    def _go_without(self, core: Core, why: str, now: Now) -> Transition:
+        core.emit(Say(text=why))
+        failed = self._begin.failed
+        if failed is not None:
+            return ToDeciding(failed=failed)
+        return ToStopping(reason=why, why=self._begin.why, waited=True)
+
+    def _ask(self, core: Core, now: Now) -> None:
+        self._asked_at = now.mono
+        core.emit(AskAboutNodes(nodes=core.state.slots))
+
+    def _all_had_their_time(self, core: Core, now: Now) -> bool:
+        """Agents that were cut off do not come back all in the same second."""
+        return self._shrunk_at is None or now.mono - self._shrunk_at > 2 * core.config.timings.node_dead_s
+
+    def _is_over(self, core: Core, silent: tuple[str, ...], now: Now) -> str:
+        """Why the nodes are waited for no longer, "" while they are."""
+        waited = now.mono - self._since
+        if waited > core.config.timings.unreachable_s:
+            return f"not heard for {waited:.0f} s more (timings.unreachable_s)"
+        if len(standbys_heard(core, now)) >= len(silent):
+            return "there are standbys enough"
+        if set(silent) <= core.slurm_gone:
+            return f"Slurm has given up {fold(silent)}"
+        return ""

@@ -1,0 +1,68 @@
+"""Whose silence is it: a node's, or the network's that lies between? Pure.
+
+One node that is silent while others speak is lost. Where many fall silent at once there is one cause for all,
+and who hears nobody at all may be cut off himself; then nobody is convicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.hostlist import fold
+
+_CROWD_SHARE = 1 / 3
+"""So many of a job's nodes do not fail at once by themselves."""
+
+
+class Silence(Record):
+    """``nodes`` are silent. ``cause``: of all of them together, in words; "" where each speaks for itself."""
+
+    nodes: tuple[str, ...]
+    cause: str = ""
+
+
+def judge(
+    silent_s: Mapping[str, float],
+    own: str,
+    *,
+    dead_s: float,
+    apart_s: float,
+    switches: Mapping[str, str],
+    slurm_answers: bool | None,
+) -> Silence | None:
+    """Who is silent, and whether that has one cause; None while nobody is.
+
+    ``silent_s``: seconds since each node of the job was heard, also of standbys; ``own``: the node on which
+    this is judged; ``dead_s``: the silence that counts; ``apart_s``: how far apart nodes that fall silent
+    together may have been heard last; ``switches``: leaf switch by node, as far as it is known;
+    ``slurm_answers``: whether slurmctld answers us, None while that is not known.
+    """
+    if all(silence <= dead_s for silence in silent_s.values()):
+        return None
+    others = {node for node in silent_s if node != own}
+    silent = {node for node in others if silent_s[node] > dead_s - apart_s}
+    if others and silent == others:
+        if len(others) > 1:
+            cause = f"{own} hears no other node, so it may be cut off itself"
+        elif slurm_answers:
+            cause = ""
+        else:
+            doubt = "does not answer either" if slurm_answers is False else "was not asked yet"
+            cause = f"{own} hears no other node and slurmctld {doubt}, so it may be cut off itself"
+        return Silence(nodes=tuple(sorted(silent)), cause=cause)
+    leaf = _common_leaf(silent, others, switches)
+    if len(silent) > 1 and (leaf or len(silent) >= _CROWD_SHARE * len(others)):
+        behind = f" behind switch {leaf}" if leaf else ""
+        return Silence(
+            nodes=tuple(sorted(silent)),
+            cause=f"{fold(silent)}{behind} fell silent together: rather the network",
+        )
+    return Silence(nodes=tuple(sorted(node for node, silence in silent_s.items() if silence > dead_s)))
+
+
+def _common_leaf(silent: set[str], others: set[str], switches: Mapping[str, str]) -> str:
+    """The leaf switch that all silent nodes, and no other node, are behind."""
+    leaves = {switches.get(node, "") for node in silent}
+    behind = {node for node in others if switches.get(node, "") in leaves}
+    return leaves.pop() if len(leaves) == 1 and behind == silent else ""
