@@ -79,7 +79,7 @@ class ToUnreachable(Record):
     ``failed``: how the generation ended, where it has ended; else it is left to train.
     """
 
-    agents: dict[str, str]
+    agents: dict[str, str] = {}
     why: Why | None = None
     failed: GenerationFailed | None = None
 

@@ -40,8 +40,11 @@ def judge(
     """
     if all(silence <= dead_s for silence in silent_s.values()):
         return None
-    others = {node for node in silent_s if node != own}
-    silent = {node for node in others if silent_s[node] > dead_s - apart_s}
+    others = silent_s.keys() - {own}
+    silent = {node for node, seconds in silent_s.items() if seconds > dead_s - apart_s}
+    if own in silent and silent == silent_s.keys():
+        # No network lies between us and our own agent: the agents have ended.
+        return Silence(nodes=tuple(sorted(silent)))
     if others and silent == others:
         if len(others) > 1:
             cause = f"{own} hears no other node, so it may be cut off itself"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import BeginRequeue, Exit, Now, Say
-from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, failure, has_new_step
+from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, failure, has_new_step, with_cause
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToObserving,
@@ -120,7 +120,7 @@ class Observing:
         )
         if not self._asked and not unclear:
             self._asked = True
-            failed = failure(core, self._why, exits, lost, {}, now)
+            failed = with_cause(core, failure(core, self._why, exits, lost, {}), now)
             decision = decide(state, failed, now.wall, core.rules)
             core.record(
                 ev.Decided(

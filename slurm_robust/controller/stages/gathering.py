@@ -5,10 +5,9 @@ from __future__ import annotations
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
 from slurm_robust.controller.restoring import memory_suffices, seal_pending
-from slurm_robust.controller.stages.watch import RECONNECT_S
+from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
 from slurm_robust.controller.starts import Unstarted
 from slurm_robust.controller.transitions import (
-    ToDeciding,
     ToEnding,
     ToGathering,
     ToLaunching,
@@ -125,7 +124,7 @@ class Gathering:
             unstarted=found.silent,
             refused=found.refused,
         )
-        return ToDeciding(failed=failed)
+        return conclude(core, failed, now)
 
     def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
         """Of ``nodes`` without an agent those for which waiting is over."""

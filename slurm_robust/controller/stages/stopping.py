@@ -6,13 +6,11 @@ from slurm_robust.analysis.exits import root_exit
 from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import current_agents, failure, last_words, standbys_heard
+from slurm_robust.controller.stages.watch import conclude, current_agents, failure, last_words
 from slurm_robust.controller.transitions import (
-    ToDeciding,
     ToEnding,
     ToRequeueing,
     ToStopping,
-    ToUnreachable,
     Transition,
 )
 from slurm_robust.model import events as ev
@@ -142,12 +140,9 @@ class Stopping:
             return ToEnding(code=ExitCode.TERMINATED, reason=core.leaving, final=False)
         if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
             return _before_the_end(core, core.ending, now)
-        failed = self._failure(core, now)
-        if failed.unreachable and not self._waited and len(standbys_heard(core, now)) < len(failed.lost):
-            return ToUnreachable(agents=self._agents, why=self._why, failed=failed)
-        return ToDeciding(failed=failed)
+        return conclude(core, self._failure(core), now, waited=self._waited)
 
-    def _failure(self, core: Core, now: Now) -> GenerationFailed:
+    def _failure(self, core: Core) -> GenerationFailed:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (words := last_words(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
@@ -156,7 +151,7 @@ class Stopping:
             beat = core.fleet.beat(node)
             if beat is not None and beat.fatal and node not in self._lost:
                 unable[node] = beat.fatal
-        return failure(core, self._why, self._exits, tuple(self._lost), unable, now)
+        return failure(core, self._why, self._exits, tuple(self._lost), unable)
 
 
 def _before_the_end(core: Core, reason: str, now: Now) -> Transition:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveAlerts
 from slurm_robust.controller.transitions import (
+    ToDeciding,
     ToObserving,
     ToStopping,
     ToUnreachable,
@@ -123,19 +126,16 @@ def failure(
     exits: tuple[NodeExit, ...],
     lost: tuple[str, ...],
     unable: dict[str, str],
-    now: Now,
 ) -> GenerationFailed:
     """All that is known of the end of this generation, for the policy."""
     state = core.state
     trouble = why.trouble if why is not None else None
     root = root_exit(exits, core.log_rules)
-    silence = silence_now(core, now, core.started)
     return GenerationFailed(
         generation=state.generation,
         root=root,
         exits=exits,
         lost=lost,
-        unreachable=silence.cause if silence is not None and set(lost) <= set(silence.nodes) else "",
         unable=unable,
         alive=tuple(n for n in state.slots if n not in lost),
         restore=state.restored,
@@ -145,6 +145,22 @@ def failure(
         cause=classify_exit(root.exit, core.log_rules) if root is not None else None,
         localisation=why.localisation if why is not None else None,
     )
+
+
+def conclude(core: Core, failed: GenerationFailed, now: Now, *, waited: bool = False) -> Transition:
+    """Ask the policy, unless nodes fell silent together and may come back: then wait first, once."""
+    failed = with_cause(core, failed, now)
+    if failed.unreachable and not waited and len(standbys_heard(core, now)) < len(failed.lost):
+        return ToUnreachable(failed=failed)
+    return ToDeciding(failed=failed)
+
+
+def with_cause(core: Core, failed: GenerationFailed, now: Now) -> GenerationFailed:
+    """``failed`` with what the silence of all lost nodes has in common, if that is anything."""
+    silence = silence_now(core, now, core.started)
+    if silence is None or not failed.lost or not set(failed.lost) <= set(silence.nodes):
+        return failed
+    return structs.replace(failed, unreachable=silence.cause)
 
 
 def all_done(core: Core, now: Now) -> bool:

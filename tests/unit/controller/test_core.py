@@ -227,8 +227,7 @@ def test_a_lost_spare_is_no_incident() -> None:
     job = Job()
     job.train_to(3)
     job.power_cut("n3")
-    job.until(lambda: "n3" in job.core.state.evicted, limit=120)
-    assert job.core.state.spares == ()
+    job.until(lambda: "n3" in job.core.state.aside, limit=120)
     assert job.core.state.generation == 1
     assert job.events(ev.IncidentOpened) == []
 

@@ -15,6 +15,7 @@ from slurm_robust.model.suspicion import Suspicion
 from slurm_robust.node.hints import Hint, judge
 from slurm_robust.node.hints import Job as EndedJob
 from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.test_detection import alert
 
 
 class Watched(Job):
@@ -39,10 +40,10 @@ def test_an_evicted_node_is_suspected_with_what_was_seen() -> None:
     assert evicted.incident == 1
 
 
-def test_a_lost_spare_is_suspected_without_an_incident() -> None:
+def test_an_unfit_spare_is_suspected_without_an_incident() -> None:
     job = Watched()
     job.train_to(3)
-    job.power_cut("n3")
+    job.change("n3", alerts=(alert(),))
     job.until(lambda: "n3" in job.core.state.evicted, limit=90)
     (suspicion,) = job.suspicions
     assert (suspicion.node, suspicion.symptom) == ("n3", "")

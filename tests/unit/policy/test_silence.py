@@ -77,6 +77,10 @@ def test_all_nodes_of_a_switch_have_a_common_cause() -> None:
     assert whose(silent_s, switches=leaves) == Silence(nodes=("n15", "n16"))
 
 
+def test_where_our_own_agent_is_silent_too_it_is_no_network() -> None:
+    assert whose({"n1": 6.0, "n2": 6.1, "n3": 5.5}) == Silence(nodes=("n1", "n2", "n3"))
+
+
 def test_our_own_agent_alone_is_silent() -> None:
     assert whose({"n1": 6.0, "n2": 0.1, "n3": 0.2}) == Silence(nodes=("n1",))
     assert whose({"n1": 6.0}) == Silence(nodes=("n1",))
@@ -93,5 +97,6 @@ def test_who_was_heard_lately_is_never_named(silent_s: dict[str, float], answers
         assert found.nodes
         assert all(silent_s[node] > DEAD_S - APART_S for node in found.nodes)
     others = {node: s for node, s in silent_s.items() if node != "n1"}
-    if found is not None and len(others) > 1 and all(s > DEAD_S for s in others.values()):
+    hears_own = silent_s.get("n1", 0.0) <= DEAD_S - APART_S
+    if found is not None and hears_own and len(others) > 1 and all(s > DEAD_S for s in others.values()):
         assert found.cause
