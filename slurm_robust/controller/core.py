@@ -16,6 +16,7 @@ from slurm_robust.controller.effects import (
     Effect,
     Now,
     Prune,
+    RequeueAnswer,
     SaveEvidence,
     SaveSuspicion,
     Say,
@@ -102,8 +103,7 @@ class Core:
         self.stacks = StackBook(config.detect.stacks_s)
         self.diagnosis: Diagnosis | None = None  # answer to the newest TestNodes
         self._vitals: Vitals | None = None
-        self.requeue_error: str | None = None
-        self.requeued = False  # Slurm has taken the requeue, and the rest of it is in good hands
+        self.requeue: RequeueAnswer | None = None  # to the newest BeginRequeue
         self.agents_gone = False  # the step of the agents has ended
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()
@@ -180,10 +180,9 @@ class Core:
         self.diagnosis = diagnosis
         return self.on_tick(now)
 
-    def on_requeue(self, error: str | None, now: Now) -> list[Effect]:
-        """Slurm took the requeue, or refused it with ``error``."""
-        self.requeue_error = error
-        self.requeued = error is None
+    def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:
+        """What Slurm says to the requeue."""
+        self.requeue = answer
         return self.on_tick(now)
 
     def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:
