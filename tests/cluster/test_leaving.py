@@ -97,3 +97,22 @@ def test_a_job_that_an_administrator_holds_is_requeued_and_says_so(sandbox: Sand
     sandbox.exec(["scontrol", "release", str(job.id)], user="root", check=True)
     assert job.wait_end(timeout=300) == 0
     assert "Traceback" not in job.log
+
+
+def test_the_advice_for_a_job_that_no_nodes_fit_helps(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3)
+    job.wait_step(5)
+    told_to_leave(sandbox, job)
+    update = ["scontrol", "update", f"JobId={job.id}"]
+    wait_for(
+        lambda: sandbox.exec([*update, "ExcNodeList=n1,n2"], user=USER).returncode == 0, 60, "the excludes"
+    )
+    status = ["srobust", "status", str(job.id)]
+    wait_for(
+        lambda: "a release does not help" in sandbox.exec(status, user=USER, timeout_s=30).stdout,
+        60,
+        "advice",
+    )
+    sandbox.exec([*update, "ExcNodeList="], user=USER, check=True)
+    job.wait(lambda: job.state.restart_count == 1, 180, "next run of the job")
+    sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
