@@ -89,6 +89,7 @@ def rescue(client: SlurmClient, allocation: Allocation, log: Path) -> bool:
             allocation.job_id,
             ending_run=allocation.restart_count,
             exclude=(host,),
+            keep_off=allocation.nodes,
             log=log,
         )
     return outcome.ok

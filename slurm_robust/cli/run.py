@@ -69,6 +69,13 @@ def split_command(words: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
 
 
 def handle(args: argparse.Namespace) -> int:
+    """Run it so that a job with an expedited requeue ends where the run ends for good."""
+    from slurm_robust.controller.expedited import ending_for_good
+
+    return ending_for_good(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
     """Read the configuration and hand over to the controller."""
     from slurm_robust.config.reader import load
     from slurm_robust.controller.main import run

@@ -62,7 +62,7 @@ class Timings:
     """From KILL until a worker that is still there is reported as unkillable."""
 
     checkpoint_s: float = 60.0
-    """How long a requeue waits for the checkpoint that it asked for."""
+    """How long a job that leaves its nodes waits for its newest checkpoint to be on storage."""
 
     shutdown_s: float = 10.0
     """How long the controller waits for its agents at the end of the job."""

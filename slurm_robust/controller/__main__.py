@@ -104,6 +104,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 plan.job_id,
                 plan.restart_count,
                 directory.path / "requeue.jsonl",
+                nodes=plan.nodes,
                 start_now=plan.config.slurm.start_now,
             ),
             store=store,

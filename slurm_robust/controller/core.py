@@ -16,6 +16,7 @@ from slurm_robust.controller.effects import (
     Effect,
     Now,
     Prune,
+    RequeueAnswer,
     SaveEvidence,
     SaveSuspicion,
     Say,
@@ -103,13 +104,10 @@ class Core:
         self.stacks = StackBook(config.detect.stacks_s)
         self.diagnosis: Diagnosis | None = None  # answer to the newest TestNodes
         self._vitals: Vitals | None = None
-        self.requeue_error: str | None = None
-        self.requeued = False  # Slurm has taken the requeue, and the rest of it is in good hands
+        self.requeue: RequeueAnswer | None = None  # to the newest BeginRequeue
         self.agents_gone = False  # the step of the agents has ended
-        self.slurm_answers: tuple[float, bool] | None = (
-            None  # when slurmctld was asked last, and if it answered
-        )
-        self.slurm_gone: frozenset[str] = frozenset()  # nodes that Slurm has given up, by its newest answer
+        self.slurm_answers: tuple[float, bool] | None = None  # when it was asked last, and if it answered
+        self.slurm_gone: frozenset[str] = frozenset()  # nodes that it has given up, by its newest answer
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()
         self._progress_at = now.mono
@@ -192,10 +190,9 @@ class Core:
         self.starts.on_witness(found or ())
         return self.on_tick(now)
 
-    def on_requeue(self, error: str | None, now: Now) -> list[Effect]:
-        """Slurm took the requeue, or refused it with ``error``."""
-        self.requeue_error = error
-        self.requeued = error is None
+    def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:
+        """What Slurm says to the requeue."""
+        self.requeue = answer
         return self.on_tick(now)
 
     def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TypeAlias
 
 from slurm_robust.model.alerts import Alert
@@ -18,6 +19,22 @@ class Now(Record):
 
     mono: float
     wall: float
+
+
+class Said(str, Enum):
+    """What became of a requeue that was asked for."""
+
+    TAKEN = "taken"  # the job is requeued; TERM comes, and what is left takes a moment
+    DONE = "done"  # and all else is in good hands
+    REFUSED = "refused"  # for good
+    NOTHING = "nothing"  # Slurm gave no answer
+
+
+class RequeueAnswer(Record):
+    """What Slurm says to :class:`BeginRequeue`. ``detail``: its words, or who has to release the job."""
+
+    said: Said
+    detail: str = ""
 
 
 # -- core to loop ----------------------------------------------------------------------------------
@@ -64,7 +81,7 @@ class Prune(Record):
 
 
 class BeginRequeue(Record):
-    """Requeue the job in Slurm without ``exclude``; answered by ``on_requeue``."""
+    """Ask Slurm to requeue the job without ``exclude``; answered by ``on_requeue``. May be repeated."""
 
     exclude: tuple[str, ...]
 

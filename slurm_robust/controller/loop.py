@@ -304,17 +304,17 @@ class Loop:
         def stage(what: str, ok: bool, detail: str) -> None:
             self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, read_clocks())))
 
-        def work() -> Callable[[], None]:
-            try:
-                self._requeuer.begin(effect.exclude, stage)
-            except (SlurmError, OSError) as error:
-                text = str(error)
-                return lambda: self._do(self._core.on_requeue(text, read_clocks()))
-            return lambda: self._do(self._core.on_requeue(None, read_clocks()))
+        def answer(said: fx.RequeueAnswer) -> None:
+            self._background.post(lambda: self._do(self._core.on_requeue(said, read_clocks())))
 
-        self._in_background(
-            "requeue", work, lambda text: self._do(self._core.on_requeue(text, read_clocks()))
-        )
+        def work() -> Callable[[], None]:
+            self._requeuer.ask(effect.exclude, stage, answer)
+            return lambda: None
+
+        def unanswered(text: str) -> None:
+            answer(fx.RequeueAnswer(said=fx.Said.NOTHING, detail=text))
+
+        self._in_background("requeue", work, unanswered)
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)

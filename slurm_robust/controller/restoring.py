@@ -118,6 +118,27 @@ def choose(core: Core, now: Now, *, also_banned: str = "") -> RestorePlan | None
     return None
 
 
+def only_in_memory(core: Core, now: Now) -> RestorePlan | None:
+    """What the next generation would be restored from, if storage does not have it; else None."""
+    plan = choose(core, now)
+    return None if plan is None or "storage" in plan.tiers or _is_stored(core, plan.ref) else plan
+
+
+def needs_memory(core: Core) -> bool:
+    """Whether the nodes' copies may hold what counts and storage does not have."""
+    state = core.state
+    if state.running or state.unsealed:
+        return True
+    newest = max(state.sealed, default=None)
+    return newest is not None and not _is_stored(core, ref_of(state.sealed[newest]))
+
+
+def _is_stored(core: Core, ref: Ref) -> bool:
+    stored = core.state.stored
+    written = stored is not None and ref == Ref(step=stored.step, generation=stored.generation)
+    return written or ref in (core.listing.complete or ())
+
+
 def memory_suffices(core: Core, now: Now) -> bool:
     """Whether something can be restored without storage."""
     return restore.choose(

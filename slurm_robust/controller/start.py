@@ -6,7 +6,7 @@ import time
 
 from slurm_robust.controller.journal import Journal, fold
 from slurm_robust.controller.preflight import Plan
-from slurm_robust.controller.transitions import ToGathering, ToReconnecting, Transition
+from slurm_robust.controller.transitions import ToGathering, ToReconnecting, ToRequeueing, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.replacement import assign
@@ -20,6 +20,8 @@ def begin(journal: Journal, plan: Plan) -> Transition:
         return ToGathering(start=True)
     if state.running:
         return ToReconnecting()
+    if (begun := state.requeueing) is not None:
+        return ToRequeueing(exclude=begun.exclude, reason=begun.reason, failure=begun.failure)
     return ToGathering(start=True, expected=True)
 
 

@@ -122,19 +122,18 @@ class ToRequeueing(Record):
     failure: bool
 
 
-class ToSaving(Record):
-    """Put what only memory holds on storage, then end with ``code`` for good."""
-
-    code: int
-    reason: str
-
-
 class ToEnding(Record):
     """End agents and controller with ``code``. ``final``: the run is over for good and says so."""
 
     code: int
     reason: str
     final: bool = True
+
+
+class ToSaving(Record):
+    """Put what only memory holds on storage, then leave the allocation by ``then``."""
+
+    then: ToRequeueing | ToEnding
 
 
 Transition: TypeAlias = (

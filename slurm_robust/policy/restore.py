@@ -194,7 +194,12 @@ def _nearest(
 
 def in_words(step: int, tiers: Mapping[str, int]) -> str:
     """``step 1234 from memory (14 parts), peer (2)``."""
-    return f"step {step} from " + ", ".join(_parts(tiers))
+    return f"step {step} from {tiers_in_words(tiers)}"
+
+
+def tiers_in_words(tiers: Mapping[str, int]) -> str:
+    """``memory (14 parts), peer (2)``."""
+    return ", ".join(_parts(tiers))
 
 
 def _parts(tiers: Mapping[str, int]) -> Iterator[str]:

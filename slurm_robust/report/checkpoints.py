@@ -381,7 +381,7 @@ def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointRef, list[str]]:
         if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed:
             found[CheckpointRef.from_token(event.sealed)].append("sealed")
         elif isinstance(event, ev.GenerationLaunched) and event.restore:
-            tiers = restore.in_words(event.restore_step, event.tiers).partition(" from ")[2]
+            tiers = restore.tiers_in_words(event.tiers)
             where = f" from {tiers}" if event.tiers else ""
             found[CheckpointRef.from_token(event.restore)].append(
                 f"restored for generation {event.generation}{where}"

@@ -68,12 +68,3 @@ def _closed(folder: Path) -> NoSuchJob:
     error = NoSuchJob(f"{folder} may not be read by uid {os.getuid()}")
     error.fix = "the job's owner and root can; its folder is closed to all others"
     return error
-
-
-def pending_advice(job: Job | None) -> str:
-    """What to do about a job that waits, in one line; empty when it does not wait oddly."""
-    if job is None or not job.held:
-        return ""
-    if job.held_by_slurm:
-        return f"Slurm holds it ({job.reason}), mostly after a failed prolog: scontrol release {job.job_id}"
-    return f"held ({job.reason}): scontrol release {job.job_id}"

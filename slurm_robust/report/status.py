@@ -10,9 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.report.find import ask_slurm, find_directory, load_events, pending_advice
+from slurm_robust.report.find import ask_slurm, find_directory, load_events
 from slurm_robust.report.summary import Summary, summarize
 from slurm_robust.slurm.hostlist import fold
+from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.slurm.select import make_client
 
 
@@ -24,7 +25,7 @@ def main(name: str, *, json: bool, job_dir: str | None) -> int:
     slurm = "+".join(sorted(job.states)) if job else ""
     if job is not None and job.reason not in ("", "None"):
         slurm += f" ({job.reason})"
-    summary = summarize(events, time.time(), slurm, pending_advice(job))
+    summary = summarize(events, time.time(), slurm, waiting_advice(job) if job is not None else "")
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:

@@ -90,9 +90,17 @@ def _phase(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
     if state.ended is not None:
         return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
     if state.requeueing is not None:
-        return "requeued", state.requeueing.reason
+        return _requeue(events, state.requeueing)
     if state.incident is not None:
         return "recovering", f"incident {state.incident.number}: {state.incident.symptom.value}"
     if state.running:
         return ("training" if state.steps_here >= 0 else "starting"), ""
     return "starting", ""
+
+
+def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[str, str]:
+    """Whether Slurm has taken it, and with which words it has not."""
+    orders = [e for e in events[events.index(begun) :] if isinstance(e, ev.StageDone)]
+    if any(order.ok for order in orders):
+        return "requeued", begun.reason
+    return "requeueing", f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason

@@ -199,6 +199,10 @@ class CliSlurmClient:
             if hold:
                 self.hold(job_id)
 
+    def forbid_requeue(self, job_id: int) -> None:
+        """See the protocol."""
+        self._output(commands.update_job(job_id, "Requeue", "0"))
+
     def hold(self, job_id: int) -> None:
         """See the protocol."""
         self._output(commands.hold(job_id))

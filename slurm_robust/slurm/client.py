@@ -129,6 +129,10 @@ class SlurmClient(Protocol):
         """
         ...
 
+    def forbid_requeue(self, job_id: int) -> None:
+        """Have the job end for good when its batch script ends. Raises JobNotFound, JobFinished."""
+        ...
+
     def hold(self, job_id: int) -> None:
         """Keep a pending job from starting. Raises JobNotFound."""
         ...

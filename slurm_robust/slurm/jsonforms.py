@@ -146,6 +146,7 @@ def _job(item: Object) -> Job:
         restart_count=_integer(item.get("restart_cnt")),
         priority=_integer(item.get("priority")),
         requeue=bool(item.get("requeue")),
+        expedited="EXPEDITED_REQUEUE" in _listed(item.get("flags")),
         submit_time=_time(item.get("submit_time")),
         eligible_time=_time(item.get("eligible_time")),
         start_time=_time(item.get("start_time")),

@@ -117,7 +117,8 @@ class Job(Record):
     before 23.02 print COMPLETING *instead of* the base state in text, so ask the properties.
     ``reason`` is what ``scontrol`` shows: slurmctld's description with ``_`` for blanks where there
     is one (``launch_failed_requeued_held``), else the word of squeue(1) (``BeginTime``, ``None``).
-    ``required_nodes``/``excluded_nodes`` are what ``--nodelist``/``--exclude`` ask for.
+    ``required_nodes``/``excluded_nodes`` are what ``--nodelist``/``--exclude`` ask for. ``expedited``:
+    submitted with ``--requeue=expedite`` (25.11 on).
     """
 
     job_id: int
@@ -135,6 +136,7 @@ class Job(Record):
     restart_count: int = 0
     priority: int = 0
     requeue: bool = False
+    expedited: bool = False
     submit_time: float | None = None
     eligible_time: float | None = None
     start_time: float | None = None
@@ -181,6 +183,11 @@ class Job(Record):
         """Held by slurmctld itself because a start failed (prolog error), not by a person."""
         failed_start = ("launch_failed", "prolog")
         return self.held and any(word in self.reason.lower() for word in failed_start)
+
+    @property
+    def held_by_administrator(self) -> bool:
+        """Held by ``scontrol hold`` of an operator or administrator: its owner cannot release it."""
+        return self.held and self.reason == "JobHeldAdmin"
 
 
 class Step(Record):

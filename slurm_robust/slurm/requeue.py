@@ -80,11 +80,15 @@ class Clock(Protocol):
 
 
 class Outcome(Record):
-    """How it ended. ``ok``: as far as asked; otherwise ``detail`` says why not."""
+    """How it ended. ``ok``: as far as asked; otherwise ``detail`` says why not.
+
+    ``final``: Slurm has said so; else it gave no answer in time, and the same may be asked again.
+    """
 
     ok: bool
     detail: str
     job: Job | None = None
+    final: bool = True
 
 
 class SystemClock:
@@ -201,7 +205,7 @@ def _drive(
             last = error_met.what
         if error_met is not None or step.stage is Stage.START:
             clock.sleep(poll_s)
-    return Outcome(ok=False, detail=f"not done within {timeout_s:g} s: {last}")
+    return Outcome(ok=False, detail=f"not done within {timeout_s:g} s: {last}", final=False)
 
 
 def _learn(client: SlurmClient, order: Order, job: Job, memory: Memory, drained: frozenset[str]) -> Memory:

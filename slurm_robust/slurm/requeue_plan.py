@@ -20,6 +20,7 @@ from slurm_robust.slurm.errors import (
     SlurmCommandError,
     SlurmTimeout,
 )
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.records import Job, Node
 
 # How long a job is left pending before it is told to start: see "deadly" above. One second is what
@@ -81,6 +82,7 @@ class Memory(Record):
     pending_for_s: float = 0.0
     waits: int = 0  # looks at the pending job since it was last told to start
     nudge_at: int = 8  # tell it again after so many; doubled each time
+    words: str = ""  # of Slurm's newest refusal
     releases: int = 0
     extra_exclude: tuple[str, ...] = ()
 
@@ -116,12 +118,11 @@ def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
         if job.is_completing:
             return Wait(why="the run is ending for another reason")
         return End(ok=False, why=f"the job is {_states(job)} in run {job.restart_count} already")
-    return (
-        _exclude(order, job, memory)
-        or _release(order, job, memory)
-        or (End(ok=True, why="requeued and excluded") if order.until is Until.EXCLUDED else None)
-        or _start(order, job, memory)
-    )
+    pending = _exclude(order, job, memory) or _release(order, job, memory)
+    if order.until is Until.EXCLUDED and not isinstance(pending, Do):
+        # That somebody holds the job does not undo its requeue.
+        return End(ok=True, why=pending.why if pending is not None else "requeued and excluded")
+    return pending or _start(order, job, memory)
 
 
 def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
@@ -130,7 +131,7 @@ def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
     if not order.may_requeue:
         return Wait(why=f"run {job.restart_count} has not ended yet")
     if Stage.REQUEUE in memory.refused:
-        return End(ok=False, why="Slurm does not requeue the job")
+        return End(ok=False, why=f"Slurm does not requeue the job: {memory.words}")
     return Do(stage=Stage.REQUEUE)
 
 
@@ -151,7 +152,7 @@ def _release(order: Order, job: Job, memory: Memory) -> Do | End | None:
         return None
     ours = "requeued_in_held_state" in job.reason or (order.hold and not memory.started)
     if not ours and not job.held_by_slurm:
-        return End(ok=False, why=f"somebody holds the job ({job.reason}); release it with scontrol release")
+        return End(ok=False, why=waiting_advice(job))
     if Stage.RELEASE in memory.refused:
         return End(ok=False, why="Slurm does not release the job")
     if memory.releases >= order.max_releases:
@@ -196,7 +197,7 @@ def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory
     attempts = {**memory.attempts, stage: memory.attempts.get(stage, 0) + 1}
     final = isinstance(error, (PermissionDenied, RequeueDisabled)) or attempts[stage] >= _ATTEMPTS
     refused = memory.refused | {stage} if final else memory.refused
-    return msgspec.structs.replace(memory, attempts=attempts, refused=refused)
+    return msgspec.structs.replace(memory, attempts=attempts, refused=refused, words=error.what)
 
 
 def newly_drained(before: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -206,6 +207,21 @@ def newly_drained(before: frozenset[str], nodes: Sequence[Node]) -> tuple[str, .
         for node in nodes
         if node.is_drained and node.name not in before and "prolog" in node.reason.lower()
     )
+
+
+def waiting_advice(job: Job) -> str:
+    """Why a job that is held, or that no nodes fit, waits, and who can help how; "" for any other."""
+    release = f"scontrol release {job.job_id}"
+    if job.reason == "BadConstraints":
+        update = f"scontrol update JobId={job.job_id} ExcNodeList="
+        given = f"shorten its list of excluded nodes ({fold(job.excluded_nodes)}): {update}"
+        way = given if job.excluded_nodes else f"ask for less: scontrol update JobId={job.job_id} NumNodes="
+        return f"no nodes fit what it asks for (BadConstraints), and a release does not help; {way}"
+    if job.held_by_slurm:
+        return f"Slurm holds it ({job.reason}), mostly after a failed prolog: {release}"
+    if job.held_by_administrator:
+        return f"an administrator holds it ({job.reason}) and only one can release it: {release}"
+    return f"held ({job.reason}): {release}" if job.held else ""
 
 
 def _states(job: Job) -> str:

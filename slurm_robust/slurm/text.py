@@ -167,6 +167,7 @@ def parse_job(text: str) -> Job:
         restart_count=_integer(fields, "Restarts"),
         priority=_integer(fields, "Priority"),
         requeue=fields.get("Requeue") == "1",
+        expedited=fields.get("ExpeditedRequeue") == "Yes",
         submit_time=parse_time(fields.get("SubmitTime", "")),
         eligible_time=parse_time(fields.get("EligibleTime", "")),
         start_time=parse_time(fields.get("StartTime", "")),

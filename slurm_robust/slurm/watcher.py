@@ -7,8 +7,9 @@ Started by a controller before it ends, in one of two ways (:func:`arrange_watch
 * :func:`start_watcher`: a process that leaves the caller's process tree (new session, parent gone).
   It survives the job under proctrack/linuxproc and pgid; under proctrack/cgroup, which most sites
   have, Slurm kills it with the job.
-* :func:`watcher_job`: a job of its own, one CPU for some seconds on any node, which ends as soon as
-  the other job is told to start. It works everywhere and shows up in the user's job list.
+* :func:`watcher_job`: a job of its own, one CPU for some seconds on a node that the other job did not
+  have, which ends as soon as that is told to start. It works where there is such a node, and shows up in
+  the user's job list.
 
 Without either nothing is lost but the two minutes of Slurm's own begin time. Orders and outcome are
 written to ``--log``, one JSON object a line.
@@ -58,10 +59,16 @@ def watcher_command(
 
 
 def watcher_job(
-    job_id: int, *, ending_run: int, exclude: Sequence[str] = (), log: Path, partition: str = ""
+    job_id: int,
+    *,
+    ending_run: int,
+    exclude: Sequence[str] = (),
+    keep_off: Sequence[str] = (),
+    log: Path,
+    partition: str = "",
 ) -> SubmitRequest:
-    """A small job that tells ``job_id`` to start. Slurm drops it if it cannot run within two minutes,
-    for then the begin time is over anyway.
+    """A small job that tells ``job_id`` to start, on none of the nodes ``keep_off`` and ``exclude``. Slurm
+    drops it if it cannot run within two minutes, for then the begin time is over anyway.
     """
     command = watcher_command(job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=150.0)
     return SubmitRequest(
@@ -72,7 +79,7 @@ def watcher_job(
         partition=partition,
         time_limit_s=180.0,
         output="/dev/null",
-        excluded_nodes=tuple(exclude),
+        excluded_nodes=tuple(dict.fromkeys((*exclude, *keep_off))),
         requeue=False,
         options=("--ntasks=1", "--mem=200M", "--deadline=now+300"),
     )
@@ -100,11 +107,13 @@ def arrange_watcher(
     *,
     ending_run: int,
     exclude: Sequence[str] = (),
+    keep_off: Sequence[str] = (),
     log: Path,
     partition: str = "",
 ) -> str:
     """Start the watcher that works on this site and say which, in words.
 
+    ``keep_off``: the nodes that the job holds and may get again, so that a watcher job takes none of them;
     ``log`` must be on shared storage; ``partition`` is that for a watcher job. Raises SlurmCommandError
     types, CommandTimeout and ``OSError``; the job comes back without a watcher, only later.
     """
@@ -113,7 +122,9 @@ def arrange_watcher(
         if done.exit_code:
             raise OSError(f"the watcher did not start: {done.stderr.strip()}")
         return "a detached process"
-    request = watcher_job(job_id, ending_run=ending_run, exclude=exclude, log=log, partition=partition)
+    request = watcher_job(
+        job_id, ending_run=ending_run, exclude=exclude, keep_off=keep_off, log=log, partition=partition
+    )
     return f"job {client.submit(request)}"
 
 

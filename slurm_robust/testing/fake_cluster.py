@@ -65,8 +65,8 @@ class FakeCluster:
     """Nodes and jobs in memory. Time is that of ``clock``; call :meth:`settle` to let what is due happen.
 
     A requeued job is COMPLETING for ``completing_s`` (its batch script lives on), then PENDING with a
-    begin time 121 s ahead. Faults: :meth:`node_down`, :attr:`failing_prologs` (names of nodes),
-    :attr:`unreachable`. All members may be used from several threads under :attr:`lock`.
+    begin time 121 s ahead, or none if it is expedited. Faults: :meth:`node_down`, :attr:`failing_prologs`
+    (names of nodes), :attr:`unreachable`. All members may be used from several threads under :attr:`lock`.
     """
 
     def __init__(
@@ -119,9 +119,15 @@ class FakeCluster:
             self.end_event(name)
 
     def finish(self, job_id: int, state: str = "COMPLETED") -> None:
-        """The batch script of a job ends by itself (or the job is cancelled)."""
+        """The batch script of a job ends by itself (or the job is cancelled).
+
+        An expedited job whose batch script fails is requeued and held.
+        """
         with self.lock:
             job = self.find(job_id)
+            if state == "FAILED" and job.expedited and job.requeue:
+                self.end_run(job, state, hold=True)
+                return
             self._record_run(job, state)
             self._completing_until.pop(job_id, None)
             self._end_steps(job_id)
@@ -228,6 +234,7 @@ class FakeCluster:
             required_nodes=tuple(sorted(set(request.required_nodes))),
             priority=0 if request.hold else 1000,
             requeue=request.requeue,
+            expedited="--requeue=expedite" in request.options,
             submit_time=now,
             eligible_time=now,
             time_limit_s=request.time_limit_s,
@@ -247,8 +254,8 @@ class FakeCluster:
             job,
             states=frozenset({"PENDING", "COMPLETING"}),
             restart_count=job.restart_count + 1,
-            priority=0 if hold else 1000,
-            reason="job_requeued_in_held_state" if hold else "None",
+            priority=0 if hold else job.priority,
+            reason="job_requeued_in_held_state" if hold else job.reason,
             end_time=self.clock.time(),
         )
 
@@ -282,7 +289,7 @@ class FakeCluster:
     def _pend(self, job: Job, reason: str, at: float | None = None) -> None:
         since = self.clock.time() if at is None else at
         self._pending_since[job.job_id] = since
-        begin = since + BEGIN_DELAY_S
+        begin = since + (0.0 if job.expedited else BEGIN_DELAY_S)
         self.put(
             job,
             states=frozenset({"PENDING"}),
@@ -309,7 +316,7 @@ class FakeCluster:
             self._pend(again, "launch_failed_requeued_held")
             return
         now = self.clock.time()
-        if now - self._pending_since.get(job.job_id, 0.0) < REVOKED_S:
+        if not job.expedited and now - self._pending_since.get(job.job_id, 0.0) < REVOKED_S:
             self.put(job, states=frozenset({"FAILED"}), reason="NonZeroExitCode", end_time=now)
             return
         limit = job.time_limit_s

@@ -156,12 +156,16 @@ class FakeSlurm:
             elif hold:
                 world.put(job, priority=0, reason="JobHeldUser")
 
+    def forbid_requeue(self, job_id: int) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            world.put(world.unfinished(job_id), requeue=False)
+
     def hold(self, job_id: int) -> None:
         """See the protocol."""
         with self._world() as world:
             job = world.unfinished(job_id)
-            if not job.is_running:
-                world.put(job, priority=0, reason="JobHeldUser")
+            world.put(job, priority=0, reason="JobHeldUser")  # one that runs is held after its next requeue
 
     def release(self, job_id: int) -> None:
         """See the protocol."""

@@ -176,7 +176,7 @@ class Inject(Record, tag_field="kind", tag="inject"):
 class Shutdown(Record, tag_field="kind", tag="shutdown"):
     """Stop the workers as in :class:`Stop` and end the agent.
 
-    ``keep_copies``: the job comes back (requeue), so the copies in memory stay.
+    ``keep_copies``: the job may come back, and nothing else has what the copies hold, so they stay.
     """
 
     epoch: int

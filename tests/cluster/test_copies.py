@@ -280,7 +280,7 @@ def test_a_network_cut_during_copies_heals(wide: Sandbox) -> None:
     assert job.out.read_text() == expected
 
 
-def test_after_a_requeue_the_copies_are_found_again(sandbox: Sandbox) -> None:
+def test_a_requeue_takes_the_newest_step_to_storage_and_finds_it_there(sandbox: Sandbox) -> None:
     expected = undisturbed(sandbox, 3)
     job = ProtectedJob(sandbox, f"{TINY} {STEPS} --step-s 0.4", nodes=3, sbatch=("--nodelist=n1,n2,n3",))
     job.wait_step(6)
@@ -289,7 +289,7 @@ def test_after_a_requeue_the_copies_are_found_again(sandbox: Sandbox) -> None:
     job.wait(lambda: newest_launch(job).generation == 2, 60, "launch")
     launch = newest_launch(job)
     assert set(launch.slots) == {"n1", "n3", "n4"}
-    assert launch.tiers == {"memory": 2, "peer": 1}
+    assert launch.tiers == {"storage": 3}
     assert repeated(job) <= 1
     assert job.wait_end() == 0
     assert job.out.read_text() == expected

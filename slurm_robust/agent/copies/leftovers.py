@@ -1,4 +1,4 @@
-"""When copies in this node's memory are of no use any more, and nobody else removes them.
+"""When copies on this node are of no use any more, and nobody else removes them.
 
 Told to end by Slurm, an agent asks whether the job comes back. Where it could not (killed, no answer), the
 prolog of slurm_robust removes the copies, and where the administrator has not installed it, the user's next
@@ -13,10 +13,9 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slurm_robust.checkpoint.memory import SHARED_MEMORY
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
@@ -50,17 +49,20 @@ def job_is_over(
 
 
 def remove_leftovers(
-    own: Path,
+    own: Sequence[Path],
     note: Callable[[str], None],
-    base: Path = SHARED_MEMORY,
     make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S),
 ) -> threading.Thread | None:
-    """Look through ``base`` in a thread; None if nothing is there that Slurm would have to be asked about.
+    """Look around ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
 
-    Only folders of this user, never ``own``, and only of jobs that Slurm says are finished or unknown.
+    ``own``: this job's folders of copies. Beside them go folders of this user's agents, with copies or what a
+    killed one left, but only of other jobs, and only of those that Slurm says are finished or unknown.
     """
-    pattern = re.compile(rf"srobust-{os.getuid()}-(\d+)-[\w.-]+-copies")
-    found = {p: int(m[1]) for p in base.iterdir() if (m := pattern.fullmatch(p.name)) and p != own}
+    pattern = re.compile(rf"srobust-{os.getuid()}-(\d+)-[\w.-]+")
+    jobs = {m[1] for path in own if (m := pattern.fullmatch(path.name))}
+    beside = [path for base in {path.parent for path in own} if base.is_dir() for path in base.iterdir()]
+    named = {path: m[1] for path in beside if (m := pattern.fullmatch(path.name))}
+    found = {path: int(job) for path, job in named.items() if job not in jobs}
     if not found:
         return None
     thread = threading.Thread(target=_sweep, args=(found, note, make), name="srobust-leftovers", daemon=True)
@@ -74,7 +76,7 @@ def _sweep(found: dict[Path, int], note: Callable[[str], None], make: Callable[[
         for path, job_id in list(found.items())[:MOST]:
             if _is_gone(slurm, job_id):
                 shutil.rmtree(path, ignore_errors=True)
-                note(f"removed copies that job {job_id} had left in {path.parent}")
+                note(f"removed {path.name} that job {job_id} had left in {path.parent}")
     except (SlurmError, CommandTimeout, OSError):
         return  # without an answer nothing is removed; the next job asks again
 

@@ -97,9 +97,10 @@ class CopyService:
         except OSError as error:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
-        remove_leftovers(memory.path, lambda text: self._notes.say("leftovers", text, again_s=0.0), base)
         directory = spec.copies.local_directory
         local = LocalCopies(local_path(directory, spec.run_id), spec.run_id) if directory else None
+        own = (memory.path, *((local.path,) if local else ()))
+        remove_leftovers(own, lambda text: self._notes.say("leftovers", text, again_s=0.0))
         self._parts = NodeParts(memory, local)
         self._buffers = PeerBuffers(memory)
         self._flusher = Flusher(
@@ -252,7 +253,7 @@ class CopyService:
         self._flusher.save(wanted, held)
 
     def close(self, *, remove: bool) -> None:
-        """End. ``remove``: the job is over and nobody needs the copies in memory any more."""
+        """End. ``remove``: nobody needs the copies here any more, the job is over or storage has them."""
         if self._parts is None:
             return
         self._end_generation()
@@ -263,6 +264,8 @@ class CopyService:
         self._flusher.close()
         if remove:
             shutil.rmtree(self._parts.memory.path, ignore_errors=True)
+            if self._parts.local is not None:
+                shutil.rmtree(self._parts.local.path, ignore_errors=True)
 
     def _read_plans(self) -> None:
         """What workers found out about the node's memory: how many copies of other nodes it can take."""

@@ -67,9 +67,9 @@ class Deciding:
             case inc.Diagnose() | inc.Replay():
                 return ToTesting(failed=self._failed, action=action)
             case inc.Requeue(exclude=exclude, reason=reason):
-                return ToRequeueing(exclude=exclude, reason=reason, failure=True)
+                return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):
-                return ToSaving(code=code, reason=reason)
+                return ToSaving(then=ToEnding(code=code, reason=reason))
             case inc.Finish(code=code):
                 return ToEnding(code=code, reason="training ended")
             case inc.Replace() | inc.Swap():

@@ -1,56 +1,36 @@
-"""The last stages: requeue, end, and the two that only watch."""
+"""The last stage, and the two that only watch."""
 
 from __future__ import annotations
 
 from slurm_robust.analysis.exits import root_exit
+from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import BeginRequeue, Exit, Now, Say
+from slurm_robust.controller.effects import Exit, Now, Say
 from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, failure, has_new_step, with_cause
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToObserving,
     ToReconnecting,
-    ToRequeueing,
     ToRunning,
-    ToSaving,
     ToStopping,
     Transition,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.policy import decide
 from slurm_robust.wire.messages import Phase, Shutdown
 
-# Slurm sends TERM to the batch script at once when it takes a requeue.
-TERM_COMES_S = 10.0
 
+def end_agents(core: Core, *, keep_copies: bool) -> None:
+    """Order all agents to end, with their copies or without.
 
-class Requeueing:
-    """The job is given back to Slurm; this process ends when Slurm ends the batch script."""
-
-    def __init__(self, begin: ToRequeueing) -> None:
-        self._begin = begin
-        self._since = 0.0
-
-    def enter(self, core: Core, now: Now) -> None:
-        """Write it down first: the next run of the job reads it there."""
-        begin = self._begin
-        self._since = now.mono
-        core.record(
-            ev.RequeueStarted(t=now.wall, exclude=begin.exclude, reason=begin.reason, failure=begin.failure)
-        )
-        words = f" without {','.join(begin.exclude)}" if begin.exclude else ""
-        core.emit(Say(text=f"requeue of job {core.state.job_id}{words}: {begin.reason}"))
-        core.emit(BeginRequeue(exclude=begin.exclude))
-
-    def step(self, core: Core, now: Now) -> Transition | None:
-        """Wait until Slurm has it and its TERM came; one that Slurm refuses ends the job."""
-        if core.requeue_error is not None:
-            reason = f"{self._begin.reason}, and the job cannot be requeued: {core.requeue_error}"
-            return ToSaving(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
-        if core.requeued and (core.leaving or now.mono - self._since > TERM_COMES_S):
-            return ToEnding(code=ExitCode.REQUEUED, reason=f"requeued: {self._begin.reason}", final=False)
-        return None
+    What only memory holds stays for a run that may come back to these nodes. What storage has as well goes:
+    nobody could remove it from nodes that the job does not get again.
+    """
+    order = Shutdown(
+        epoch=core.state.epoch, grace_s=core.config.timings.stop_grace_s, keep_copies=keep_copies
+    )
+    for node in core.fleet.views:
+        core.send(node, order)
 
 
 class Ending:
@@ -68,14 +48,7 @@ class Ending:
         if begin.final:
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
-        # A run that is not over for good may come back to these nodes and find its copies.
-        order = Shutdown(
-            epoch=core.state.epoch,
-            grace_s=core.config.timings.stop_grace_s,
-            keep_copies=not begin.final,
-        )
-        for node in core.fleet.views:
-            core.send(node, order)
+        end_agents(core, keep_copies=not begin.final and restoring.needs_memory(core))
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Exit when the agents are gone or have had their time."""

@@ -22,7 +22,7 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Finish, Symptom
 from slurm_robust.policy import decide
-from slurm_robust.policy.restore import RestorePlan, in_words
+from slurm_robust.policy.restore import RestorePlan, tiers_in_words
 from slurm_robust.wire.messages import Beat, Launch, Phase
 
 RESEND_S = 2.0
@@ -56,10 +56,12 @@ class Launching:
             )
         )
         if plan is not None:
-            words = in_words(plan.ref.step, plan.tiers)
-            core.emit(Say(text=f"generation {core.state.generation} continues from {words}"))
-        elif state.sealed:
-            core.note("no checkpoint that counts is in reach: training begins anew", "", now)
+            words = f"resumes from step {plan.ref.step}, from {tiers_in_words(plan.tiers)}"
+            core.emit(Say(text=f"generation {core.state.generation} {words}"))
+        elif state.generation:
+            text = "begins anew from step 0: no checkpoint is in reach"
+            core.note(f"generation {core.state.generation} {text}", "", now)
+            core.emit(Say(text=f"generation {core.state.generation} {text}"))
         self._write_orders(core, plan, first)
         self._agents = current_agents(core)
         self._since = now.mono

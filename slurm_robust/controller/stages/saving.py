@@ -1,4 +1,4 @@
-"""Before the job ends for good without being done: what only memory holds goes to storage."""
+"""Before the job leaves its nodes: what only memory holds goes to storage."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from collections import defaultdict
 from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.transitions import ToEnding, ToSaving, Transition
+from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.policy.restore import RestorePlan
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Save
 
 RESEND_S = 2.0
+# When the end of the run is near: of the minute or two since Slurm's warning much is over by now.
+HURRY_S = 20.0
 
 
 class Saving:
     """Has the nodes write the newest checkpoint that can be restored, bounded by ``timings.checkpoint_s``."""
 
     def __init__(self, begin: ToSaving) -> None:
-        self._begin = begin
+        self._then = begin.then
         self._since = self._sent = 0.0
         self._orders: dict[str, Save] = {}
         self._plan: RestorePlan | None = None
@@ -28,10 +32,12 @@ class Saving:
     def enter(self, core: Core, now: Now) -> None:
         """Find what is to be written, and by whom."""
         self._since = now.mono
-        plan = restoring.choose(core, now) if core.config.checkpoint.memory else None
-        if plan is None or "storage" in plan.tiers or plan.ref in (core.listing.complete or ()):
+        if not core.config.checkpoint.memory:
             return
-        self._plan = plan
+        restoring.seal_pending(core, now)
+        self._plan = plan = restoring.only_in_memory(core, now)
+        if plan is None:
+            return
         layout = restoring.layout_now(core).identity()
         for node, ranks in _writers(core, plan).items():
             self._orders[node] = Save(
@@ -41,13 +47,13 @@ class Saving:
                 world_size=core.state.placement.world_size,
                 layout=layout,
             )
+        core.emit(Say(text=f"{restoring.token(plan.ref)} is only in memory: it goes to storage first"))
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """End when all have written, or when there is no more time."""
-        end = ToEnding(code=self._begin.code, reason=self._begin.reason)
-        if self._plan is None or not self._orders:
-            return end
+        """Go on when all have written, when nobody is left who could, or when there is no more time."""
+        if self._plan is None:
+            return self._after(core)
         token = restoring.token(self._plan.ref)
         late = [n for n in self._orders if (b := core.fleet.beat(n)) is None or b.saved != token]
         waited = now.mono - self._since
@@ -57,13 +63,39 @@ class Saving:
                 ev.StorageWritten(t=now.wall, generation=ref.generation, step=ref.step, seconds=waited)
             )
             core.emit(Say(text=f"{token} was only in memory; it is on storage now ({waited:.1f} s)"))
-            return end
-        if core.leaving or waited > core.config.timings.checkpoint_s:
-            core.note(f"{token} was only in memory and is lost: {','.join(late)} did not write it", "", now)
-            return end
+            return self._after(core)
+        if core.leaving or waited > self._limit(core) or self._is_lost(core, late, now):
+            self._say_lost(core, late, now)
+            return self._after(core)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
         return None
+
+    def _after(self, core: Core) -> Transition:
+        """Who is told to end asks for no requeue: that would be against the will of who said so."""
+        if core.leaving and isinstance(self._then, ToRequeueing):
+            return ToEnding(code=ExitCode.TERMINATED, reason=core.leaving, final=False)
+        return self._then
+
+    def _limit(self, core: Core) -> float:
+        limit = core.config.timings.checkpoint_s
+        return min(limit, HURRY_S) if core.ending else limit
+
+    def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
+        """Whether one that did not write has died: without its parts the checkpoint is none."""
+        limit = core.config.timings.node_dead_s
+        return any(core.fleet.silence(node, now.mono, self._since) > limit for node in late)
+
+    def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
+        assert self._plan is not None
+        text = f"{restoring.token(self._plan.ref)} was only in memory and "
+        if isinstance(self._then, ToRequeueing):
+            text += "the next run finds it only where it gets the same nodes"
+        else:
+            text += "is lost"
+        text += f": {fold(late)} did not write it to storage"
+        core.note(text, "", now)
+        core.emit(Say(text=text))
 
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono

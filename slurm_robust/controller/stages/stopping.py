@@ -10,6 +10,7 @@ from slurm_robust.controller.stages.watch import conclude, current_agents, failu
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToRequeueing,
+    ToSaving,
     ToStopping,
     Transition,
 )
@@ -158,7 +159,7 @@ def _before_the_end(core: Core, reason: str, now: Now) -> Transition:
     decision = decide(core.state, EndApproaching(reason=reason), now.wall, core.rules)
     match decision.actions[-1]:
         case Requeue(exclude=exclude, reason=why):
-            return ToRequeueing(exclude=exclude, reason=why, failure=False)
+            return ToSaving(then=ToRequeueing(exclude=exclude, reason=why, failure=False))
         case GiveUp(code=code, reason=why):
-            return ToEnding(code=code, reason=why)
+            return ToSaving(then=ToEnding(code=code, reason=why))
     raise AssertionError(f"no way to end: {decision.actions}")

@@ -9,9 +9,10 @@ from slurm_robust.controller import transitions as to
 from slurm_robust.controller.core import Stage
 from slurm_robust.controller.stages.checkpointing import Checkpointing
 from slurm_robust.controller.stages.deciding import Deciding
-from slurm_robust.controller.stages.ending import Ending, Observing, Reconnecting, Requeueing
+from slurm_robust.controller.stages.ending import Ending, Observing, Reconnecting
 from slurm_robust.controller.stages.gathering import Gathering
 from slurm_robust.controller.stages.localising import Localising
+from slurm_robust.controller.stages.requeueing import Requeueing
 from slurm_robust.controller.stages.running import Launching, Running
 from slurm_robust.controller.stages.saving import Saving
 from slurm_robust.controller.stages.stopping import Stopping

@@ -31,9 +31,9 @@ def submit(cluster: FakeCluster) -> int:
     return FakeSlurm(cluster).submit(SubmitRequest(command=("train.sh",)))
 
 
-def sweep(cluster: FakeCluster, base: Path, own: Path) -> list[str]:
+def sweep(cluster: FakeCluster, own: Path, *also: Path) -> list[str]:
     notes: list[str] = []
-    thread = remove_leftovers(own, notes.append, base, lambda: FakeSlurm(cluster))
+    thread = remove_leftovers((own, *also), notes.append, lambda: FakeSlurm(cluster))
     if thread is not None:
         thread.join(10)
     return notes
@@ -44,19 +44,32 @@ def test_copies_of_ended_and_unknown_jobs_go(cluster: FakeCluster, tmp_path: Pat
     cluster.finish(ended)
     gone = [folder(tmp_path, ended), folder(tmp_path, GONE)]
     kept = [folder(tmp_path, alive), folder(tmp_path, mine), folder(tmp_path, GONE, uid=os.getuid() + 1)]
-    other = tmp_path / f"srobust-{os.getuid()}-{GONE}-abc"  # of an agent: not copies
-    other.mkdir()
-    notes = sweep(cluster, tmp_path, kept[1])
+    notes = sweep(cluster, kept[1])
     assert not any(path.exists() for path in gone)
-    assert all(path.exists() for path in (*kept, other))
+    assert all(path.exists() for path in kept)
     assert len(notes) == 2
-    assert f"removed copies that job {GONE} had left in {tmp_path}" in notes
+    assert f"removed {gone[1].name} that job {GONE} had left in {tmp_path}" in notes
+
+
+def test_what_a_killed_agent_left_and_copies_on_the_disk_go_too(cluster: FakeCluster, tmp_path: Path) -> None:
+    job = submit(cluster)
+    memory, disk = tmp_path / "shm", tmp_path / "disk"
+    for base in (memory, disk):
+        base.mkdir()
+    gone = [memory / f"srobust-{os.getuid()}-{GONE}-abc-x1y2", disk / f"srobust-{os.getuid()}-{GONE}-abc"]
+    mine = [memory / f"srobust-{os.getuid()}-{job}-abc-x1y2", disk / f"srobust-{os.getuid()}-{job}-abc"]
+    other = disk / "srobust-notes"
+    for path in (*gone, *mine, other):
+        path.mkdir()
+    sweep(cluster, folder(memory, job), mine[1])
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in (*mine, other))
 
 
 def test_without_an_answer_nothing_goes(cluster: FakeCluster, tmp_path: Path) -> None:
     left = folder(tmp_path, GONE)
     cluster.unreachable = True
-    assert sweep(cluster, tmp_path, folder(tmp_path, 1)) == []
+    assert sweep(cluster, folder(tmp_path, 1)) == []
     assert left.exists()
 
 
@@ -89,4 +102,4 @@ def test_a_job_that_was_cancelled_is_over(cluster: FakeCluster) -> None:
 
 
 def test_slurm_is_not_asked_without_need(cluster: FakeCluster, tmp_path: Path) -> None:
-    assert remove_leftovers(folder(tmp_path, 1), print, tmp_path, lambda: FakeSlurm(cluster)) is None
+    assert remove_leftovers((folder(tmp_path, 1),), print, lambda: FakeSlurm(cluster)) is None

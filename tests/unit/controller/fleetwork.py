@@ -10,6 +10,7 @@ from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import fold
+from slurm_robust.controller.restoring import ref_of
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
@@ -112,7 +113,7 @@ class Job:
         self.saves: dict[str, Save] = {}
         self.writes = True  # whether agents can carry out a Save
         self.kept: dict[str, bool] = {}
-        self.refuse_requeue: str | None = None
+        self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
         self.core = Core(
             config or JobConfig(), fold(self.journal), build, first or ToGathering(start=True), self.now()
         )
@@ -145,7 +146,8 @@ class Job:
                         self.tell_storage(generation)
                 case fx.BeginRequeue(exclude=exclude):
                     self.requeued.append(exclude)
-                    self.act(self.core.on_requeue(self.refuse_requeue, self.now()))
+                    for answer in self.slurm_says:
+                        self.act(self.core.on_requeue(answer, self.now()))
                 case fx.Say(text=text):
                     self.said.append(text)
                 case fx.Prune():
@@ -236,6 +238,7 @@ class Job:
             case Save(token=token):
                 self.saves[node] = message
                 if self.writes:
+                    self.storage.add(ref_of(token))
                     self.change(node, saved=token)
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep

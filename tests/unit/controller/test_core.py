@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.schema import JobConfig, Limits, SlurmConfig
+from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
@@ -143,7 +144,7 @@ def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() 
 
 def test_a_requeue_that_slurm_refuses_ends_with_do_not_requeue() -> None:
     job = Job(spares=())
-    job.refuse_requeue = "Requeue is disabled"
+    job.slurm_says = (RequeueAnswer(said=Said.REFUSED, detail="Requeue is disabled"),)
     job.power_cut("n2")
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.DO_NOT_REQUEUE

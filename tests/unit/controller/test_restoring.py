@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConfig
+from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
@@ -54,7 +54,7 @@ def test_a_killed_rank_finds_all_in_memory_and_storage_is_not_touched() -> None:
     assert where(job) == (7, {"memory": 2})
     assert job.orders["n2"].sources == (Source(rank=1, tier=Tier.MEMORY),)
     assert job.orders["n2"].restore == "gen-0001/step-00000007"
-    assert any("continues from step 7 from memory (2 parts)" in text for text in job.said)
+    assert any("resumes from step 7, from memory (2 parts)" in text for text in job.said)
 
 
 def test_launch_orders_carry_peers_layout_and_stride() -> None:
@@ -162,20 +162,45 @@ def test_copies_of_a_lost_node_do_not_count_for_the_seal() -> None:
     assert where(job) == (3, {"memory": 1, "peer": 1})
 
 
-def test_a_requeue_with_one_node_replaced_continues_from_memory() -> None:
-    job = Job(slots=("n1", "n2", "n4"), spares=(), memory=True, shared=True)
+def train_three() -> Job:
+    config = JobConfig(timings=Timings(checkpoint_s=15))
+    job = Job(slots=("n1", "n2", "n4"), spares=(), memory=True, shared=True, config=config)
     for step in range(5):
         job.train_to(step)
-    left = {n: job.beats[n].copies for n in ("n1", "n4")}
+    return job
+
+
+def requeue_without_one_of_three(job: Job) -> tuple[ev.AnyEvent, ...]:
+    """The history with which the next run begins, in which n5 has the slot of n2."""
     job.power_cut("n2")
     job.until(lambda: bool(job.requeued))
     job.act(job.core.on_leave("TERM", job.now()))
     job.pass_time(20)
-    assert job.kept == {"n1": True, "n4": True}
     taken = ev.AllocationTaken(
         t=1.0, restart_count=1, nodes=("n1", "n4", "n5"), slots=("n1", "n5", "n4"), spares=()
     )
-    later = Job(history=(*job.journal, taken), first=ToGathering(start=True), copies=left)
+    return (*job.journal, taken)
+
+
+def test_a_requeue_writes_to_storage_first_and_leaves_no_copies_behind() -> None:
+    job = train_three()
+    history = requeue_without_one_of_three(job)
+    assert {node: order.ranks for node, order in job.saves.items()} == {"n1": (0,), "n4": (1, 2)}
+    assert job.kept == {"n1": False, "n4": False}
+    assert "gen-0001/step-00000004 was only in memory; it is on storage now (0.0 s)" in job.said
+    later = Job(history=history, first=ToGathering(start=True), storage=job.storage)
+    assert where(later) == (4, {"storage": 3})
+    assert "generation 2 resumes from step 4, from storage (3 parts)" in later.said
+
+
+def test_a_requeue_that_storage_does_not_take_goes_on_from_memory() -> None:
+    job = train_three()
+    job.writes = False
+    left = {n: job.beats[n].copies for n in ("n1", "n4")}
+    history = requeue_without_one_of_three(job)
+    assert job.kept == {"n1": True, "n4": True}
+    assert any("finds it only where it gets the same nodes: n[1,4] did not write" in t for t in job.said)
+    later = Job(history=history, first=ToGathering(start=True), copies=left)
     assert where(later) == (4, {"memory": 2, "peer": 1})
     assert source(later, "n5", SHARED).address
 
@@ -312,7 +337,7 @@ def test_copies_of_another_parallel_layout_are_none() -> None:
         config=JobConfig(parallel=ParallelConfig(tp=2)),
     )  # fmt: skip
     assert where(later) == (-1, {})
-    assert any("training begins anew" in e.text for e in later.events(ev.Noted))
+    assert "generation 2 begins anew from step 0: no checkpoint is in reach" in later.said
 
 
 def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from slurm_robust.config.schema import CheckpointConfig, JobConfig, Timings
+from slurm_robust.controller.effects import RequeueAnswer, Said
+from slurm_robust.controller.stages.saving import HURRY_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
 from tests.unit.controller.fleetwork import Job
 
+REFUSED = RequeueAnswer(said=Said.REFUSED, detail="Requested operation is presently disabled")
 BUG = WorkerError(type="ValueError", message="boom", file="train.py", line=12)
 
 
@@ -37,7 +40,7 @@ def test_each_node_writes_the_parts_that_it_has() -> None:
 
 def test_the_parts_of_a_dead_node_are_written_by_its_peer() -> None:
     job = train(Job(memory=True, spares=()), range(5))
-    job.refuse_requeue = "Job is not requeueable"
+    job.slurm_says = (REFUSED,)
     job.power_cut("n2")
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.DO_NOT_REQUEUE
@@ -55,7 +58,7 @@ def test_a_node_that_cannot_write_does_not_hold_up_the_end() -> None:
     job.until(lambda: job.code is not None)
     assert 15 <= job.mono - begun < 30
     assert job.events(ev.StorageWritten) == []
-    assert any("is lost: n1,n2 did not write it" in e.text for e in job.events(ev.Noted))
+    assert any("is lost: n[1-2] did not write it" in e.text for e in job.events(ev.Noted))
 
 
 def test_what_is_on_storage_is_not_written_again() -> None:
@@ -64,3 +67,53 @@ def test_what_is_on_storage_is_not_written_again() -> None:
     fail_for_good(job)
     job.until(lambda: job.code is not None)
     assert job.saves == {}
+
+
+def lose_a_node(job: Job) -> Job:
+    train(job, range(5))
+    job.writes = False
+    job.power_cut("n2")
+    job.until(lambda: job.stage == "Saving")
+    return job
+
+
+def test_who_is_told_to_end_meanwhile_asks_for_no_requeue() -> None:
+    job = lose_a_node(Job(memory=True, spares=()))
+    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.until(lambda: job.code is not None)
+    assert (job.code, job.requeued, job.kept) == (ExitCode.TERMINATED, [], {"n1": True})
+
+
+def test_without_the_node_that_has_to_write_nothing_is_waited_for() -> None:
+    job = lose_a_node(Job(memory=True, spares=()))
+    begun = job.mono
+    job.power_cut("n1")
+    job.until(lambda: bool(job.requeued))
+    assert job.mono - begun < 10
+    assert any("only where it gets the same nodes: n1 did not write it" in text for text in job.said)
+
+
+def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:
+    job = train(Job(memory=True, reported=False), range(5))
+    job.writes = False
+    job.act(job.core.on_end_approaching("USR1", job.now()))
+    job.until(lambda: job.stage == "Saving")
+    begun = job.mono
+    job.until(lambda: bool(job.requeued))
+    assert HURRY_S <= job.mono - begun < HURRY_S + 5
+
+
+def test_what_a_refused_requeue_has_written_is_not_written_again() -> None:
+    job = train(Job(memory=True, spares=()), range(5))
+    job.slurm_says = (REFUSED,)
+    job.power_cut("n2")
+    job.until(lambda: job.code is not None)
+    assert len(job.events(ev.StorageWritten)) == 1
+
+
+def test_agents_are_told_to_end_without_their_copies_before_slurm_ends_them() -> None:
+    job = train(Job(memory=True, spares=()), range(5))
+    job.slurm_says = ()
+    job.power_cut("n2")
+    job.until(lambda: bool(job.requeued))
+    assert job.kept == {"n1": False}

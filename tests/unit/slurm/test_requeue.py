@@ -89,8 +89,12 @@ def test_next_step(seen: Job, expected: Do | Wait | End) -> None:
         (job("CANCELLED", 1), "has ended (CANCELLED)"),
         (job("COMPLETED", 0), "has ended (COMPLETED)"),
         (job("PENDING", 0), "PENDING in run 0 already"),
-        (msgspec.structs.replace(PENDING, priority=0, reason="JobHeldUser"), "somebody holds the job"),
-        (msgspec.structs.replace(PENDING, priority=0, reason="JobHeldAdmin"), "somebody holds the job"),
+        (
+            msgspec.structs.replace(PENDING, priority=0, reason="JobHeldUser"),
+            "held (JobHeldUser): scontrol release 7",
+        ),
+        (msgspec.structs.replace(PENDING, priority=0, reason="JobHeldAdmin"), "only one can release it"),
+        (msgspec.structs.replace(PENDING, priority=0, reason="BadConstraints"), "JobId=7 ExcNodeList="),
     ],
 )
 def test_left_alone(seen: Job, words: str) -> None:
@@ -115,7 +119,7 @@ def test_until_excluded_ends_before_the_job_is_pending() -> None:
 def test_what_slurm_refuses_for_good_is_not_tried_again() -> None:
     memory = after(Memory(), Do(stage=Stage.REQUEUE), errors.RequeueDisabled("disabled"))
     step = decide(ORDER, job("RUNNING"), memory)
-    assert step == End(ok=False, why="Slurm does not requeue the job")
+    assert step == End(ok=False, why="Slurm does not requeue the job: disabled")
     memory = SETTLED
     for _ in range(5):
         memory = after(memory, Do(stage=Stage.EXCLUDE), errors.InvalidNode("Invalid node name"))
@@ -282,6 +286,7 @@ def test_slurm_away_for_good(slurm: FakeSlurm) -> None:
     slurm.cluster.unreachable = True
     outcome = requeue_without(slurm, job_id, [], ending_run=0, clock=slurm.cluster.clock, timeout_s=5)
     assert not outcome.ok
+    assert not outcome.final
     assert "not done within 5 s" in outcome.detail
     assert "Unable to contact" in outcome.detail
 
@@ -292,8 +297,27 @@ def test_no_requeue_and_no_job(slurm: FakeSlurm) -> None:
     said: list[StageOutcome] = []
     outcome = requeue_without(slurm, job_id, [], ending_run=0, clock=clock, report=told(said))
     assert not outcome.ok
+    assert outcome.final
     assert [(o.stage, o.ok) for o in said] == [(Stage.REQUEUE, False)]
     assert not requeue_without(slurm, 99, [], ending_run=0, clock=clock).ok
+
+
+def test_a_job_that_an_administrator_holds_is_requeued_all_the_same(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    slurm.cluster.put(slurm.job(job_id), priority=0, reason="JobHeldAdmin")
+    outcome = requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=slurm.cluster.clock)
+    assert outcome.ok
+    assert outcome.detail.startswith("an administrator holds it (JobHeldAdmin)")
+    assert outcome.job is not None
+    assert outcome.job.excluded_nodes == ("n2",)
+
+
+def test_an_expedited_job_needs_nobody_who_watches(slurm: FakeSlurm) -> None:
+    job_id = started(slurm, options=("--requeue=expedite",))
+    clock = slurm.cluster.clock
+    assert requeue_without(slurm, job_id, ["n2"], ending_run=0, clock=clock).ok
+    clock.advance(slurm.cluster.completing_s)
+    assert slurm.job(job_id).nodes == ("n1", "n3")
 
 
 def test_an_unknown_node_does_not_keep_the_job_away(slurm: FakeSlurm) -> None:

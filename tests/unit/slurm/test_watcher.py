@@ -61,8 +61,10 @@ def test_it_gives_up_in_time(slurm: Path) -> None:
 
 
 def test_the_watcher_as_a_job(slurm: Path) -> None:
-    request = watcher.watcher_job(41, ending_run=0, exclude=["n4"], log=slurm / "watch.log")
-    assert request.excluded_nodes == ("n4",)
+    request = watcher.watcher_job(
+        41, ending_run=0, exclude=["n4"], keep_off=["n3", "n4"], log=slurm / "watch.log"
+    )
+    assert request.excluded_nodes == ("n4", "n3")
     assert not request.requeue
     argv = shlex.split(request.command[0])[3:]
     assert argv[-1] == "--until=started"

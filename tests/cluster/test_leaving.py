@@ -1,0 +1,118 @@
+"""Ways out of an allocation: nothing is lost on them, nothing stays behind, and each has an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from slurm_robust.sandbox import Sandbox
+from slurm_robust.sandbox.config import HEAD
+from tests.cluster.jobs import USER, ProtectedJob
+from tests.cluster.test_copies import images, newest_launch, undisturbed
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TINY = "tiny.py --out OUT --steps"
+NODES = ("n1", "n2", "n3", "n4")
+
+
+def drain(sandbox: Sandbox, *nodes: str) -> None:
+    update = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", "reason=full"]
+    sandbox.exec(update, user="root", check=True)
+
+
+def told_to_leave(sandbox: Sandbox, job: ProtectedJob) -> None:
+    """The end of the run's time is near."""
+    sandbox.exec(["scancel", "--batch", "--signal=USR1", str(job.id)], user=USER, check=True)
+
+
+def copies(sandbox: Sandbox, nodes: tuple[str, ...]) -> list[str]:
+    return [f"{node}: {path.name}" for node in nodes for path in images(sandbox, node, "*")]
+
+
+def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
+    expected = undisturbed(sandbox, 2)
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    job.wait_step(5)
+    pid = sandbox.fault.daemon_pid(HEAD, "slurmctld")
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)  # in order: it writes down its jobs
+    wait_for(lambda: sandbox.fault.daemon_pid(HEAD, "slurmctld") is None, 30, "slurmctld has ended")
+    lost = job.state.slots[1]
+    sandbox.exec(["pkill", "-9", "-f", "slurm_robust.agent --job-dir"], node=lost, user="root")
+    wait_for(lambda: "Slurm has not taken the requeue" in job.log, 90, "a line in the job's log")
+    assert job.state.restart_count == 0
+    sandbox.fault.start_slurmctld()
+    job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
+    assert job.wait_end() == 0
+    assert job.out.read_text() == expected
+    assert lost not in job.state.slots
+    assert job.log.count("Slurm has not taken the requeue") == 1
+    assert "Traceback" not in job.log
+
+
+def test_on_other_nodes_it_resumes_from_storage_and_nothing_stays_behind(sandbox: Sandbox) -> None:
+    expected = undisturbed(sandbox, 2)
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.3", nodes=2)
+    job.wait_step(24)
+    survivor, lost = job.state.slots
+    drain(sandbox, survivor)  # it is not to be had again
+    sandbox.fault.power_cut(lost)
+    job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
+    job.wait(lambda: newest_launch(job).generation == 2, 60, "launch")
+    launch = newest_launch(job)
+    assert not {survivor, lost} & set(launch.slots)
+    assert (launch.restore_step >= 23, launch.tiers) == (True, {"storage": 2}), job.log
+    assert f"generation 2 resumes from step {launch.restore_step}, from storage" in job.log
+    assert copies(sandbox, (survivor,)) == []
+    assert job.wait_end() == 0
+    assert job.out.read_text() == expected
+
+
+def test_a_job_that_waits_and_is_cancelled_leaves_no_copies(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 1000 --step-s 0.1", nodes=2)
+    job.wait_step(5)
+    drain(sandbox, *NODES)
+    told_to_leave(sandbox, job)
+    job.wait(lambda: job.slurm_state() == "PENDING", 60, "the job waits")
+    assert copies(sandbox, NODES) == []
+    sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.slurm_state() == "CANCELLED", 60, "its end")
+    assert copies(sandbox, NODES) == []
+
+
+def test_a_job_that_an_administrator_holds_is_requeued_and_says_so(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    job.wait_step(5)
+    sandbox.exec(["scontrol", "hold", str(job.id)], user="root", check=True)
+    told_to_leave(sandbox, job)
+    job.wait(lambda: job.slurm_state() == "PENDING", 60, "the job waits")
+    words = f"an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release {job.id}"
+    assert f"the job is requeued but does not start by itself: {words}" in job.log
+    status = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
+    assert "only one can release it" in status
+    sandbox.exec(["scontrol", "release", str(job.id)], user="root", check=True)
+    assert job.wait_end(timeout=300) == 0
+    assert "Traceback" not in job.log
+
+
+def test_the_advice_for_a_job_that_no_nodes_fit_helps(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3)
+    job.wait_step(5)
+    told_to_leave(sandbox, job)
+    update = ["scontrol", "update", f"JobId={job.id}"]
+    wait_for(
+        lambda: sandbox.exec([*update, "ExcNodeList=n1,n2"], user=USER).returncode == 0, 60, "the excludes"
+    )
+    status = ["srobust", "status", str(job.id)]
+    wait_for(
+        lambda: "a release does not help" in sandbox.exec(status, user=USER, timeout_s=30).stdout,
+        60,
+        "advice",
+    )
+    sandbox.exec([*update, "ExcNodeList="], user=USER, check=True)
+    job.wait(lambda: job.state.restart_count == 1, 180, "next run of the job")
+    sandbox.exec(["scancel", str(job.id)], user=USER, check=True)

@@ -1,0 +1,78 @@
+"""A job with an expedited requeue is not left held when its run ends for good."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.controller.expedited import PATIENCE_S, ending_for_good, forbid_requeue
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
+
+
+def started(slurm: FakeSlurm, *options: str) -> int:
+    return slurm.submit(SubmitRequest(command=("train.sh",), nodes=2, options=options))
+
+
+def end_badly(slurm: FakeSlurm, job_id: int) -> frozenset[str]:
+    slurm.cluster.finish(job_id, "FAILED")
+    slurm.cluster.clock.advance(5)
+    return slurm.job(job_id).states
+
+
+def test_it_ends_as_failed() -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm, "--requeue=expedite")
+    forbid_requeue(slurm, slurm.allocation(job_id), slurm.cluster.clock)
+    assert end_badly(slurm, job_id) == {"FAILED"}
+
+
+def test_without_that_it_would_be_held_for_ever() -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm, "--requeue=expedite")
+    end_badly(slurm, job_id)
+    assert slurm.job(job_id).held
+
+
+def test_any_other_job_may_still_be_requeued_by_hand() -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm)
+    forbid_requeue(slurm, slurm.allocation(job_id), slurm.cluster.clock)
+    assert slurm.job(job_id).requeue
+
+
+def test_a_run_that_is_requeued_already_is_left_alone() -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm, "--requeue=expedite")
+    allocation = slurm.allocation(job_id)
+    slurm.requeue(job_id)
+    forbid_requeue(slurm, allocation, slurm.cluster.clock)
+    assert slurm.job(job_id).requeue
+
+
+def test_a_silent_slurm_is_asked_for_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm, "--requeue=expedite")
+    allocation, clock = slurm.allocation(job_id), slurm.cluster.clock
+    begun = clock.now
+    slurm.cluster.unreachable = True
+    clock.on_advance.append(lambda now: setattr(slurm.cluster, "unreachable", now < begun + 30))
+    forbid_requeue(slurm, allocation, clock)
+    assert not slurm.job(job_id).requeue
+    assert capsys.readouterr().out == ""
+
+
+def test_but_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm, "--requeue=expedite")
+    allocation, clock = slurm.allocation(job_id), slurm.cluster.clock
+    slurm.cluster.unreachable = True
+    begun = clock.now
+    forbid_requeue(slurm, allocation, clock)
+    assert clock.now - begun <= PATIENCE_S + 5
+    assert f"scancel {job_id}" in capsys.readouterr().out
+
+
+def test_outside_of_slurm_nothing_is_asked() -> None:
+    assert ending_for_good(lambda: 64, environ={}) == 64
+    with pytest.raises(ValueError, match="broken"):
+        ending_for_good(lambda: int("broken"), environ={})

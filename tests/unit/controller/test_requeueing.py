@@ -1,0 +1,192 @@
+"""A requeue is asked for until Slurm answers, and every answer, or none, has an end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller.effects import RequeueAnswer, Said
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.preflight import Plan
+from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.stages.requeueing import GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
+from slurm_robust.controller.start import begin
+from slurm_robust.controller.transitions import ToRequeueing
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import CommandKind
+from slurm_robust.report.summary import summarize
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.controller.fleetwork import Job
+
+SILENT = RequeueAnswer(said=Said.NOTHING, detail="Unable to contact slurm controller")
+TAKEN, DONE = RequeueAnswer(said=Said.TAKEN), RequeueAnswer(said=Said.DONE)
+
+
+def leaving(*answers: RequeueAnswer) -> Job:
+    """A job that has lost a node and asks for its requeue, to which Slurm says ``answers`` each time."""
+    job = Job(spares=())
+    job.train_to(3)
+    job.slurm_says = answers
+    job.power_cut("n2")
+    job.until(lambda: bool(job.requeued))
+    return job
+
+
+def hear(job: Job, answer: RequeueAnswer) -> None:
+    job.act(job.core.on_requeue(answer, job.now()))
+
+
+def told_to_end(job: Job) -> float:
+    """TERM comes; seconds until the controller ends."""
+    before = job.mono
+    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.until(lambda: job.stage == "Ending")
+    return job.mono - before
+
+
+def test_slurm_is_asked_until_it_answers() -> None:
+    job = leaving(SILENT)
+    job.pass_time(600)
+    assert job.stage == "Requeueing"
+    asked = len(job.requeued)
+    assert 600 / LONGEST_PAUSE_S < asked < 60
+    assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 1
+    job.pass_time(600)
+    assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 2
+    status = summarize(job.journal, job.wall)
+    assert status.phase == "requeueing"
+    assert "Unable to contact slurm controller" in status.reason
+    job.slurm_says = (TAKEN, DONE)
+    job.pass_time(LONGEST_PAUSE_S + 1)
+    assert told_to_end(job) == 0.0
+    job.pass_time(20)
+    assert job.code == ExitCode.REQUEUED
+    assert job.core.state.ended is None
+
+
+def test_a_refusal_ends_the_job_with_slurms_words() -> None:
+    words = "Slurm does not requeue the job: Requested operation is presently disabled"
+    job = leaving(SILENT)
+    job.slurm_says = (RequeueAnswer(said=Said.REFUSED, detail=words),)
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert job.core.state.ended is not None
+    assert words in job.core.state.ended.reason
+
+
+def test_without_any_answer_the_owner_is_obeyed_within_two_seconds() -> None:
+    job = leaving(SILENT)
+    job.pass_time(30)
+    assert told_to_end(job) <= 2.0
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.TERMINATED
+
+
+def test_the_term_of_the_requeue_itself_may_come_before_its_answer() -> None:
+    job = leaving()
+    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.pass_time(1)
+    hear(job, TAKEN)
+    job.pass_time(1)
+    assert job.stage == "Requeueing"  # the excludes and the watcher take a moment more
+    hear(job, DONE)
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.REQUEUED
+
+
+@pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT)])
+def test_a_requeue_that_was_taken_ends_the_run_whatever_follows(answers: tuple[RequeueAnswer, ...]) -> None:
+    job = leaving(*answers)
+    assert told_to_end(job) <= TERM_COMES_S + 1
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.REQUEUED
+
+
+@pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT), (DONE,)])
+def test_nor_does_it_wait_for_a_term_that_never_comes(answers: tuple[RequeueAnswer, ...]) -> None:
+    job = leaving(*answers)
+    job.until(lambda: job.code is not None, limit=LOST_S + 60)
+    assert job.code == ExitCode.REQUEUED
+
+
+def test_an_attempt_of_which_nothing_is_heard_is_made_again() -> None:
+    job = leaving()
+    job.pass_time(LOST_S + 1)
+    assert len(job.requeued) == 2
+
+
+def test_nodes_are_not_kept_for_days() -> None:
+    job = leaving(SILENT)
+    job.pass_time(GIVE_UP_S + 60, tick=20.0)
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+
+
+def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
+    words = "an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release 7"
+    job = leaving(TAKEN, RequeueAnswer(said=Said.DONE, detail=words))
+    assert f"the job is requeued but does not start by itself: {words}" in job.said
+
+
+def test_another_controller_goes_on_asking(tmp_path: Path) -> None:
+    job = leaving(SILENT)
+    journal = Journal(tmp_path / "journal.jsonl")
+    for event in job.journal:
+        journal.append(event)
+    plan = Plan(
+        config=JobConfig(), job_id=7, restart_count=0, run_id="r", kind=CommandKind.SCRIPT,
+        command=("train.py",), cwd="/", nodes=("n1", "n2"), slots=2, spares=0, nproc_per_node=1,
+    )  # fmt: skip
+    begun = begin(journal, plan)
+    assert begun == ToRequeueing(exclude=("n2",), reason=job.core.state.requeueing.reason, failure=True)
+    assert Job(history=tuple(job.journal), first=begun).requeued == [("n2",)]
+
+
+# -- the edge ----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A requeuer over a Slurm in memory, and what it told."""
+
+    def __init__(self, tmp_path: Path, *options: str) -> None:
+        self.slurm = FakeSlurm()
+        self.id = self.slurm.submit(SubmitRequest(command=("train.sh",), nodes=2, options=options))
+        self.stages: list[tuple[str, bool]] = []
+        self.answers: list[RequeueAnswer] = []
+        self._requeuer = Requeuer(
+            self.slurm, self.id, 0, tmp_path / "requeue.jsonl", nodes=("n1", "n2"), start_now=True
+        )
+
+    def ask(self) -> list[Said]:
+        self._requeuer.ask(("n2",), lambda what, ok, _: self.stages.append((what, ok)), self.answers.append)
+        return [answer.said for answer in self.answers]
+
+
+def test_the_watcher_keeps_off_the_nodes_that_the_job_may_get_again(tmp_path: Path) -> None:
+    asked = Asked(tmp_path)
+    assert asked.ask() == [Said.TAKEN, Said.DONE]
+    (watcher,) = (j for j in asked.slurm.jobs() if j.name == f"srobust-watch-{asked.id}")
+    assert watcher.excluded_nodes == ("n1", "n2")
+
+
+def test_an_expedited_job_has_no_watcher(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, "--requeue=expedite")
+    assert asked.ask() == [Said.TAKEN, Said.DONE]
+    assert [job.job_id for job in asked.slurm.jobs()] == [asked.id]
+
+
+def test_a_refusal_is_told_with_slurms_words(tmp_path: Path) -> None:
+    asked = Asked(tmp_path)
+    asked.slurm.forbid_requeue(asked.id)
+    assert asked.ask() == [Said.REFUSED]
+    assert "Requested operation is presently disabled" in asked.answers[0].detail
+
+
+def test_a_cancelled_job_is_a_refusal_and_not_revived(tmp_path: Path) -> None:
+    asked = Asked(tmp_path)
+    asked.slurm.cancel(asked.id)
+    assert asked.ask() == [Said.REFUSED]
+    assert asked.slurm.job(asked.id).is_finished
