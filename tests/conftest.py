@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from slurm_robust.sandbox import Sandbox, SandboxConfig
 
+pytest_plugins = ["tests.flaky"]
+
 # What most tests need: a lost node is noticed and a job comes back within seconds, not minutes.
 USUAL = '{"nodes": 4, "slurmd_timeout_s": 20, "cred_expire_s": 5}'
 
