@@ -24,8 +24,9 @@ test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a re
 test-unit: setup ## Tests that need neither root nor Slurm.
 	$(PYTEST) -n 2 --dist loadfile tests/unit
 
+# Sandboxes know nothing of each other, and these tests mostly wait: two files run side by side.
 test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).
-	$(PYTEST) tests/cluster
+	$(PYTEST) -n 2 --dist loadfile tests/cluster
 
 demo: setup ## A training on a real Slurm of six nodes loses a rank, then a node, and ends bitwise the same.
 	$(PYTHON) demo/run.py

@@ -16,10 +16,12 @@ import pytest
 if TYPE_CHECKING:
     from slurm_robust.sandbox import Sandbox, SandboxConfig
 
+pytest_plugins = ["tests.flaky"]
+
 # What most tests need: a lost node is noticed and a job comes back within seconds, not minutes.
 USUAL = '{"nodes": 4, "slurmd_timeout_s": 20, "cred_expire_s": 5}'
 
-# Each costs some 200 MB, and CPU for its daemons' timers.
+# In one process. Each costs some 200 MB, and CPU for its daemons' timers.
 MOST_AT_ONCE = 3
 
 

@@ -16,7 +16,7 @@ def register(commands: Commands) -> None:
         "diagnose",
         help=text,
         description=text.capitalize() + ".",
-        epilog="Exit codes: 0 all passed, 1 something failed, 2 no such node or test, 3 nothing was tested.",
+        epilog="Exit codes: 0 all passed, 1 something failed, 2 no such node or test, 3 something unknown.",
     )
     parser.add_argument("--nodes", metavar="LIST", default="", help="only these, as a hostlist")
     parser.add_argument("--tests", metavar="A,B", default="", help="only these (default: all that apply)")

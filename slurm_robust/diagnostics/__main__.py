@@ -17,15 +17,14 @@ from functools import partial
 
 import msgspec
 
+from slurm_robust.diagnostics.children import without_value
 from slurm_robust.diagnostics.part import Answer, Found, NotHere, Part, Wrong, failed, unknown
 from slurm_robust.diagnostics.plan import BY_NAME, Program
 from slurm_robust.health import isolate
 from slurm_robust.model.diagnosis import TestResult
-from slurm_robust.model.findings import Outcome
 from slurm_robust.worker.process import die_with_parent
 
 _LEAST_S = 2.0
-_ENOUGH = 0.8  # of the time that a program needs, before not to end is its node's fault
 _WITHOUT_TORCH = frozenset({"dcgm", "memory", "storage"})
 
 
@@ -58,15 +57,13 @@ def answer(program: Program, part: Part) -> Answer:
     """Run one program in a child for ``part.limit_s`` seconds at most."""
     begun = time.monotonic()
     if part.limit_s < _LEAST_S:
-        return _answer(program, part, unknown("no time was left"), 0.0)
+        return _answer(program, part, unknown("no time was left", measured=False), 0.0)
     task = partial(_child, program.name, part, os.getpid())
     limits = {program.name: part.limit_s}
     said = isolate.call({program.name: task}, limits, part.limit_s + 1.0)[program.name]
     took_s = time.monotonic() - begun
     if said.value is None:
-        late = said.hung or said.is_cut
-        words = f"did not end within {part.limit_s:.0f} s" if late else said.error
-        return _answer(program, part, failed(words, by_clock=late), took_s)
+        return _answer(program, part, without_value(said, part.limit_s), took_s)
     found, left_out = msgspec.json.decode(said.value, type=tuple[Found, bool])
     return _answer(program, part, found, took_s, left_out=left_out)
 
@@ -90,12 +87,11 @@ def _child(name: str, part: Part, parent: int) -> bytes:
 
 def _answer(program: Program, part: Part, found: Found, took_s: float, *, left_out: bool = False) -> Answer:
     fields = msgspec.structs.asdict(found)
-    if fields.pop("by_clock") and part.limit_s < _ENOUGH * program.needs_s:
-        fields["outcome"] = Outcome.UNKNOWN
+    measured = fields.pop("measured")
     # In tests of single nodes nobody else takes part.
     peers = part.group if program.pairs else (part.node,)
     result = TestResult(test=program.name, node=part.node, peers=peers, took_s=round(took_s, 2), **fields)
-    return Answer(result=result, left_out=left_out)
+    return Answer(result=result, left_out=left_out, measured=measured)
 
 
 def _part(args: argparse.Namespace) -> Part:

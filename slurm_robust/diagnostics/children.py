@@ -8,25 +8,38 @@ from functools import partial
 
 import msgspec
 
-from slurm_robust.diagnostics.part import Found, failed
+from slurm_robust.diagnostics.part import Found, died, failed, late
 from slurm_robust.health import isolate
 from slurm_robust.worker.process import die_with_parent
 
+# A child that dies after so much of its time is late too: NCCL ends a rank whose time is over.
+_LATE = 0.8
+
 
 def in_children(bodies: Mapping[str, Callable[[], Found]], limit_s: float) -> dict[str, Found]:
-    """What each body found, by its name. One that raises, dies or does not end in time has failed.
+    """What each body found, by its name. One that raises has failed.
+
+    One that dies or does not end in time has measured nothing.
 
     The caller must not have used a GPU: a driver's context does not outlive a fork.
     """
     tasks = {name: partial(_encoded, body, os.getpid()) for name, body in bodies.items()}
     answers = isolate.call(tasks, dict.fromkeys(tasks, limit_s), limit_s + 1.0)
-    return {name: _decoded(name, answer) for name, answer in answers.items()}
+    return {name: _decoded(name, answer, limit_s) for name, answer in answers.items()}
 
 
-def _decoded(name: str, answer: isolate.Answer) -> Found:
+def _decoded(name: str, answer: isolate.Answer, limit_s: float) -> Found:
     if answer.value is None:
-        return failed(f"{name}: {answer.error}", by_clock=answer.hung or answer.is_cut)
+        return without_value(answer, limit_s, name)
     return msgspec.json.decode(answer.value, type=Found)
+
+
+def without_value(answer: isolate.Answer, limit_s: float, what: str = "") -> Found:
+    """What a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it did."""
+    if answer.hung or answer.is_cut or (answer.died and answer.took_s >= _LATE * limit_s):
+        return late(limit_s, what)
+    text = f"{what}: {answer.error}".removeprefix(": ")
+    return died(text) if answer.died else failed(text)
 
 
 def _encoded(body: Callable[[], Found], parent: int) -> bytes:

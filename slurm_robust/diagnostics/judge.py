@@ -1,14 +1,15 @@
 """From what parts of tests have said to whom to blame. Pure.
 
-A node is blamed for what it fails alone, for a result unlike that of most nodes alike, for failing together
-with both its neighbours, and for silence. What every node fails is no node's fault, nor is what nobody can
-compare: then the reason says so and names nobody.
+A node is blamed for what it fails alone, for a result unlike that of most nodes alike, and for failing
+together with both its neighbours. What every node fails is no node's fault, nor is what nobody can compare:
+then the reason says so and names nobody. A node that was late or silent, or whose test died, has measured
+nothing. It is measured once more while nobody else works; where that brings nothing either, it is only named.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
 
@@ -32,7 +33,7 @@ def judge(rounds: Sequence[Round], answers: Iterable[Answer], left_out: Mapping[
     answers = list(answers)
     judging = _Judging()
     quiet = judging.silent(rounds, answers)
-    found = judging.compared(far_below([a.result for a in answers if not a.left_out]))
+    found = judging.compared(far_below(settled(answers)))
     nodes = list(dict.fromkeys(n for r in rounds for n in r.nodes))
     for test in dict.fromkeys(result.test for result in found):
         results = [result for result in found if result.test == test]
@@ -41,7 +42,7 @@ def judge(rounds: Sequence[Round], answers: Iterable[Answer], left_out: Mapping[
         else:
             judging.alone(test, results)
     found += (
-        TestResult(test=test, node=node, outcome=Outcome.FAIL, text="no answer")
+        TestResult(test=test, node=node, outcome=Outcome.UNKNOWN, text="no answer")
         for node, test in quiet.items()
     )
     suspects = tuple(node for node in nodes if node in judging.blamed)
@@ -61,6 +62,45 @@ def quiet_nodes(round_: Round, answers: Iterable[Answer]) -> dict[str, str]:
         for node in round_.nodes
     }
     return {node: name for node, name in lacking.items() if name}
+
+
+def settled(answers: Iterable[Answer]) -> list[TestResult]:
+    """The results. What measured nothing is unknown, and gone where another look has measured.
+
+    A failure beside a partner who measured nothing says nothing either. A program that died twice has failed.
+    """
+    looks = [*_looks(answer for answer in answers if not answer.left_out)]
+    deaths = Counter((a.result.test, a.result.node) for a, _ in looks if _is_dead(a))
+
+    def says_something(answer: Answer) -> bool:
+        return answer.measured or (_is_dead(answer) and deaths[answer.result.test, answer.result.node] > 1)
+
+    empty = {look for answer, look in looks if not says_something(answer)}
+    sure = [
+        answer
+        for answer, look in looks
+        if says_something(answer) and (answer.result.outcome is not Outcome.FAIL or look not in empty)
+    ]
+    known = {_place(answer) for answer in sure}
+    unsure = {_place(answer): answer for answer, _ in looks if _place(answer) not in known}
+    doubts = (replace(answer.result, outcome=Outcome.UNKNOWN) for answer in unsure.values())
+    return [*(answer.result for answer in sure), *doubts]
+
+
+def _looks(answers: Iterable[Answer]) -> Iterator[tuple[Answer, tuple[str, tuple[str, ...], int]]]:
+    """The answers with the look that each is of: test, nodes, and the how manieth of these."""
+    count: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
+    for answer in answers:
+        yield answer, (answer.result.test, answer.result.peers, count[_place(answer)])
+        count[_place(answer)] += 1
+
+
+def _place(answer: Answer) -> tuple[str, str, tuple[str, ...]]:
+    return answer.result.test, answer.result.node, answer.result.peers
+
+
+def _is_dead(answer: Answer) -> bool:
+    return not answer.measured and answer.result.outcome is Outcome.FAIL
 
 
 def far_below(results: Sequence[TestResult]) -> list[TestResult]:
@@ -127,37 +167,41 @@ def only_slow(results: Sequence[TestResult]) -> list[TestResult]:
 def second_looks(rounds: Sequence[Round], answers: Iterable[Answer]) -> tuple[Round, ...]:
     """Rounds that tell bad luck from a fault, where there is something to tell."""
     answers = list(answers)
-    return tuple(filter(None, (_by_themselves(rounds, answers), _with_others(rounds, answers))))
-
-
-def _by_themselves(rounds: Sequence[Round], answers: Sequence[Answer]) -> Round | None:
-    """Who was only far slower than others in a test of its own has it again, with nobody else at work."""
-    slow = only_slow([a.result for a in answers if len(a.result.peers) == 1 and not a.left_out])
-    if not slow:
-        return None
-    tests, nodes = {result.test for result in slow}, {result.node for result in slow}
-    alone = next(round_ for round_ in rounds if slow[0].test in round_.programs)
-    return replace(
-        alone,
-        programs=tuple(name for name in alone.programs if name in tests),
-        groups=tuple(group for group in alone.groups if nodes.issuperset(group)),
+    quiet = _Judging().silent(rounds, answers)
+    alone = [round_ for round_ in rounds if all(len(group) == 1 for group in round_.groups)]
+    pairs = [round_ for round_ in rounds if round_ not in alone]
+    looks = (
+        _by_themselves(alone[0], answers, quiet) if alone else None,
+        _with_others(pairs, answers, quiet) if pairs else None,
     )
+    return tuple(filter(None, looks))
 
 
-def _with_others(rounds: Sequence[Round], answers: Sequence[Answer]) -> Round | None:
+def _by_themselves(alone: Round, answers: Sequence[Answer], quiet: Mapping[str, str]) -> Round | None:
+    """Who was only far slower than others, or has measured nothing, has it again with nobody else at work."""
+    results = [a for a in answers if a.result.test in alone.programs and not a.left_out]
+    again = [(slow.test, slow.node) for slow in only_slow([a.result for a in results])]
+    again += [(a.result.test, a.result.node) for a in results if not a.measured]
+    answered = {(a.result.test, a.result.node) for a in answers}
+    again += [(test, node) for node in quiet for test in alone.programs if (test, node) not in answered]
+    tests, nodes = {test for test, _ in again}, {node for _, node in again}
+    programs = tuple(name for name in alone.programs if name in tests)
+    groups = tuple(group for group in alone.groups if nodes.issuperset(group))
+    return replace(alone, programs=programs, groups=groups) if programs and groups else None
+
+
+def _with_others(pairs: Sequence[Round], answers: Sequence[Answer], quiet: Mapping[str, str]) -> Round | None:
     """A round in which nodes that failed with both neighbours each meet a good one that they have not met.
 
-    It clears a good node between two bad ones, and one that had bad luck twice. Who was only slow meets a
-    neighbour again where there is nobody else; who finds no partner stays as he is. None where nobody is in
-    doubt or good nodes are lacking.
+    It clears a good node between two bad ones, and one that had bad luck twice. Who was only slow, or has
+    measured nothing, meets a neighbour again where there is nobody else; who finds no partner stays as he is.
+    None where nobody is in doubt or good nodes are lacking.
     """
-    pairs = [round_ for round_ in rounds if any(len(group) > 1 for group in round_.groups)]
-    if not pairs:
-        return None
-    quiet = _Judging().silent(rounds, answers)
-    results = [a.result for a in answers if len(a.result.peers) > 1 and not a.left_out]
+    here = [a for a in answers if len(a.result.peers) > 1 and not a.left_out]
+    results = [a.result if a.measured else replace(a.result, outcome=Outcome.FAIL) for a in here]
     meetings = Meetings.of(far_below(results), quiet)
     slow = {result.peers for result in only_slow(results)}
+    late = {a.result.peers for a in here if not a.measured and quiet.keys().isdisjoint(a.result.peers)}
     order = list(dict.fromkeys(node for round_ in pairs for node in round_.nodes))
     free = [node for node in order if node in meetings.good]
     groups: list[tuple[str, ...]] = []
@@ -165,11 +209,14 @@ def _with_others(rounds: Sequence[Round], answers: Sequence[Answer]) -> Round | 
         if node in meetings.bad:
             known = {other for pair in meetings.failures if node in pair for other in pair}
             strangers = ((other, node) for other in free if other not in known)
-            again = (pair for pair in slow if node in pair and not {*pair}.isdisjoint(free))
+            again = (pair for pair in slow | late if node in pair and not {*pair}.isdisjoint(free))
             group = next(chain(strangers, sorted(again)), None)
             if group is not None:
                 free = [other for other in free if other not in group]
                 groups.append(group)
+    for pair in sorted(late):
+        if not any(node in group for group in groups for node in pair):
+            groups.append(pair)
     return replace(pairs[0], groups=tuple(groups)) if groups else None
 
 
@@ -184,7 +231,12 @@ class _Judging:
     def silent(self, rounds: Sequence[Round], answers: Sequence[Answer]) -> dict[str, str]:
         """Nodes that gave no answer, with the test; nobody of a round in which all were silent."""
         found: dict[str, str] = {}
+        asked: set[tuple[str, tuple[str, ...]]] = set()
         for round_ in rounds:
+            new = {(name, group) for name in round_.programs for group in round_.groups} - asked
+            if not new:
+                continue  # a second look, whose answers are taken for those that lacked
+            asked |= new
             # A node is in one group of a round, but a test may come again in the next round.
             groups = {node: group for group in round_.groups for node in group}
             here = [a for a in answers if groups.get(a.result.node) == a.result.peers]
@@ -194,9 +246,7 @@ class _Judging:
                 self.left_out |= dict.fromkeys(tests, "no node answered")
                 self.remarks.append(f"no node answered in {', '.join(tests)}")
                 continue
-            for node, test in quiet.items():
-                found.setdefault(node, test)
-                self.blamed[node].append(f"no answer in {test}")
+            found = {**quiet, **found}
         return found
 
     def compared(self, results: Sequence[TestResult]) -> list[TestResult]:
@@ -230,9 +280,9 @@ class _Judging:
 
     def alone(self, test: str, results: Sequence[TestResult]) -> None:
         """Blame who fails, unless all do."""
-        known = [result for result in results if result.outcome is not Outcome.UNKNOWN]
-        failures = [result for result in known if result.outcome is Outcome.FAIL]
-        if len(failures) == len(known) > 1:
+        failures = [result for result in results if result.outcome is Outcome.FAIL]
+        known = {result.node for result in results if result.outcome is not Outcome.UNKNOWN}
+        if known == {result.node for result in failures} and len(known) > 1:
             words = f"all {len(known)} nodes fail {test} ({failures[0].text})"
             self.remarks.append(f"{words}, which is no fault of one of them")
             return
@@ -272,21 +322,27 @@ def _not_here(answers: Iterable[Answer]) -> dict[str, str]:
 
 def _reason(judging: _Judging, suspects: Sequence[str], results: Sequence[TestResult], count: int) -> str:
     remarks = "; ".join(dict.fromkeys(judging.remarks))
+    doubts = [*_doubts(results)]
     if suspects:
-        blame = "; ".join(f"{node} ({', '.join(dict.fromkeys(judging.blamed[node]))})" for node in suspects)
-        return f"{blame}; {remarks}" if remarks else blame
+        blame = (f"{node} ({', '.join(dict.fromkeys(judging.blamed[node]))})" for node in suspects)
+        return "; ".join(filter(None, (*blame, remarks, *doubts)))
     if remarks:
-        return f"nobody is to blame: {remarks}"
-    doubts: dict[str, list[str]] = defaultdict(list)
-    for result in results:
-        if result.outcome is Outcome.UNKNOWN:
-            doubts[f"{result.test} ({result.text})"].append(result.node)
+        return "; ".join((f"nobody is to blame: {remarks}", *doubts))
     tests = {result.test for result in results if result.outcome is Outcome.UNKNOWN}
     passed = dict.fromkeys(result.test for result in results if result.test not in tests)
     everybody = f"all {count} nodes passed" if count > 1 else "passed"
     words = [f"{everybody} {', '.join(passed)}"] if passed else []
-    words += [f"unknown on {_names(dict.fromkeys(nodes))}: {what}" for what, nodes in doubts.items()]
-    return "; ".join(words) or "nothing could be tested"
+    return "; ".join((*words, *doubts)) or "nothing could be tested"
+
+
+def _doubts(results: Iterable[TestResult]) -> Iterator[str]:
+    """What is unknown, and of which nodes."""
+    doubts: dict[str, list[str]] = defaultdict(list)
+    for result in results:
+        if result.outcome is Outcome.UNKNOWN:
+            doubts[f"{result.test} ({result.text})"].append(result.node)
+    for what, nodes in doubts.items():
+        yield f"unknown on {_names(dict.fromkeys(nodes))}: {what}"
 
 
 def _names(nodes: Iterable[str]) -> str:

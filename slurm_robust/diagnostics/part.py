@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
@@ -28,7 +30,7 @@ class Part(Record):
 class Found(Record):
     """What a part found; most fields are those of :class:`~slurm_robust.model.diagnosis.TestResult`.
 
-    ``by_clock``: it failed only because it was not done in time, which with little time is no failure.
+    ``measured`` is False where the program came to no result: its time was over, or something ended it.
     """
 
     outcome: Outcome = Outcome.PASS
@@ -38,7 +40,7 @@ class Found(Record):
     digest: str = ""
     rate: float = 0.0
     kind: str = ""
-    by_clock: bool = False
+    measured: bool = True
 
 
 class NotHere(Exception):
@@ -50,23 +52,39 @@ class Wrong(Exception):
 
 
 class Answer(Record):
-    """One line of a part's output. ``left_out``: the test was not run, ``result.text`` says why."""
+    """One line of a part's output. ``left_out``: the test was not run, ``result.text`` says why.
+
+    ``measured``: see :class:`Found`.
+    """
 
     result: TestResult
     left_out: bool = False
+    measured: bool = True
 
 
-def failed(text: str, *, by_clock: bool = False) -> Found:
+def failed(text: str) -> Found:
     """Something is wrong, and ``text`` says in a few words what."""
-    return Found(outcome=Outcome.FAIL, text=text, by_clock=by_clock)
+    return Found(outcome=Outcome.FAIL, text=text)
 
 
-def unknown(text: str) -> Found:
+def died(text: str) -> Found:
+    """Something ended the program; ``text`` is what is known of it."""
+    return Found(outcome=Outcome.FAIL, text=text, measured=False)
+
+
+def late(limit_s: float, what: str = "") -> Found:
+    """No result within ``limit_s`` seconds of ``what``, with the load of this node, which may be why."""
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    text = f"{what}: no result within {limit_s:.0f} s ({load})".removeprefix(": ")
+    return Found(outcome=Outcome.UNKNOWN, text=text, measured=False)
+
+
+def unknown(text: str, *, measured: bool = True) -> Found:
     """Nothing can be said, and ``text`` says why."""
-    return Found(outcome=Outcome.UNKNOWN, text=text)
+    return Found(outcome=Outcome.UNKNOWN, text=text, measured=measured)
 
 
 def worst(found: list[Found]) -> Found:
-    """The one that says most: failures, those by the clock last, what is unknown, passes; first of equals."""
+    """The one that says most: failures, the measured ones first, what is unknown, passes; first of equals."""
     order = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
-    return min(found, key=lambda one: (order.index(one.outcome), one.by_clock))
+    return min(found, key=lambda one: (order.index(one.outcome), not one.measured))

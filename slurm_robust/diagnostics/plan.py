@@ -11,9 +11,8 @@ from slurm_robust.model.record import Record
 class Program(Record):
     """One test; its module is ``slurm_robust.diagnostics.programs.<name>``.
 
-    ``pairs``: two neighbours run it together. ``needs_s``: seconds within which any healthy node ends, so
-    that one which had them and did not end has failed; with less time nothing is known. ``takes_more``: it
-    tests more where more time is given.
+    ``pairs``: two neighbours run it together. ``needs_s``: seconds within which a healthy node ends, unless
+    somebody else keeps it busy. ``takes_more``: it tests more where more time is given.
     """
 
     name: str

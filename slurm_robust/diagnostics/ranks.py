@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from slurm_robust.agent.ports import local_address
 from slurm_robust.diagnostics.children import in_children
-from slurm_robust.diagnostics.part import Found, Part, failed, worst
+from slurm_robust.diagnostics.part import Found, Part, failed, late, worst
 from slurm_robust.model.record import Record
 
 _GIVE_UP_S = 3.0  # before the time is over, so that what went wrong can still be told
@@ -36,7 +36,8 @@ class Ranks(Record):
 def run_ranks(ranks: Ranks, body: Callable[[int, torch.device], Found], part: Part) -> Found:
     """Call ``body(rank, device)`` in every rank, with the process group up; the worst of what they found.
 
-    The rate is that of the slowest. A rank that raises, dies or does not end has failed.
+    The rate is that of the slowest. A rank that raises has failed; one that dies or does not end has measured
+    nothing.
     """
     limit_s = max(1.0, part.limit_s - _GIVE_UP_S)
     every = range(ranks.first, ranks.first + ranks.count)
@@ -51,9 +52,10 @@ def _rank(ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], t
     try:
         return _meet(ranks, rank, body, timeout_s)
     except RuntimeError as error:
+        if time.monotonic() - begun >= _LATE * timeout_s:
+            return late(timeout_s, f"rank {rank}")
         first = str(error).strip().partition("\n")[0]
-        late = time.monotonic() - begun >= _LATE * timeout_s
-        return failed(f"rank {rank}: {first}"[:300], by_clock=late)
+        return failed(f"rank {rank}: {first}"[:300])
 
 
 def _meet(ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], timeout_s: float) -> Found:

@@ -153,7 +153,8 @@ class _Run:
             return
         self.rounds.append(round_)
         self.answers += answers
-        if len(quiet) == len(round_.nodes):
+        answered = {answer.result.test for answer in self.answers}
+        if len(quiet) == len(round_.nodes) and answered.isdisjoint(round_.programs):
             self.left_out |= dict.fromkeys(round_.programs, words or "no node answered")
         else:
             self.quiet |= quiet.keys()

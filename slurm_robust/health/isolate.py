@@ -38,13 +38,15 @@ class Answer(Record):
     """What became of one call: ``value``, or None and the reason in ``error``.
 
     ``hung``: it did not end within its own time limit. ``is_cut``: the time for all was over before, so that
-    nothing is known of it. ``took_s`` is wall-clock time, seconds.
+    nothing is known of it. ``died``: its process ended before it answered, or could not be started.
+    ``took_s`` is wall-clock time, seconds.
     """
 
     value: bytes | None
     error: str = ""
     hung: bool = False
     is_cut: bool = False
+    died: bool = False
     took_s: float = 0.0
 
 
@@ -144,7 +146,7 @@ class _Pool:
         self._poller.register(child.fd, select.POLLIN)
 
     def _give_up(self, error: str) -> None:
-        self._answers |= {name: Answer(value=None, error=error) for name in self._waiting}
+        self._answers |= {name: Answer(value=None, error=error, died=True) for name in self._waiting}
         self._waiting.clear()
 
     def _listen(self, now: float) -> None:
@@ -216,7 +218,7 @@ class _Child:
         chunk = os.read(self.fd, 2**16)
         if not chunk:
             self.is_over = True
-            return self._answer(None, "ended without an answer")
+            return self._answer(None, "ended without an answer", died=True)
         self._data += chunk
         found: dict[str, Answer] = {}
         while len(self._data) >= _HEADER and not self.is_over:
@@ -258,14 +260,21 @@ class _Child:
         return found
 
     def _answer(
-        self, value: bytes | None, error: str, *, hung: bool = False, is_cut: bool = False
+        self,
+        value: bytes | None,
+        error: str,
+        *,
+        hung: bool = False,
+        is_cut: bool = False,
+        died: bool = False,
     ) -> dict[str, Answer]:
         """The answer to the task under way; none where there is no such task."""
         if not self._name:
             return {}
         name, self._name = self._name, ""
         took_s = time.monotonic() - self._since
-        return {name: Answer(value=value, error=error, hung=hung, is_cut=is_cut, took_s=took_s)}
+        answer = Answer(value=value, error=error, hung=hung, is_cut=is_cut, died=died, took_s=took_s)
+        return {name: answer}
 
     def _kill(self) -> None:
         # The group as well, for what the call may have started. Before setsid() there is no such group, and

@@ -15,6 +15,10 @@ built them.
 A snapshot is taken at the *begin* of the step after: then logging, evaluation and saving of the step are part
 of it, and the generators stand where the next forward pass finds them, which is where they are put back.
 
+The position in the data is the number of the batch. What a data set or collator has fetched ahead itself (a
+buffer, the next batch of a stream) is in no snapshot: a restored run would repeat or skip it. Derive a sample
+from its index; docs/checkpoints.md, "Data fetched ahead".
+
 Tested with transformers 5.23 and accelerate 1.15.
 """
 

@@ -20,6 +20,9 @@ class Fault(str, Enum):
     NONE = "none"
     """Nothing is wrong."""
 
+    UNKNOWN = "unknown"
+    """No rule knows the log."""
+
 
 class Remedy(str, Enum):
     """What a log asks for."""

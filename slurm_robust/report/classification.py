@@ -14,10 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.analysis.logs import Reading, RuleSet, first_causes, read, with_site_rules
+from slurm_robust.analysis.logs import Reading, RuleSet, first_causes, of_all, read, with_site_rules
+from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM
 from slurm_robust.analysis.logs.text import HEAD, TAIL
-from slurm_robust.analysis.logs.verdict import HEALTHY
-from slurm_robust.model.classification import Classification, Fault, Remedy
+from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
@@ -34,6 +34,7 @@ BLAMES = {
     Fault.TRANSIENT: "nobody for long: it may be gone when it is tried again",
     Fault.SECONDARY: "another rank or node that failed before; look there",
     Fault.NONE: "nobody: nothing is wrong as far as the log tells",
+    Fault.UNKNOWN: "unknown: no rule knows this log",
 }
 ACTIONS = {
     Remedy.RESTART: "start it again, on the same nodes",
@@ -42,6 +43,8 @@ ACTIONS = {
     Remedy.RECONFIGURE: "change the settings that are named, then start it again",
     Remedy.NONE: "nothing",
 }
+
+_UNKNOWN_ACTION = "read the log: below are its last lines that look like failures, if it has any"
 
 
 class NoLog(SrobustError):
@@ -118,7 +121,7 @@ def answer(record: LogRecord, rules: RuleSet) -> Answer:
     if logs:
         readings = {rank: read(text, record.stream, rules) for rank, text in logs.items()}
         roots = first_causes(readings)
-        verdict = readings[roots[0]].verdict if roots else HEALTHY
+        verdict = of_all(readings, roots).verdict
     else:
         verdict = read(record.text or "", record.stream, rules).verdict
     return Answer(
@@ -188,21 +191,21 @@ def bounded(stream: BinaryIO) -> str:
 
 
 def _whole(readings: Mapping[int, Reading], roots: Sequence[int]) -> dict[str, object]:
-    verdict: Classification = readings[roots[0]].verdict if roots else HEALTHY
     return {
-        "verdict": verdict,
+        "verdict": of_all(readings, roots).verdict,
         "root_ranks": roots,
-        "ranks": {
-            str(rank): {**msgspec.to_builtins(reading.verdict), "number": reading.number}
-            for rank, reading in readings.items()
-        },
+        "ranks": {str(rank): _reading(reading) for rank, reading in readings.items()},
     }
+
+
+def _reading(reading: Reading) -> dict[str, object]:
+    lines = [{"number": number, "line": line.strip()} for number, line in reading.context]
+    return {**msgspec.to_builtins(reading.verdict), "number": reading.number, "lines": lines}
 
 
 def render(readings: Mapping[int, Reading], roots: Sequence[int]) -> RenderableType:
     """The whole screen. Log text goes in as Text, since it may hold what rich would take for markup."""
-    first = roots[0] if roots else next(iter(readings))
-    parts: list[RenderableType] = [_explained(readings[first])]
+    parts: list[RenderableType] = [_explained(of_all(readings, roots))]
     if len(readings) > 1:
         ranks = ", ".join(map(str, roots)) or "none"
         parts = [
@@ -221,13 +224,15 @@ def _explained(reading: Reading) -> RenderableType:
     also = ", ".join(name for name in verdict.symptoms if name != verdict.symptom)
     table.add_row("symptom", Text(verdict.symptom + (f" (also {also})" if also else "")))
     table.add_row("to blame", Text(BLAMES[verdict.blame]))
-    table.add_row("do", Text(ACTIONS[verdict.action]))
+    is_unknown = verdict.symptom == UNKNOWN_SYMPTOM
+    table.add_row("do", Text(_UNKNOWN_ACTION if is_unknown else ACTIONS[verdict.action]))
     if reading.advice:
         table.add_row("hint", Text(reading.advice))
     if verdict.place:
         table.add_row("place", Text(verdict.place))
     if verdict.rule:
         table.add_row("rule", Text(verdict.rule))
+    if reading.context:
         table.add_row("log", _context(reading))
     return table
 

@@ -33,7 +33,7 @@ class Code(IntEnum):
     PASSED = 0
     FAILED = 1
     USAGE = 2
-    NOTHING = 3
+    UNKNOWN = 3
 
 
 class WrongWords(SrobustError):
@@ -73,7 +73,7 @@ def code_of(diagnosis: Diagnosis) -> Code:
     outcomes = {result.outcome for result in diagnosis.results}
     if Outcome.FAIL in outcomes or diagnosis.suspects:
         return Code.FAILED
-    return Code.PASSED if Outcome.PASS in outcomes else Code.NOTHING
+    return Code.PASSED if outcomes == {Outcome.PASS} else Code.UNKNOWN
 
 
 def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:

@@ -50,11 +50,12 @@ class DiagnoserContract:
         assert "reference" not in {r.test for r in found.results}
         assert found.suspects == ()
 
-    def test_a_silent_node_is_the_suspect(self, world: DiagnoserWorld) -> None:
-        """With the test in which it was silent; the others are tested to the end."""
+    def test_a_silent_node_is_named_and_nobody_is_the_suspect(self, world: DiagnoserWorld) -> None:
+        """Its tests are unknown; the others are tested to the end."""
         found = world.diagnoser(silent=("n3",)).diagnose(NODES, bitwise=True, storage="", budget_s=40.0)
-        assert found.suspects == ("n3",)
-        assert "no answer in" in found.reason
+        assert found.suspects == ()
+        assert "unknown on n3: " in found.reason
+        assert "(no answer)" in found.reason
         assert {r.node for r in found.results if r.outcome is Outcome.PASS} == {"n1", "n2"}
 
     def test_when_all_are_silent_nobody_is_to_blame(self, world: DiagnoserWorld) -> None:

@@ -72,9 +72,12 @@ class ProtectedJob:
         return self.events(ev.IncidentClosed)
 
     def wait_end(self, timeout: float = 180.0) -> int:
-        """Exit code that the run gave itself; the job has left the queue."""
+        """Exit code that the run gave itself; the batch script has ended.
+
+        Slurm holds the job for longer, in COMPLETING, until it gives up a node that is off.
+        """
         self.wait(lambda: self.state.ended is not None, timeout, "end of the run")
-        self.wait(lambda: self.slurm_state() not in ("RUNNING", "COMPLETING"), 60.0, "end of the job")
+        self.wait(lambda: self.slurm_state() != "RUNNING", 60.0, "end of the job")
         ended = self.state.ended
         assert ended is not None
         return ended.code

@@ -26,7 +26,6 @@ TINY = "tiny.py --out OUT --steps"
 WIDE = {"nodes": 6, "slurmd_timeout_s": 20, "cred_expire_s": 5}
 # Restarts that are our own doing must not end the job.
 PATIENT = "--set limits.per_hour=1000 --set limits.total=1000"
-KILLS = 30
 STEPS = 60
 
 
@@ -110,13 +109,14 @@ def peer_holder(job: ProtectedJob, sandbox: Sandbox, rank: int) -> str:
     return holders()[0]
 
 
-def test_all_workers_killed_at_random_moments(sandbox: Sandbox) -> None:
-    words = f"{TINY} 420 --step-s 0.02 --width 20000"
+@pytest.mark.parametrize("kills", [10, pytest.param(30, marks=pytest.mark.soak)])
+def test_all_workers_killed_at_random_moments(sandbox: Sandbox, kills: int) -> None:
+    words = f"{TINY} {14 * kills} --step-s 0.02 --width 20000"
     expected = undisturbed(sandbox, 2, words)
     job = ProtectedJob(sandbox, f"{PATIENT} {words}", nodes=2)
     job.wait_step(2)
     dice = random.Random(20)
-    for kill in range(1, KILLS + 1):
+    for kill in range(1, kills + 1):
         until = job.step() + dice.randrange(1, 8)
         job.wait(lambda until=until: job.step() >= until, 60, f"step {until}")  # type: ignore[misc]
         for pid in [sandbox.fault.rank_pid(job.id, rank) for rank in (0, 1)]:
@@ -127,7 +127,7 @@ def test_all_workers_killed_at_random_moments(sandbox: Sandbox) -> None:
     assert job.out.read_text() == expected
     # Not one of them needed storage.
     restored = job.events(ev.GenerationLaunched)[1:]
-    assert len(restored) >= KILLS
+    assert len(restored) >= kills
     assert all(set(launch.tiers) == {"memory"} for launch in restored)
 
 

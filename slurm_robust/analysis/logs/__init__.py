@@ -5,7 +5,7 @@ The rules are YAML (docs/log-rules.md); :func:`with_site_rules` adds a site's ow
 
 from __future__ import annotations
 
-from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, elect, first_causes
+from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, elect, first_causes, of_all
 from slurm_robust.analysis.logs.rule import Rule, RuleSet
 from slurm_robust.analysis.logs.ruleyaml import shipped, with_site_rules
 from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
@@ -20,6 +20,7 @@ __all__ = [
     "classify_ranks",
     "elect",
     "first_causes",
+    "of_all",
     "read",
     "shipped",
     "with_site_rules",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence, Set
+from itertools import accumulate, islice
 from typing import NamedTuple
 
-from slurm_robust.analysis.logs import curve, frames
+from slurm_robust.analysis.logs import curve, frames, signs
 from slurm_robust.analysis.logs.patterns import compiled, words_of
 from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
 from slurm_robust.analysis.logs.text import Line
@@ -17,6 +17,9 @@ from slurm_robust.health import shapes, xid
 
 MOST_LINES = 400
 """So many lines with a word are looked at, half of them the first and half the last ones."""
+
+MOST_TROUBLE = 5
+"""So many of the last lines are shown of a log that no rule knows."""
 
 # What dmesg, journalctl and syslog write in front of the kernel's own text.
 _BEFORE_KERNEL = re.compile(
@@ -45,28 +48,45 @@ class Sighting(NamedTuple):
         return self.rule.tier.order, not self.rule.site, -self.rule.weight, self.at
 
 
-def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> list[Sighting]:
-    """All that the rules see, the deciding one first. Of the rules on one line only the weightiest speak."""
+class Sightings(NamedTuple):
+    """What is seen in a log. ``decided``: all that the rules see, the deciding one first.
+
+    Only where that is nothing there is more: ``trouble``, the last lines that look like failures and that no
+    rule knows as harmless, and ``is_well``: no such line, but one that tells of a training that goes on or
+    ended well, or one that a rule knows. What is not a program's own log tells of failures only, so that
+    without one it is well.
+    """
+
+    decided: list[Sighting]
+    trouble: tuple[Line, ...] = ()
+    is_well: bool = False
+
+
+def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
+    """Have the rules look at a log. Of the rules on one line only the weightiest speak."""
     log = _Log(lines)
-    ignored = {at for span in frames.ignored(lines, log.having) for at in span}
+    harmless = {at for span in frames.ignored(lines, log.having) for at in span}
     found: dict[int, dict[str, Rule]] = defaultdict(dict)
     for word, triggers in rules.triggers.items():
         for at in log.having(word):
-            if at in ignored:
+            if at in harmless:
                 continue
             for rule in _matching(triggers, lines[at].text, stream):
                 found[at][rule.name] = rule
     for rule, at in log.curved(rules.curves):
         found[at][rule.name] = rule
     times = Counter(name for there in found.values() for name in there)
-    seen = [
-        Sighting(rule, at, lines[at])
-        for at, there in found.items()
-        for rule in _heard(
-            [rule for rule in there.values() if times[rule.name] >= rule.times and log.allows(rule)]
-        )
-    ]
-    return sorted(seen, key=lambda sighting: sighting.order)
+    decided: list[Sighting] = []
+    for at, there in found.items():
+        known = [rule for rule in there.values() if times[rule.name] >= rule.times and log.allows(rule)]
+        heard = _heard(known)
+        decided += (Sighting(rule, at, lines[at]) for rule in heard if rule.tier is not Tier.NOISE)
+        harmless.update(at for rule in heard if rule.tier is Tier.NOISE)
+    if decided:
+        return Sightings(sorted(decided, key=lambda sighting: sighting.order))
+    trouble = log.trouble(harmless)
+    is_well = bool(harmless) or log.has(signs.LIFE) or (stream != "program" and bool(lines[0].text))
+    return Sightings([], trouble, is_well and not trouble)
 
 
 def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[Rule]:
@@ -79,11 +99,11 @@ def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[R
 
 
 def _heard(rules: Sequence[Rule]) -> list[Rule]:
-    """Who speaks for a line: a site's rules before ours, then the weightiest; nobody if one says noise."""
+    """Who speaks for a line: a site's rules before ours, then the weightiest; noise alone if one says so."""
     known = [rule for rule in rules if rule.site] or list(rules)
     most = max((rule.weight for rule in known), default=0)
     heard = [rule for rule in known if rule.weight == most]
-    return [] if any(rule.tier is Tier.NOISE for rule in heard) else heard
+    return [rule for rule in heard if rule.tier is Tier.NOISE] or heard
 
 
 def _is_kernels(rule: Rule, text: str) -> bool:
@@ -132,6 +152,19 @@ class _Log:
             index = bisect_right(self._starts, place) - 1
             yield self._shapes[index]
             place = self._whole.find(word, self._starts[index + 1])
+
+    def has(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the shape of any line is like that."""
+        return any(map(pattern.search, self._shapes))
+
+    def trouble(self, harmless: Set[int]) -> tuple[Line, ...]:
+        """The last lines that look like failures, without ``harmless`` ones and those that are like them."""
+        alike = (ats for shape, ats in self._alike.items() if signs.TROUBLE.search(shape))
+        suspicious = sorted(at for ats in alike if harmless.isdisjoint(ats) for at in ats)
+        lines = (self._lines[at] for at in reversed(suspicious))
+        return tuple(islice((line for line in lines if not signs.HARMLESS.search(line.text)), MOST_TROUBLE))[
+            ::-1
+        ]
 
     def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
         """Where losses and gradient norms do what rules name."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
-from slurm_robust.analysis.logs.verdict import HEALTHY, Reading, read, read_exit
+from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read, read_exit
 from slurm_robust.model.classification import Classification, JobClassification, Remedy
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
@@ -45,9 +45,18 @@ def classify_ranks(
     """The verdict on the logs of several ranks: that of the rank which failed first by cause."""
     readings = {rank: read(text, stream, rules) for rank, text in texts.items()}
     roots = first_causes(readings)
-    verdict = readings[roots[0]].verdict if roots else HEALTHY
+    verdict = of_all(readings, roots).verdict
     ranks: dict[int, Classification] = {rank: reading.verdict for rank, reading in readings.items()}
     return JobClassification(verdict=verdict, root_ranks=roots, ranks=ranks)
+
+
+def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
+    """What holds for all ranks together: that of the first root; else what nobody knows; else all is well."""
+    if roots:
+        return readings[roots[0]]
+    well = [reading for reading in readings.values() if reading.verdict == HEALTHY]
+    unclear = [reading for reading in readings.values() if reading.context]
+    return next(iter((*unclear, *well)), Reading(verdict=UNKNOWN))
 
 
 def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:

@@ -13,6 +13,7 @@ from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.record import Record
 
 NOISE = "healthy_noise"
+UNKNOWN_SYMPTOM = "unknown"  # of logs that no rule knows, so no rule has it
 
 SYMPTOMS = (
     *("gpu_memory_error", "gpu_unavailable", "gpu_oom", "cuda_error", "driver_error", "nvlink_error"),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import frames
 from slurm_robust.analysis.logs.match import Sighting, sightings
-from slurm_robust.analysis.logs.rule import NOISE, RuleSet, Tier
+from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier
 from slurm_robust.analysis.logs.ruleyaml import shipped
 from slurm_robust.analysis.logs.text import lines_of
 from slurm_robust.model.classification import Classification, Fault, Remedy
@@ -21,7 +21,8 @@ class Reading(Record):
     """A verdict and what it stands on.
 
     ``number`` is that of the deciding line (from 1; 0: none decided), ``context`` the lines around it with
-    their numbers. ``tier`` and ``weight`` are those of the rule, None where none matched.
+    their numbers; of an unknown log the last lines that look like failures. ``tier`` and ``weight`` are those
+    of the rule, None where none matched.
     """
 
     verdict: Classification
@@ -33,7 +34,12 @@ class Reading(Record):
 
 
 HEALTHY = Classification(symptom=NOISE, blame=Fault.NONE, action=Remedy.NONE, symptoms=(NOISE,))
-"""What a log gets in which no rule finds a failure: what is not understood is not acted on."""
+"""Nothing looks like a failure, and something tells that the training goes on or ended well."""
+
+UNKNOWN = Classification(
+    symptom=UNKNOWN_SYMPTOM, blame=Fault.UNKNOWN, action=Remedy.NONE, symptoms=(UNKNOWN_SYMPTOM,)
+)
+"""No rule knows the log: what is not understood is not acted on, and not called healthy either."""
 
 _AROUND = 2
 
@@ -50,17 +56,17 @@ def classify(text: str, stream: str = "program", rules: RuleSet | None = None) -
 def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Reading:
     """As :func:`classify`, together with what decided."""
     lines = lines_of(text)
-    seen = sightings(lines, rules or shipped(), stream)
-    if not seen:
-        return Reading(verdict=HEALTHY)
-    first = seen[0]
+    found = sightings(lines, rules or shipped(), stream)
+    if not found.decided:
+        return Reading(verdict=HEALTHY if found.is_well else UNKNOWN, context=found.trouble)
+    first = found.decided[0]
     rule = first.rule
     return Reading(
         verdict=Classification(
             symptom=rule.symptom,
             blame=rule.blame,
             action=rule.action,
-            symptoms=_symptoms(seen),
+            symptoms=_symptoms(found.decided),
             line=first.line.text.strip(),
             rule=rule.name,
             place=frames.place(lines, first.at) if stream == "program" else "",
@@ -88,6 +94,8 @@ def classify_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Classificat
 def read_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Reading:
     """As :func:`classify_exit`, together with what decided."""
     found = read(_text(exit), rules=rules)
+    if found.tier is None and not exit.failed:
+        return Reading(verdict=HEALTHY)  # its exit code says so
     error = exit.error
     if error is not None and error.file and found.tier is not None:
         place = f"{error.file.rpartition('/')[2]}:{error.line}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from slurm_robust.diagnostics.gpusettings import restored
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed, unknown
+from slurm_robust.diagnostics.part import Found, NotHere, Part, failed, late, unknown
 
 # Seconds that must be left for a level of tests; 4 has the EUD (and needs root).
 _LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
@@ -43,7 +43,7 @@ def _diag(program: str, level: int, limit_s: float) -> Found:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return failed(f"dcgmi did not end within {limit_s:.0f} s", by_clock=True)
+        return late(limit_s, "dcgmi")
     return read(done.stdout.decode(errors="replace"))
 
 

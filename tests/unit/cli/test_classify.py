@@ -38,6 +38,27 @@ def test_a_person_reads_what_failed_and_what_to_do(
     assert "2 [b]one[/b]" in said
 
 
+def test_a_log_that_no_rule_knows_is_unknown_and_its_last_errors_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = logs(tmp_path, log="step 7 loss 2.1\nfluxcap: FATAL, lost the [b]beam\nbye\n")
+    assert main(["classify", *files]) == 0
+    said = capsys.readouterr().out
+    assert "unknown: no rule knows this log" in said
+    assert "read the log" in said
+    assert "2 fluxcap: FATAL, lost the [b]beam" in said
+    assert "bye" not in said
+    assert main(["classify", "--json", *files]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"]["symptom"] == found["verdict"]["blame"] == "unknown"
+    assert found["ranks"]["0"]["lines"] == [{"number": 2, "line": "fluxcap: FATAL, lost the [b]beam"}]
+    (tmp_path / "log.err").write_text("step 7 loss 2.1\n")
+    assert main(["classify", *files]) == 0
+    said = capsys.readouterr().out
+    assert "healthy_noise" in said
+    assert "nothing is wrong" in said
+
+
 def test_several_files_are_ranks_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = logs(tmp_path, rank_00003=OOM, rank_00000=CLOSED)
     assert main(["classify", "--json", *files]) == 0
@@ -80,7 +101,7 @@ def test_records_in_answers_out(tmp_path: Path) -> None:
     assert [(a["id"], a["symptom"], a["root_ranks"]) for a in answers] == [
         ("a", "gpu_oom", []),
         ("b", "gpu_oom", ["n2:4"]),
-        ("c", "healthy_noise", []),
+        ("c", "unknown", []),
     ]
     assert set(answers[0]) == {"id", "symptom", "symptoms", "blame", "action", "root_ranks", "line", "rule"}
 

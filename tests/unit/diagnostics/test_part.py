@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -42,30 +43,35 @@ def test_a_test_that_is_not_there() -> None:
     assert "no test nonsense" in done.stderr
 
 
-def hanging(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``dcgmi`` a program that never ends."""
+def dcgmi(folder: Path, monkeypatch: pytest.MonkeyPatch, does: str = "exec tail -f /dev/null") -> None:
+    """Make ``dcgmi`` a program that never ends, or does something else."""
     program = folder / "dcgmi"
-    program.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    program.write_text(f"#!/bin/sh\n{does}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
 @pytest.mark.slow
 def test_what_hangs_is_killed_and_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hanging(tmp_path, monkeypatch)
+    dcgmi(tmp_path, monkeypatch)
     impatient = Program(name="dcgm", needs_s=2.0)
     (found,) = answers([impatient], PART, time.monotonic() + 2.5)
-    assert found.result.outcome is Outcome.FAIL
+    assert (found.result.outcome, found.measured) == (Outcome.UNKNOWN, False)
+    assert re.fullmatch(r"(dcgmi: )?no result within \d s \(load [\d.]+ on \d+ cores\)", found.result.text)
     assert found.result.took_s < 4.0
-    # With less time than a healthy node needs nothing is known.
-    (cut,) = answers([BY_NAME["dcgm"]], PART, time.monotonic() + 2.5)
-    assert cut.result.outcome is Outcome.UNKNOWN
+
+
+def test_a_test_that_is_killed_has_measured_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dcgmi(tmp_path, monkeypatch, "kill -9 $PPID")
+    (found,) = answers([BY_NAME["dcgm"]], PART, time.monotonic() + 60.0)
+    assert (found.result.outcome, found.measured) == (Outcome.FAIL, False)
+    assert found.result.text == "ended without an answer"
 
 
 def test_without_time_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hanging(tmp_path, monkeypatch)
+    dcgmi(tmp_path, monkeypatch)
     found = list(answers([BY_NAME["dcgm"], BY_NAME["memory"]], PART, time.monotonic()))
-    assert [a.result.text for a in found] == ["no time was left", "no time was left"]
+    assert [(a.result.text, a.measured) for a in found] == [("no time was left", False)] * 2
 
 
 def test_what_a_program_raises_is_a_failure(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ def results(*outcomes: Outcome) -> tuple[TestResult, ...]:
     ("diagnosis", "code"),
     [
         (Diagnosis(results=results(Outcome.PASS, Outcome.PASS)), Code.PASSED),
-        (Diagnosis(results=results(Outcome.PASS, Outcome.UNKNOWN)), Code.PASSED),
+        (Diagnosis(results=results(Outcome.PASS, Outcome.UNKNOWN)), Code.UNKNOWN),
+        (Diagnosis(results=results(Outcome.FAIL, Outcome.UNKNOWN)), Code.FAILED),
         (Diagnosis(results=results(Outcome.PASS, Outcome.FAIL)), Code.FAILED),
-        (Diagnosis(results=results(Outcome.UNKNOWN)), Code.NOTHING),
-        (Diagnosis(), Code.NOTHING),
+        (Diagnosis(results=results(Outcome.UNKNOWN)), Code.UNKNOWN),
+        (Diagnosis(), Code.UNKNOWN),
     ],
 )
 def test_exit_codes(diagnosis: Diagnosis, code: Code) -> None:
@@ -64,7 +65,7 @@ def test_outside_a_job_this_node_is_tested(tmp_path: Path, capsys: pytest.Captur
     missing = str(tmp_path / "gone")
     assert main(["diagnose", "--tests", "storage", "--storage", missing]) == Code.FAILED
     assert "No such file or directory" in capsys.readouterr().out
-    assert main(["diagnose", "--tests", "storage"]) == Code.NOTHING
+    assert main(["diagnose", "--tests", "storage"]) == Code.UNKNOWN
 
 
 @pytest.mark.usefixtures("outside")

@@ -26,7 +26,9 @@ FAILED = "exitcode  : 1 (pid: 7)"
         ({0: OOM, 1: OOM, 2: CLOSED}, (0, 1), "gpu_oom"),
         ({0: "all is well", 1: "step 3 done"}, (), "healthy_noise"),
         ({0: "all is well", 1: CLOSED}, (1,), "secondary"),
-        ({}, (), "healthy_noise"),
+        ({0: "all is well", 1: "starting up"}, (), "unknown"),
+        ({0: "step 3 done", 1: "fluxcap: FATAL, lost the beam"}, (), "unknown"),
+        ({}, (), "unknown"),
     ],
 )
 def test_roots(texts: dict[int, str], roots: tuple[int, ...], symptom: str) -> None:

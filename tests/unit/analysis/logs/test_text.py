@@ -43,7 +43,7 @@ def test_of_a_huge_log_both_ends_are_read_with_the_right_numbers() -> None:
     filler = f"{'step ':-<100}\n" * lines
     assert read(f"{OOM}\n{filler}").number == 1
     assert read(f"{filler}{OOM}\n").number == lines + 1
-    assert classify(f"{filler}{OOM}\n{filler}").symptom == "healthy_noise"  # the middle is not read
+    assert classify(f"{filler}{OOM}\n{filler}").symptom == "unknown"  # the middle is not read
 
 
 @pytest.mark.slow
