@@ -1,4 +1,4 @@
-"""Slurm's text output to records. Pure; the way for releases before 24.11 and after the pinned parser.
+"""Slurm's text output to records. Pure; for releases before 24.11 and those whose JSON we do not know.
 
 ``scontrol show job`` and ``show node`` are read in their form with several lines (not ``-o``): there,
 fields with free text (JobName, Comment, Command, Reason) stand at the end of a line, so that a job
