@@ -32,8 +32,13 @@ class StateFolder:
 
     @property
     def etc(self) -> Path:
-        """slurm.conf and its companions, and the files that replace those in /etc."""
+        """slurm.conf and its companions: /etc/slurm of every node."""
         return self.path / "etc"
+
+    @property
+    def node_etc(self) -> Path:
+        """/etc of every node: a copy of the machine's, with files of the sandbox's own."""
+        return self.path / "node-etc"
 
     @property
     def database(self) -> Path:
