@@ -9,6 +9,7 @@
 #   SROBUST_DEBIAN_MIRROR    where the packages come from (default: the mirror that apt uses on this machine)
 #   SROBUST_REQUIRE_CLUSTER  1: a machine that cannot do this is a failure, not a message
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
 readonly CHECKOUT=$PWD
