@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 readonly CHECKOUT=$PWD
 readonly PYTHON=$CHECKOUT/.venv/bin/python
 # python3 for the libraries that every Python needs; the checkout's own one is used.
-readonly PACKAGES=slurmctld,slurmd,slurmdbd,slurm-client,munge,mariadb-server-core,iproute2,procps,gcc,libc6-dev,python3
+readonly PACKAGES=slurmctld,slurmd,slurmdbd,slurm-client,munge,mariadb-server-core,mariadb-client-core,iproute2,procps,gcc,libc6-dev,python3
 
 say() { echo "slurm_release: $*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -70,7 +70,7 @@ make_in_namespaces() {
         # With libmariadb3 11.8.9 slurmdbd 26.05.5 ends: "null result from query". The release before is good.
         echo "deb $mirror trixie main" >>"$tree/etc/apt/sources.list"
         chroot "$tree" apt-get -q -o Acquire::Check-Valid-Until=false update
-        chroot "$tree" apt-get -q install --yes --allow-downgrades libmariadb3/trixie
+        chroot "$tree" apt-get -q install --yes --allow-downgrades libmariadb3/trixie mariadb-client-core/trixie
     fi
     chroot "$tree" apt-get clean
     rm -rf "$tree"/var/lib/apt/lists/*

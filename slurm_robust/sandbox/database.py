@@ -53,7 +53,7 @@ def _install(template: Path) -> None:
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 # Else it fails where /etc/hosts names neither this machine nor localhost.
-                "--skip-name-resolve",
+                "--force",
                 "--innodb-log-file-size=8M",
             ],
             capture_output=True,

@@ -32,22 +32,42 @@ srobust sandbox exec --name $NAME --node n1 --user alice -- sh -c 'id -un; geten
 
 def test_what_the_machine_changes_in_etc_leaves_the_nodes_alone(sandbox_pool: object, tmp_path: Path) -> None:
     name = f"pytest-{os.getpid()}-0"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    words = ["unshare", "--mount", "--propagation=private", "sh", "-ec", CHANGES_OF_THE_MACHINE]
     try:
-        done = subprocess.run(
-            words,
-            env={**os.environ, "HERE": str(tmp_path), "NAME": name, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = on_another_machine(CHANGES_OF_THE_MACHINE, HERE=str(tmp_path), NAME=name)
     finally:
         take_down(name)
     assert done.returncode == 0, done.stderr
     assert "alice\n10.77.0.1       head\n" in done.stdout
     assert "libnvidia-ml.so.1" in done.stdout
+
+
+NAMELESS = """
+hostname nobody-knows
+touch $HERE/hosts
+mount --bind $HERE/hosts /etc/hosts
+mkdir $HERE/db
+python -c "from slurm_robust.sandbox import database as d; d.prepare_database(d.Path('$HERE/db'))"
+ls $HERE/db
+"""
+
+
+def test_a_database_is_made_where_the_machine_has_no_name(sandbox_pool: object, tmp_path: Path) -> None:
+    done = on_another_machine(NAMELESS, HERE=str(tmp_path), SROBUST_SANDBOX_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "mysql" in done.stdout.split()
+
+
+def on_another_machine(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script with mounts and a hostname of its own."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["unshare", "--mount", "--uts", "--propagation=private", "sh", "-ec", script],
+        env={**os.environ, "PATH": path, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_su_knows_the_users(sandbox: Sandbox) -> None:
