@@ -70,6 +70,11 @@ class StateFolder:
         return self.path / "slurmctld-killed"
 
     @property
+    def passed(self) -> Path:
+        """The last id of those that were passed over for the sake of forgotten jobs."""
+        return self.path / "last-id-passed-over"
+
+    @property
     def logs(self) -> Path:
         """One file per daemon."""
         return self.path / "log"
