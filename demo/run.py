@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print("Booting a Slurm cluster of 6 nodes on this machine …")
-    with Sandbox.up(SandboxConfig(nodes=6), name="demo") as sandbox:
+    with Sandbox.up(SandboxConfig(nodes=6, accounting=False), name="demo") as sandbox:
         home = prepare(sandbox)
         columns = (
             SpinnerColumn(),

@@ -15,6 +15,7 @@ from slurm_robust.admin import items
 from slurm_robust.admin.files import Action, Tree, open_to_others
 from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.nodeyaml import HEALTH_CHECK_LIMIT_S
 from slurm_robust.health.host import Host
 from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.site import checks
@@ -165,6 +166,26 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
         why="without it only starting and ending jobs are looked at, and drained nodes never come back",
         fix=f"{fix}; beside a program of the site: srobust admin install --systemd-timer",
     )
+    if not timer:
+        yield from _health_check_limit(live, interval, config.hooks.periodic_s)
+
+
+def _health_check_limit(live: Live, interval: int, budget: float) -> Iterator[Point]:
+    """Before 26.05 the limit is no setting."""
+    limit = _number(live, "healthchecktimeout") or int(HEALTH_CHECK_LIMIT_S)
+    yield Point(
+        good=budget < limit,
+        what=f"HealthCheckTimeout: {limit} s, hooks.periodic_s is {budget:g} s",
+        why="Slurm kills a HealthCheckProgram after that time",
+        fix="HealthCheckTimeout in slurm.conf above hooks.periodic_s, or a smaller hooks.periodic_s",
+    )
+    if "healthchecktimeout" in live and interval:
+        yield Point(
+            good=limit < interval,
+            what=f"HealthCheckInterval: {interval} s, HealthCheckTimeout is {limit} s",
+            why="Slurm says that this is an error, at each start of a daemon",
+            fix="HealthCheckInterval in slurm.conf above HealthCheckTimeout",
+        )
 
 
 def pattern_points(live: Live, tree: Tree) -> Iterator[Point]:

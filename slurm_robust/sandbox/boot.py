@@ -31,6 +31,7 @@ Progress = Callable[[str], None]
 INIT_S = 15.0
 DAEMON_S = 30.0
 SACCTMGR_S = 30.0
+COPY_S = 60.0
 LDCONFIG_S = 30.0
 
 
@@ -78,6 +79,7 @@ def fill_folder(folder: StateFolder, config: SandboxConfig) -> None:
     for node in config.node_names:
         folder.spool(node).mkdir(mode=0o755)
     _write_etc(folder, config)
+    _copy_etc(folder, config)
     if config.gpus_per_node:
         _make_gpus(folder, config)
     for user in config.users:
@@ -91,6 +93,20 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
         "gres.conf": slurmconf.gres_conf(config),
         "cgroup.conf": slurmconf.cgroup_conf(slurm_version()),
         "topology.conf": slurmconf.topology_conf(config),
+    }
+    for name, text in texts.items():
+        if text:
+            (folder.etc / name).write_text(text)
+    _write_secret(folder.etc / "slurmdbd.conf", slurmconf.slurmdbd_conf().encode())
+    _write_secret(folder.etc / "munge.key", os.urandom(1024))
+
+
+def _copy_etc(folder: StateFolder, config: SandboxConfig) -> None:
+    """The machine's /etc as it is now: what is installed there while the sandbox runs does not reach it."""
+    words = ["cp", "--archive", "--one-file-system", "/etc", str(folder.node_etc)]
+    # A file that goes while it is copied is no harm; whatever the sandbox needs is written below.
+    subprocess.run(words, check=False, capture_output=True, timeout=COPY_S)
+    texts = {
         "passwd": etcfiles.passwd(config, Path("/etc/passwd").read_text()),
         "group": etcfiles.group(config, Path("/etc/group").read_text()),
         "hosts": etcfiles.hosts(config),
@@ -98,10 +114,13 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
         "resolv.conf": "",
     }
     for name, text in texts.items():
-        if text or name == "resolv.conf":
-            (folder.etc / name).write_text(text)
-    _write_secret(folder.etc / "slurmdbd.conf", slurmconf.slurmdbd_conf().encode())
-    _write_secret(folder.etc / "munge.key", os.urandom(1024))
+        # Not through a link, which may lead out of the copy.
+        (folder.node_etc / name).unlink(missing_ok=True)
+        (folder.node_etc / name).write_text(text)
+    slurm = folder.node_etc / "slurm"
+    if slurm.is_symlink():
+        slurm.unlink()
+    slurm.mkdir(exist_ok=True)
 
 
 def _make_gpus(folder: StateFolder, config: SandboxConfig) -> None:

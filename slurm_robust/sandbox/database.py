@@ -52,6 +52,8 @@ def _install(template: Path) -> None:
                 "--user=root",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
+                # Else it fails where /etc/hosts names neither this machine nor localhost.
+                "--force",
                 "--innodb-log-file-size=8M",
             ],
             capture_output=True,

@@ -7,7 +7,8 @@ from slurm_robust.sandbox.config import SandboxConfig
 
 def passwd(config: SandboxConfig, machine: str) -> str:
     """The machine's /etc/passwd with the sandbox's users put in place of those of their names and uids."""
-    own = [f"{user}:x:{config.uid(user)}:{config.uid(user)}::/home/{user}:/bin/bash" for user in config.users]
+    # Not "x": without a line in /etc/shadow su would fail, which slurmd asks for a user's environment.
+    own = [f"{user}:*:{config.uid(user)}:{config.uid(user)}::/home/{user}:/bin/bash" for user in config.users]
     return _join(_without(config, machine), own)
 
 

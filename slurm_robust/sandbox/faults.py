@@ -231,6 +231,11 @@ class Faults:
         self._start(node, "slurmd", SLURMD_PORT, f"slurmd-{node}", *args)
 
     def _start_slurmctld(self) -> None:
+        # From 25.11 on slurmctld ends when it finds its cluster's name but not this file, which it writes
+        # some minutes after its first start. Without the name it keeps jobs and nodes all the same.
+        state = self._view.folder.path / "state"
+        if self._view.config.accounting and not (state / "assoc_usage").exists():
+            (state / "clustername").unlink(missing_ok=True)
         self._start(HEAD, "slurmctld", SLURMCTLD_PORT, "slurmctld")
 
     def _start(self, node: str, daemon: str, port: int, log: str, *args: str) -> None:

@@ -32,8 +32,13 @@ class StateFolder:
 
     @property
     def etc(self) -> Path:
-        """slurm.conf and its companions, and the files that replace those in /etc."""
+        """slurm.conf and its companions: /etc/slurm of every node."""
         return self.path / "etc"
+
+    @property
+    def node_etc(self) -> Path:
+        """/etc of every node: a copy of the machine's, with files of the sandbox's own."""
+        return self.path / "node-etc"
 
     @property
     def database(self) -> Path:
@@ -63,6 +68,11 @@ class StateFolder:
     def forgotten(self) -> Path:
         """There while slurmctld may give the ids of jobs again that it forgot when it was killed."""
         return self.path / "slurmctld-killed"
+
+    @property
+    def passed(self) -> Path:
+        """The last id of those that were passed over for the sake of forgotten jobs."""
+        return self.path / "last-id-passed-over"
 
     @property
     def logs(self) -> Path:

@@ -75,8 +75,6 @@ class Mount:
     source: str = ""
     read_only: bool = False
     options: str = ""
-    optional: bool = False
-    """Leave it out when the target does not exist and cannot be made."""
 
 
 def fork_into_pid_namespace() -> int:
@@ -119,8 +117,6 @@ def _apply(item: Mount, fd: int) -> None:
         return
     source = f"/proc/self/fd/{fd}"
     if not os.path.exists(item.target):
-        if item.optional:
-            return
         # Only ever on a tmpfs of ours: the plan puts one above every target that may be missing.
         if os.path.isdir(source):
             os.makedirs(item.target, exist_ok=True)

@@ -1,9 +1,9 @@
 """What each node of a sandbox mounts over the machine's file tree. A pure plan; ``linux`` carries it out.
 
 Every node sees the machine's files, except for: /tmp, /var/tmp, /dev/shm and /run, which are its own and die
-with it; /home, which holds the sandbox's users; a few files in /etc; the state of its GPUs; and what
-ordinary users need but cannot reach (a virtual environment below /root, say), which is made reachable at
-its own path.
+with it; /home, which holds the sandbox's users; /etc, a copy with files of the sandbox's; the state of its
+GPUs; and what ordinary users need but cannot reach (a virtual environment below /root, say), which is made
+reachable at its own path.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from slurm_robust.sandbox import nvml
 from slurm_robust.sandbox.config import HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.errors import InvalidSandbox
 from slurm_robust.sandbox.linux import Mount
-
-ETC_FILES = ("passwd", "group", "hosts", "nsswitch.conf", "resolv.conf")
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,13 @@ def plan_mounts(
     }
     binds = list(_own_binds(config, state, node))
     for item in sorted(wanted, key=lambda item: item.path):
-        if any(_within(cover, item.path) for cover in covers):
+        own = (*covers, "/etc")
+        if any(_within(cover, item.path) for cover in own):
             raise InvalidSandbox(
-                f"{item.path} cannot be made reachable: every node has its own {', '.join(covers)}. "
+                f"{item.path} cannot be made reachable: every node has its own {', '.join(own)}. "
                 "Name a folder below instead"
             )
-        if not any(_within(item.path, cover) for cover in covers):
+        if not any(_within(item.path, cover) for cover in own):
             blocked = next((a for a in _ancestors(item.path) if closed(a)), None)
             if blocked is None:
                 continue  # Everybody reaches it as it is.
@@ -74,14 +73,14 @@ def _own_binds(config: SandboxConfig, state: str, node: str) -> Iterable[Mount]:
         yield Mount("/run/slurmd", f"{state}/spool/{node}")
     for user in config.users:
         yield Mount(f"/home/{user}", f"{state}/home/{user}")
-    for name in ETC_FILES:
-        yield Mount(f"/etc/{name}", f"{state}/etc/{name}", read_only=True, optional=True)
+    # The folder, not files in it: a file that is bound is gone when the machine renames another over it.
+    yield Mount("/etc", f"{state}/node-etc", read_only=True)
+    # So that what runs without SLURM_CONF (a HealthCheckProgram, a user's cron job) finds it as well.
+    yield Mount("/etc/slurm", f"{state}/etc")
     if config.gpus_per_node and node != HEAD:
         yield Mount(nvml.STATE_FOLDER, f"{state}/gpus/{node}")
         # Programs find the stand-in library by the loader's own means, also in an empty environment.
         yield Mount("/etc/ld.so.cache", f"{state}/etc/ld.so.cache", read_only=True)
-    # So that what runs without SLURM_CONF (a HealthCheckProgram, a user's cron job) finds it as well.
-    yield Mount("/etc/slurm", f"{state}/etc", optional=True)
 
 
 def python_paths() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from slurm_robust.sandbox.errors import RequirementMissing
 from slurm_robust.sandbox.services import SYSTEM_PATH
 
-# Program -> Debian package. The last two lines only with accounting.
+# Program -> Debian package. The second part only with accounting.
 _ALWAYS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -23,6 +23,7 @@ _ACCOUNTING = {
     "slurmdbd": "slurmdbd",
     "mariadbd": "mariadb-server-core",
     "mariadb-install-db": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
 }
 
 

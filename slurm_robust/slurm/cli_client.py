@@ -48,9 +48,6 @@ from slurm_robust.slurm.values import parse_version
 
 T = TypeVar("T")
 
-# The first release whose commands all speak the pinned JSON schema.
-_FIRST_JSON = SlurmVersion(major=24, minor=11)
-
 
 class CliSlurmClient:
     """:class:`~slurm_robust.slurm.client.SlurmClient` over scontrol, squeue, sacct, sbatch and srun.
@@ -100,7 +97,7 @@ class CliSlurmClient:
         if names is not None and not names:
             return ()
         found = self._read(
-            lambda json: commands.show_nodes(names, json=json),
+            lambda parser: commands.show_nodes(names, parser=parser),
             of_text=text.parse_nodes,
             of_json=jsonforms.parse_nodes,
         )
@@ -115,15 +112,18 @@ class CliSlurmClient:
     def job(self, job_id: int) -> Job:
         """See the protocol."""
         return self._read(
-            lambda json: commands.show_job(job_id, json=json),
+            lambda parser: commands.show_job(job_id, parser=parser),
             of_text=text.parse_job,
             of_json=lambda document: self._first(jsonforms.parse_jobs(document), job_id),
         )
 
     def jobs(self, user: str | None = None) -> tuple[Job, ...]:
         """See the protocol."""
-        command = commands.show_jobs(user, json=self._speaks_json())
-        found = jsonforms.parse_jobs(jsonforms.load(self._output(command)))
+        found = self._read(
+            lambda parser: commands.show_jobs(user, parser=parser),
+            of_text=lambda out: jsonforms.parse_jobs(jsonforms.load(out)),
+            of_json=jsonforms.parse_jobs,
+        )
         return tuple(
             job
             for job in found
@@ -134,7 +134,7 @@ class CliSlurmClient:
         """See the protocol."""
         try:
             found = self._read(
-                lambda json: commands.show_steps(job_id, json=json),
+                lambda parser: commands.show_steps(job_id, parser=parser),
                 of_text=text.parse_steps,
                 of_json=jsonforms.parse_steps,
             )
@@ -149,7 +149,7 @@ class CliSlurmClient:
     def allocation(self, job_id: int) -> Allocation:
         """See the protocol."""
         return self._read(
-            lambda json: commands.show_job(job_id, json=json),
+            lambda parser: commands.show_job(job_id, parser=parser),
             of_text=text.parse_allocation,
             of_json=lambda document: self._allocation(document, job_id),
         )
@@ -157,7 +157,7 @@ class CliSlurmClient:
     def reservations(self) -> tuple[Reservation, ...]:
         """See the protocol."""
         return self._read(
-            lambda json: commands.show_reservations(json=json),
+            lambda parser: commands.show_reservations(parser=parser),
             of_text=text.parse_reservations,
             of_json=jsonforms.parse_reservations,
         )
@@ -303,26 +303,26 @@ class CliSlurmClient:
 
     def _read(
         self,
-        command: Callable[[bool], list[str]],
+        command: Callable[[str], list[str]],
         *,
         of_text: Callable[[str], T],
         of_json: Callable[[jsonforms.Object], T],
     ) -> T:
-        """Read in JSON where the release speaks the pinned schema, else in text."""
-        if self._speaks_json():
-            argv = command(True)
+        """Read in JSON where we know that of the release, else in text."""
+        if parser := self._data_parser():
+            argv = command(parser)
             try:
                 return self._parsed(argv, self._output(argv), lambda out: of_json(jsonforms.load(out)))
             except CommandFailed as error:
                 if "data_parser" not in error.stderr and "unrecognized option" not in error.stderr:
                     raise
-                # A release later than those known dropped the schema; text stays readable.
+                # A release later than those known has dropped it; text stays readable.
                 self._json_refused = True
-        argv = command(False)
+        argv = command("")
         return self._parsed(argv, self._output(argv), of_text)
 
-    def _speaks_json(self) -> bool:
-        return not self._json_refused and self.version() >= _FIRST_JSON
+    def _data_parser(self) -> str:
+        return "" if self._json_refused else commands.data_parser(self.version())
 
     def _parsed(self, argv: list[str], output: str, parse: Callable[[str], T]) -> T:
         try:

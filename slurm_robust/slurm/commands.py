@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from slurm_robust.model.text import one_line
 from slurm_robust.slurm.hostlist import fold
+from slurm_robust.slurm.records import SlurmVersion
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 
-# One schema for 24.11, 25.11 and 26.05; later releases drop it, then text is read.
-DATA_PARSER = "v0.0.42"
+# The JSON to ask a release for, from the first release that has it. Slurm drops each some releases later.
+_DATA_PARSERS = (((26, 5), "v0.0.45"), ((25, 11), "v0.0.44"), ((24, 11), "v0.0.42"))
 
 # Seconds since 1970 instead of local time without a zone in text output.
 QUERY_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
@@ -21,8 +22,14 @@ EVENT_FIELDS = ("NodeName", "Start", "End", "State", "User", "Reason")
 ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Start", "End", "NodeList")
 
 
-def _json(json: bool) -> tuple[str, ...]:
-    return (f"--json={DATA_PARSER}",) if json else ()
+def data_parser(version: SlurmVersion) -> str:
+    """The JSON to ask for, as ``--json`` names it; empty before 24.11, where not all commands speak JSON."""
+    release = (version.major, version.minor)
+    return next((name for first, name in _DATA_PARSERS if release >= first), "")
+
+
+def _json(parser: str) -> tuple[str, ...]:
+    return (f"--json={parser}",) if parser else ()
 
 
 # -- reads ------------------------------------------------------------------------------------------
@@ -38,30 +45,30 @@ def ping() -> list[str]:
     return ["scontrol", "ping"]
 
 
-def show_nodes(names: Sequence[str] | None, *, json: bool) -> list[str]:
+def show_nodes(names: Sequence[str] | None, *, parser: str) -> list[str]:
     """Not ``-o``: in the form with one property group a line a reason cannot pass for a field."""
-    return ["scontrol", *_json(json), "show", "node", *([fold(names)] if names else [])]
+    return ["scontrol", *_json(parser), "show", "node", *([fold(names)] if names else [])]
 
 
-def show_job(job_id: int, *, json: bool) -> list[str]:
+def show_job(job_id: int, *, parser: str) -> list[str]:
     """``-d`` adds what is allocated on each node."""
-    return ["scontrol", *_json(json), "-d", "show", "job", str(job_id)]
+    return ["scontrol", *_json(parser), "-d", "show", "job", str(job_id)]
 
 
-def show_jobs(user: str | None, *, json: bool) -> list[str]:
-    """Before 24.11 ``squeue --json`` ignores all filters and lists ended jobs too."""
-    mode = f"--json={DATA_PARSER}" if json else "--json"
+def show_jobs(user: str | None, *, parser: str) -> list[str]:
+    """JSON in every release. Before 24.11 it ignores all filters and lists ended jobs too."""
+    mode = f"--json={parser}" if parser else "--json"
     return ["squeue", mode, *([f"--user={user}"] if user else [])]
 
 
-def show_steps(job_id: int, *, json: bool) -> list[str]:
+def show_steps(job_id: int, *, parser: str) -> list[str]:
     """Steps that slurmctld holds."""
-    return ["scontrol", *_json(json), "show", "step", str(job_id)]
+    return ["scontrol", *_json(parser), "show", "step", str(job_id)]
 
 
-def show_reservations(*, json: bool) -> list[str]:
+def show_reservations(*, parser: str) -> list[str]:
     """All reservations."""
-    return ["scontrol", *_json(json), "show", "reservation"]
+    return ["scontrol", *_json(parser), "show", "reservation"]
 
 
 def show_topology() -> list[str]:

@@ -1,8 +1,8 @@
 """Slurm's ``--json`` output to records. Pure.
 
 Two shapes are read by the same functions: 22.05 (openapi v0.0.38: plain numbers, states as one
-string beside ``state_flags``) and the data parser v0.0.42 of 24.11, 25.11 and 26.05 (numbers as
-``{"set": true, "infinite": false, "number": 7}``, states as lists).
+string beside ``state_flags``) and the data parsers v0.0.42 of 24.11, v0.0.44 of 25.11 and v0.0.45 of 26.05
+(numbers as ``{"set": true, "infinite": false, "number": 7}``, states as lists).
 """
 
 from __future__ import annotations

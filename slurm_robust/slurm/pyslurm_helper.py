@@ -20,7 +20,7 @@ import msgspec
 
 from slurm_robust.slurm.hostlist import expand
 from slurm_robust.slurm.records import Gres, Job, Node
-from slurm_robust.slurm.values import parse_gres, parse_states
+from slurm_robust.slurm.values import parse_gres, parse_job_states, parse_states
 
 # pyslurm publishes no types, and what it gives differs between its releases.
 Module = Any
@@ -71,7 +71,7 @@ def to_job(job: Any) -> Job:
         name=job.name or "",
         user_id=job.user_id or 0,
         user_name=job.user_name or "",
-        states=parse_states(job.state or ""),
+        states=parse_job_states(job.state or ""),
         reason=(job.state_reason or "").replace(" ", "_"),
         partition=job.partition or "",
         nodes=expand(job.allocated_nodes or ""),

@@ -1,4 +1,4 @@
-"""Slurm's text output to records. Pure; the way for releases before 24.11 and after the pinned parser.
+"""Slurm's text output to records. Pure; for releases before 24.11 and those whose JSON we do not know.
 
 ``scontrol show job`` and ``show node`` are read in their form with several lines (not ``-o``): there,
 fields with free text (JobName, Comment, Command, Reason) stand at the end of a line, so that a job
@@ -26,6 +26,7 @@ from slurm_robust.slurm.records import (
 from slurm_robust.slurm.values import (
     parse_duration,
     parse_gres,
+    parse_job_states,
     parse_names,
     parse_states,
     parse_time,
@@ -156,7 +157,7 @@ def parse_job(text: str) -> Job:
         name=fields.get("JobName", ""),
         user_id=uid,
         user_name=user,
-        states=parse_states(fields.get("JobState", "")),
+        states=parse_job_states(fields.get("JobState", "")),
         reason=fields.get("Reason", ""),
         partition=_string(fields, "Partition"),
         nodes=parse_names(fields.get("NodeList", "")),

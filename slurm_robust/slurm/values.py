@@ -9,6 +9,8 @@ from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.hostlist import InvalidHostlist, expand
 from slurm_robust.slurm.records import Gres, SlurmVersion
 
+# A job is PENDING beside these, but text shows one word of all its states.
+_WAITING = frozenset({"EXPEDITING", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "none"})
 
 
@@ -52,6 +54,12 @@ def parse_states(text: str) -> frozenset[str]:
         if bare:
             words.add(bare)
     return frozenset(words)
+
+
+def parse_job_states(text: str) -> frozenset[str]:
+    """As ``parse_states``, and PENDING where Slurm's text names in its place what the job waits in."""
+    words = parse_states(text)
+    return words | {"PENDING"} if words & _WAITING else words
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:

@@ -14,7 +14,7 @@ ip link add {LINK} type veth peer name {FAR}
 ip link set {LINK} up
 ip link set {FAR} up
 """
-# Each node has its own /run, but /etc is the machine's: a copy in its place takes the configuration.
+# Each node has its own /run, but all have one /etc: a copy in its place takes the configuration.
 _CONFIGURE = f"""set -e
 cp -a /etc /run/etc
 mkdir -p /run/etc/slurm-robust

@@ -70,6 +70,7 @@ def cluster(sandboxes: Callable[..., Sandbox], installed: Path) -> Patients:
     return cluster
 
 
+@pytest.mark.releases
 def test_a_fault_drains_with_its_evidence_and_a_healed_node_returns(cluster: Patients) -> None:
     cluster.hurt("n1", "fan")
     cluster.wait_drained("n1", reason=BROKEN)
@@ -77,7 +78,8 @@ def test_a_fault_drains_with_its_evidence_and_a_healed_node_returns(cluster: Pat
     wait_for(lambda: cluster.runs("n1") > runs, PATIENCE_S, "another run")
     assert cluster.drained() == {"n1": BROKEN}
     cluster.heal("n1", "fan")
-    wait_for(lambda: cluster.states()["n1"] == ("idle", "none"), PATIENCE_S, "n1 returned")
+    # The state alone: without slurmdbd Slurm 24.11 keeps the reason of a node that was resumed.
+    wait_for(lambda: cluster.states()["n1"][0] == "idle", PATIENCE_S, "n1 returned")
     assert [event["event"] for event in cluster.events("n1", "drained", "undrained")] == [
         "drained",
         "undrained",

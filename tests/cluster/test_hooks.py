@@ -21,7 +21,7 @@ from tests.cluster.installed import ROOT, installed
 from tests.cluster.jobs import USER
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.releases, pytest.mark.timeout(600)]
 
 FAULT = "/run/srobust-fault"  # each node has its own /run
 LOG = "/run/srobust-events.jsonl"

@@ -20,20 +20,16 @@ BUILD_S = 300
 NODES = ("head", "n1", "n2")
 OWN_PROLOG = "/etc/slurm/own-prolog.sh"
 
-# A node sees the machine's own /usr, /etc and /var. What dpkg writes goes to layers in the node's memory;
-# the files of /etc that the sandbox has mounted there are mounted again on top.
+# A node sees the machine's own /usr and /var. What dpkg writes goes to layers in the node's memory. The
+# sandbox's /etc/slurm is mounted again on top.
 LAYERS = """
 set -e
-mkdir -p /run/layers/old-etc
-mount --rbind /etc /run/layers/old-etc
 for folder in etc usr var/lib var/log; do
     layer=/run/layers/$(echo $folder | tr / -)
     mkdir -p $layer.upper $layer.work
     mount -t overlay overlay -o lowerdir=/$folder,upperdir=$layer.upper,workdir=$layer.work /$folder
 done
-for name in passwd group hosts nsswitch.conf resolv.conf slurm; do
-    mount --bind /run/layers/old-etc/$name /etc/$name
-done
+mount --bind /run/srobust-sandbox/etc /etc/slurm
 """
 
 

@@ -30,6 +30,7 @@ def reference(shared_sandbox: Sandbox) -> str:
     return job.out.read_text()
 
 
+@pytest.mark.releases
 def test_a_killed_rank_and_a_dead_node_leave_no_trace_in_the_weights(
     sandbox: Sandbox, reference: str
 ) -> None:
@@ -62,6 +63,7 @@ def test_ranks_beyond_a_cut_network_write_nothing_that_counts(sandbox: Sandbox, 
     assert not [p for p in pids if (Path(f"/proc/{p}/comm").read_text().startswith("srobust-rank"))]
 
 
+@pytest.mark.releases
 def test_without_a_spare_the_job_is_requeued_without_the_dead_node(sandbox: Sandbox, reference: str) -> None:
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2, sbatch=("--nodelist=n1,n2",))
     job.wait_step(5)
@@ -90,6 +92,7 @@ def test_a_killed_controller_is_replaced_and_training_never_stops(sandbox: Sandb
     assert job.events(ev.IncidentOpened) == []
 
 
+@pytest.mark.releases
 def test_before_the_time_limit_the_job_checkpoints_and_goes_on(sandbox: Sandbox, reference: str) -> None:
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2 --every 1000", nodes=2)
     job.wait_step(5)

@@ -72,6 +72,7 @@ class PyslurmWorld(RealWorld):
         self.operator.close()
 
 
+@pytest.mark.releases
 class TestCommandLine(SlurmContract, HistoryContract):
     @pytest.fixture
     def world(self, sandboxes: Callable[..., Sandbox], tmp_path: Path) -> RealWorld:
@@ -94,6 +95,7 @@ def real(sandboxes: Callable[..., Sandbox], tmp_path: Path) -> RealWorld:
 PROBE = "echo $SLURM_CPUS_ON_NODE ${CUDA_VISIBLE_DEVICES:-none}; sleep 100"
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize(
     "options",
     [
@@ -158,6 +160,7 @@ def agents(world: RealWorld, job_id: int) -> list[Step]:
     return [step for step in world.client.steps(job_id) if step.name == "agents"]
 
 
+@pytest.mark.releases
 def test_a_small_job_brings_the_other_one_back(sandboxes: Callable[..., Sandbox], tmp_path: Path) -> None:
     """The watcher that works where Slurm kills detached processes."""
     box = sandboxes(**SETTINGS)

@@ -26,8 +26,17 @@ def test_a_node_has_its_own_disks_and_the_shared_homes() -> None:
     assert mounts["/dev/shm"].source == ""
     assert mounts["/home/alice"].source == "/state/home/alice"
     assert mounts["/run/slurmd"].source == "/state/spool/n1"
-    assert mounts["/etc/hosts"].source == "/state/etc/hosts"
-    assert mounts["/etc/hosts"].read_only
+    assert mounts["/etc"] == Mount("/etc", "/state/node-etc", read_only=True)
+    assert mounts["/etc/slurm"].source == "/state/etc"
+
+
+def test_no_single_file_is_bound_but_into_folders_of_the_sandbox() -> None:
+    """A rename over a file of the machine's ends what is bound over that file."""
+    assert [target for target in targets(plan()) if target.startswith("/etc/")] == ["/etc/slurm"]
+
+
+def test_what_is_wanted_below_etc_is_the_machines() -> None:
+    assert Mount("/etc/site", "/etc/site") in plan(Wanted("/etc/site", read_only=False))
 
 
 def test_the_head_has_no_slurmd() -> None:
@@ -69,7 +78,7 @@ def test_what_the_own_disks_would_hide_shows_through() -> None:
     assert Mount("/home/dev/env", "/home/dev/env", read_only=True) in mounts
 
 
-@pytest.mark.parametrize("path", ["/", "/home", "/dev", "/tmp"])
+@pytest.mark.parametrize("path", ["/", "/home", "/dev", "/tmp", "/etc"])
 def test_a_path_that_would_hide_the_own_disks_is_refused(path: str) -> None:
     with pytest.raises(InvalidSandbox, match="Name a folder below instead"):
         plan(Wanted(path))

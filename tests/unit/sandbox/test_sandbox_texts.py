@@ -25,8 +25,8 @@ def test_users_of_the_machine_give_way() -> None:
     machine = "root:x:0:0::/root:/bin/sh\nalice:x:5:5::/x:/bin/sh\ncarol:x:10002:1::/y:/bin/sh\n"
     assert etcfiles.passwd(CONFIG, machine) == (
         "root:x:0:0::/root:/bin/sh\n"
-        "alice:x:10001:10001::/home/alice:/bin/bash\n"
-        "bob:x:10002:10002::/home/bob:/bin/bash\n"
+        "alice:*:10001:10001::/home/alice:/bin/bash\n"
+        "bob:*:10002:10002::/home/bob:/bin/bash\n"
     )
     assert etcfiles.group(CONFIG, "root:x:0:\nbob:x:9:\n") == "root:x:0:\nalice:x:10001:\nbob:x:10002:\n"
 

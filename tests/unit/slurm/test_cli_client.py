@@ -63,14 +63,36 @@ def test_a_release_that_has_dropped_the_schema_is_read_as_text() -> None:
     script = Script(
         {
             "sinfo": "slurm 27.05.0",
-            "scontrol --json": failed("error: Unable to find plugin: data_parser/v0.0.42"),
+            "scontrol --json": failed("error: Unable to find plugin: data_parser/v0.0.45"),
             "scontrol show node": text,
         }
     )
     client = CliSlurmClient(run=script)
     assert len(client.nodes()) == 4
     assert len(client.nodes()) == 4
-    assert [words.split()[1] for words in script.asked] == ["--version", "--json=v0.0.42", "show", "show"]
+    assert [words.split()[1] for words in script.asked] == ["--version", "--json=v0.0.45", "show", "show"]
+
+
+def test_squeue_speaks_json_in_every_release() -> None:
+    script = Script(
+        {
+            "sinfo": "slurm 27.05.0",
+            "squeue --json=": failed("error: Unable to find plugin: data_parser/v0.0.45"),
+            "squeue --json": (DATA / "slurm_json/26.05.5/squeue.json").read_text(),
+        }
+    )
+    assert {"train", "pend"} <= {job.name for job in CliSlurmClient(run=script).jobs()}
+    assert script.asked[1:] == ["squeue --json=v0.0.45", "squeue --json"]
+
+
+@pytest.mark.parametrize(
+    ("release", "parser"), [("24.11.5", "v0.0.42"), ("25.11.7", "v0.0.44"), ("26.05.5", "v0.0.45")]
+)
+def test_each_release_is_asked_for_the_json_that_it_keeps_longest(release: str, parser: str) -> None:
+    json = (DATA / "slurm_json" / release / "scontrol_show_nodes.json").read_text()
+    script = Script({"sinfo": f"slurm {release}", f"scontrol --json={parser} show node": json})
+    assert [node.name for node in CliSlurmClient(run=script).nodes(["n1", "n4"])] == ["n1", "n4"]
+    assert f'"data_parser": "data_parser/{parser}"' in json  # recorded from this one
 
 
 def test_json_jobs_of_22_05_without_those_that_ended() -> None:

@@ -318,6 +318,17 @@ def test_json_steps_and_reservations(release: str) -> None:
     assert maint.start_time is not None
 
 
+@pytest.mark.parametrize(("state", "held"), [("REQUEUE_HOLD", True), ("EXPEDITING", False)])
+def test_text_of_26_05_names_only_what_a_pending_job_waits_in(state: str, held: bool) -> None:
+    recording = DATA / "slurm_text" / "26.05.5" / f"job_{state.lower()}.txt"
+    of_text = text.parse_job(recording.read_text())
+    (of_json,) = jsonforms.parse_jobs(document("26.05.5", f"scontrol_show_job_{state.lower()}.json"))
+    assert of_text.states == of_json.states == {"PENDING", state}
+    assert of_text.reason == of_json.reason
+    for job in (of_text, of_json):
+        assert (job.is_pending, job.held, job.is_finished, job.restart_count) == (True, held, False, 1)
+
+
 def test_json_numbers() -> None:
     assert jsonforms.number({"set": True, "infinite": False, "number": 7}) == 7
     assert jsonforms.number({"set": False, "infinite": True, "number": 0}) is None

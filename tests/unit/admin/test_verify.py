@@ -1,0 +1,28 @@
+"""What ``srobust admin verify`` makes of the live configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.admin import verify
+from slurm_robust.config.node import Hooks, NodeConfig
+
+
+@pytest.mark.parametrize(
+    ("limit", "periodic_s", "bad"),
+    [
+        ((), 59.0, []),  # before 26.05
+        (("55 sec",), 30.0, []),
+        (("60 sec",), 30.0, ["HealthCheckInterval: 60 s, HealthCheckTimeout is 60 s"]),
+        (("20 sec",), 30.0, ["HealthCheckTimeout: 20 s, hooks.periodic_s is 30 s"]),
+    ],
+)
+def test_a_periodic_check_ends_before_slurm_kills_it(
+    limit: tuple[str, ...], periodic_s: float, bad: list[str]
+) -> None:
+    live = {"healthcheckinterval": ("60 sec",), **({"healthchecktimeout": limit} if limit else {})}
+    config = NodeConfig(hooks=Hooks(periodic_s=periodic_s))
+    points = list(verify.cluster_points(live, config, timer=False))
+    assert [point.what for point in points if not point.good and "HealthCheckTimeout" in point.what] == bad
+    by_systemd = verify.cluster_points(live, config, timer=True)
+    assert not [point for point in by_systemd if "HealthCheckTimeout" in point.what]
