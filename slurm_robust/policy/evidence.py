@@ -118,6 +118,22 @@ def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
     )
 
 
+def out_of_memory(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 3: the kernel killed for want of memory, which is the job's own limit or its own doing."""
+    killed = next((e for e in failed.exits if e.exit.oom), None)
+    if killed is None:
+        return None
+    return Verdict(
+        rung=3,
+        blame=Blame.CODE,
+        signature="out of memory",
+        reason=f"rank {killed.exit.rank} on {killed.node}: {killed.exit.oom}: ask for more memory "
+        "(sbatch --mem), or lower what a rank holds (batch size, loader workers)",
+        confidence=0.9,
+        allowed=min(1, rules.limits.per_signature),
+    )
+
+
 def full_disk(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: the rank that failed first found its node's own file system full, and no other node's was.
 
