@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -122,9 +123,14 @@ class AgentStarts:
         heard = core.fleet.views.pop(node).heard
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
         new = _NodeStart(first=now.mono, at=now.mono, times=old.times)
-        if old.ended > heard:
+        if old.ended >= heard:
             new.end, new.ended = old.end, old.ended
         self._nodes[node] = new
+
+    def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Of ``nodes`` those whose agent Slurm says ended for want of memory, with its words."""
+        ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
+        return {node: end.words for node, end in ends.items() if end is not None and _OOM.search(end.words)}
 
     def failed(self, node: str) -> str:
         """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
@@ -156,4 +162,5 @@ class AgentStarts:
         core.emit(StartAgents(nodes=tuple(why)))
 
 
+_OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
 _OVER = (Answer.DOWN, Answer.UNSTARTED, Answer.REFUSED)

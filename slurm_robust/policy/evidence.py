@@ -120,15 +120,17 @@ def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
 
 def out_of_memory(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 3: the kernel killed for want of memory, which is the job's own limit or its own doing."""
-    killed = next((e for e in failed.exits if e.exit.oom), None)
-    if killed is None:
+    killed = {f"rank {e.exit.rank} on {e.node}": e.exit.oom for e in failed.exits if e.exit.oom}
+    killed |= {f"all of the job's processes on {node}": words for node, words in failed.oom.items()}
+    if not killed or failed.named or set(failed.lost) - set(failed.oom):
         return None
+    what, words = next(iter(killed.items()))
     return Verdict(
         rung=3,
         blame=Blame.CODE,
         signature="out of memory",
-        reason=f"rank {killed.exit.rank} on {killed.node}: {killed.exit.oom}: ask for more memory "
-        "(sbatch --mem), or lower what a rank holds (batch size, loader workers)",
+        reason=f"{what}: {words}: ask for more memory (sbatch --mem), or lower what a rank holds (batch, "
+        "loader workers)",
         confidence=0.9,
         allowed=min(1, rules.limits.per_signature),
     )

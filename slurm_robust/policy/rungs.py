@@ -125,13 +125,13 @@ def transient(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
 Rung = Callable[[GenerationFailed, Rules, JobState], Verdict | None]
 LADDER: tuple[Rung, ...] = (
     slurm_refuses,
+    out_of_memory,
     agents_gone,
     unreachable,
     nodes_named,
     unstarted,
     nobody_can_start,
     restore_failed,
-    out_of_memory,
     log_named,
     full_disk,
     tests_named,
