@@ -21,6 +21,7 @@ from slurm_robust.agent.dumps import Dumps, StackTaking
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
+from slurm_robust.agent.oomkills import OomKills
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.ports import PortHolder, local_address
 from slurm_robust.agent.progress import StepWatch
@@ -59,7 +60,7 @@ from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Pong, StacksShown
-from slurm_robust.wire.spawning import SpawnFailed
+from slurm_robust.wire.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
 TERM_GRACE_S = 10.0
@@ -115,6 +116,7 @@ class Agent:
         self._files: SlowFiles[EpochLooked | TailRead] = SlowFiles()
         self._dumps = Dumps(stacks, setup.node)
         self._steps = StepWatch()
+        self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
         self._beat_wanted = True
         self._beat_due = 0.0
@@ -167,7 +169,9 @@ class Agent:
             self._take(TermCame(grace_s=TERM_GRACE_S))
         # The workers' ends before the controller's orders, which may be the answer to them.
         for message in self._launcher.read():
-            self._take(LauncherSaid(message=message))
+            # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
+            failed = isinstance(message, Exited) and message.code != 0
+            self._take(LauncherSaid(message=message, oom=self._oom_kills.words() if failed else ""))
         while (order := self._socket.recv()) is not None:
             self._on_message(order)
         for result in self._files.results():
@@ -346,6 +350,7 @@ class Agent:
                 self._take(LauncherSaid(message=failed))
             return
         self._flush = -1
+        self._oom_kills.begin()
         self._copies.launched(launch)  # parts of other nodes come in while the workers start
         spec, job = self._setup.spec, self._setup.job
         self._launcher.spawn(rankenv.build_spawn(spec, job, launch, folder, self._copies.places))

@@ -132,8 +132,8 @@ class AgentState:
                 return self._on_spawned(spawned, now)
             case LauncherSaid(message=SpawnFailed() as failed):
                 return self._on_spawn_failed(failed, now)
-            case LauncherSaid(message=Exited() as exited):
-                return self._on_exited(exited, now)
+            case LauncherSaid(message=Exited() as exited, oom=oom):
+                return self._on_exited(exited, oom, now)
             case LauncherSaid(message=Gone(reason=reason)):
                 return self._on_gone(reason, now)
             case TailRead():
@@ -278,12 +278,19 @@ class AgentState:
         self._bury_unstarted(worker, failed.reason, now)
         return [*self._if_all_started(now), *self._if_all_ended(now), SendBeat()]
 
-    def _on_exited(self, exited: Exited, now: float) -> list[Instruction]:
+    def _on_exited(self, exited: Exited, oom: str, now: float) -> list[Instruction]:
         worker = self.workers.get(exited.rank)
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
         worker.ended = exited.ended
-        worker.exit = WorkerExit(rank=exited.rank, code=exited.code, signal=exited.signal, error=exited.error)
+        # Whom we kill ourselves was not killed for want of memory.
+        worker.exit = WorkerExit(
+            rank=exited.rank,
+            code=exited.code,
+            signal=exited.signal,
+            error=exited.error,
+            oom="" if self.phase is Phase.STOPPING else oom,
+        )
         done: list[Instruction] = [SendBeat()]
         if worker.exit.failed and self.phase is not Phase.STOPPING:
             done.append(ReadTail(generation=self.generation, rank=exited.rank))

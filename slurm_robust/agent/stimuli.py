@@ -36,9 +36,10 @@ class EpochSeen(Record):
 
 
 class LauncherSaid(Record):
-    """News of the workers or of the launcher itself."""
+    """News of the workers or of the launcher itself. ``oom``: what ran out of memory before it."""
 
     message: LauncherMessage
+    oom: str = ""
 
 
 class TailRead(Record):

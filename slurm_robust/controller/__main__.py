@@ -204,6 +204,7 @@ def _run_started(plan: Plan) -> ev.RunStarted:
         spares=plan.spares,
         nproc_per_node=plan.nproc_per_node,
         version=__version__,
+        cluster=plan.cluster,
     )
 
 

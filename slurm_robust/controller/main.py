@@ -7,9 +7,10 @@ import secrets
 from pathlib import Path
 
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.controller import journal, keeper, logrules, preflight
+from slurm_robust.controller import jobid, journal, keeper, logrules, preflight
 from slurm_robust.controller.output import say
 from slurm_robust.model.job import CommandKind
+from slurm_robust.slurm.select import make_client
 
 
 def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: str = "") -> int:
@@ -23,7 +24,14 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     preflight.sizes(config, allocation)
     logrules.check(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
+    submitted = jobid.submit_time(
+        make_client(config.slurm.backend, config.slurm.timeout_s), allocation.job_id
+    )
     events = journal.read(directory.journal)
+    cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
+    if how := jobid.another_job(events, cluster, allocation.restart_count, submitted):
+        say(jobid.move_aside(directory, events, how))
+        events = []
     state = journal.fold(events)
     over = preflight.check_history(state, events, command)
     if over is not None and state.ended is not None:
@@ -32,6 +40,6 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     preflight.open_directory(directory)
     preflight.check_alone(directory)
     run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
-    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id)
+    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, submitted)
     preflight.save_plan(directory, plan)
     return keeper.keep(directory.path)

@@ -41,7 +41,8 @@ class PreflightError(SrobustError):
 class Plan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    ``nodes``: the allocation in Slurm's order. ``config`` is the whole configuration.
+    ``nodes``: the allocation in Slurm's order. ``config`` is the whole configuration. ``cluster`` and
+    ``submitted``: see :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
     """
 
     run_id: str
@@ -55,6 +56,8 @@ class Plan(Record):
     restart_count: int
     nodes: tuple[str, ...]
     config: JobConfig
+    cluster: str = ""
+    submitted: float | None = None
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
@@ -186,6 +189,7 @@ def make_plan(
     environ: Mapping[str, str],
     allocation: Allocation,
     run_id: str,
+    submitted: float | None = None,
 ) -> Plan:
     """Put the checked pieces together. Raises PreflightError."""
     slots, spares, nproc = sizes(config, allocation)
@@ -201,12 +205,23 @@ def make_plan(
         restart_count=allocation.restart_count,
         nodes=allocation.nodes[: slots + spares],
         config=config,
+        cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+        submitted=submitted,
     )
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:
-    """The allocation of this batch script. Raises PreflightError outside of Slurm."""
+    """The allocation of this batch script. Raises PreflightError outside of Slurm, and for a hetjob."""
     try:
-        return allocation_from_environment(environ)
+        allocation = allocation_from_environment(environ)
     except NotInAllocation as error:
         raise PreflightError(str(error), fix=error.fix, code=ExitCode.ALLOCATION) from error
+    components = environ.get("SLURM_HET_SIZE") or environ.get("SLURM_PACK_SIZE")
+    if components:
+        raise PreflightError(
+            f"job {allocation.job_id} is heterogeneous ({components} components): its agents need one "
+            "step on all nodes",
+            fix="submit one job with nodes of one kind, without '#SBATCH hetjob' and ':' between options",
+            code=ExitCode.ALLOCATION,
+        )
+    return allocation

@@ -39,6 +39,11 @@ def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
             journal.append(ev.Noted(t=now, text=text, node=node))
     journal.append(
         ev.AllocationTaken(
-            t=now, restart_count=plan.restart_count, nodes=plan.nodes, slots=slots, spares=spares
+            t=now,
+            restart_count=plan.restart_count,
+            nodes=plan.nodes,
+            slots=slots,
+            spares=spares,
+            submitted=plan.submitted,
         )
     )

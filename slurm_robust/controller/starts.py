@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -101,34 +102,37 @@ class AgentStarts:
         self.expect(missing, now)
         starts = {node: self._seen(node, now) for node in missing}
         answers = {node: judge(start, core.config.timings.agent_start_s) for node, start in starts.items()}
-        asked = tuple(node for node, answer in answers.items() if answer is Answer.ASK)
-        for node in asked:
-            self._nodes[node].asked = now.mono
-        if asked:
+        if asked := _nodes_of(answers, Answer.ASK):
+            for node in asked:
+                self._nodes[node].asked = now.mono
             core.emit(AskAboutNodes(nodes=asked))
-        again = {node: in_words(starts[node]) for node, answer in answers.items() if answer is Answer.AGAIN}
-        if again:
+        found = {answer: {n: self._why(starts[n]) for n in _nodes_of(answers, answer)} for answer in _TOLD}
+        if again := found[Answer.AGAIN]:
             self._start_again(core, again, now)
-        why = {node: in_words(start) for node, start in starts.items()}
-        for node, start in starts.items():
-            if answers[node] is Answer.REFUSED and start.end is not None and start.end.fix:
-                why[node] += f"; fix: {start.end.fix}"
-        return Unstarted(
-            *({n: why[n] for n, answer in answers.items() if answer is wanted} for wanted in _OVER)
-        )
+        return Unstarted(found[Answer.DOWN], found[Answer.UNSTARTED], found[Answer.REFUSED])
 
     def missed(self, core: Core, node: str, now: Now) -> None:
         """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""
         heard = core.fleet.views.pop(node).heard
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
         new = _NodeStart(first=now.mono, at=now.mono, times=old.times)
-        if old.ended > heard:
+        if old.ended >= heard:
             new.end, new.ended = old.end, old.ended
         self._nodes[node] = new
+
+    def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Of ``nodes`` those whose agent Slurm says ended for want of memory, with its words."""
+        ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
+        return {node: end.words for node, end in ends.items() if end is not None and _OOM.search(end.words)}
 
     def failed(self, node: str) -> str:
         """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
         return self._nodes[node].failed
+
+    def _why(self, start: Start) -> str:
+        refusal = self.refused.get(start.node)
+        fix = f"; fix: {start.end.fix}" if start.end is not None and start.end.fix else ""
+        return (f"{refusal}; " if refusal else "") + in_words(start) + fix
 
     def _seen(self, node: str, now: Now) -> Start:
         start = self._nodes[node]
@@ -156,4 +160,10 @@ class AgentStarts:
         core.emit(StartAgents(nodes=tuple(why)))
 
 
-_OVER = (Answer.DOWN, Answer.UNSTARTED, Answer.REFUSED)
+_OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
+_TOLD = (Answer.AGAIN, Answer.DOWN, Answer.UNSTARTED, Answer.REFUSED)
+
+
+def _nodes_of(answers: dict[str, Answer], wanted: Answer) -> tuple[str, ...]:
+    """Those for which the answer is ``wanted``."""
+    return tuple(node for node, answer in answers.items() if answer is wanted)

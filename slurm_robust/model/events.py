@@ -28,7 +28,7 @@ class Event(Record, tag_field="event", tag=_snake):
 
 
 class RunStarted(Event):
-    """The first event: what is to be run, and on how much."""
+    """The first event: what is to be run, and on how much; ``cluster`` is "" where that is not known."""
 
     run_id: str
     job_id: int
@@ -39,6 +39,7 @@ class RunStarted(Event):
     spares: int
     nproc_per_node: int
     version: str
+    cluster: str = ""
 
 
 class ControllerStarted(Event):
@@ -52,12 +53,16 @@ class ControllerStarted(Event):
 
 
 class AllocationTaken(Event):
-    """The nodes of this run of the Slurm job, in Slurm's order (a requeue brings another set)."""
+    """The nodes of this run of the Slurm job, in Slurm's order (a requeue brings another set).
+
+    ``submitted``: Slurm's submit time, which a requeue sets anew, in seconds since 1970; None if not known.
+    """
 
     restart_count: int
     nodes: tuple[str, ...]
     slots: tuple[str, ...]
     spares: tuple[str, ...]
+    submitted: float | None = None
 
 
 class AgentJoined(Event):

@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
     """An error in srobust itself (EX_SOFTWARE)."""
 
     ALLOCATION = 71
-    """Not inside a Slurm job, or more nodes are asked for than the allocation has (EX_OSERR)."""
+    """Not inside a Slurm job, in a heterogeneous one, or with too few nodes for what is asked (EX_OSERR)."""
 
     JOB_DIR = 73
     """The job directory cannot be written, or is not the same on all nodes (EX_CANTCREAT)."""

@@ -27,7 +27,8 @@ class WorkerExit(Record):
     """End of one worker process. Exactly one of ``code`` and ``signal`` is set.
 
     ``age_s`` is how long ago it ended when the agent sent the record (the node's monotonic clock),
-    so that the controller orders exits of different nodes without trusting their wall clocks.
+    so that the controller orders exits of different nodes without trusting their wall clocks. ``oom``: the
+    kernel had killed it, or a child, for want of memory; in words.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class WorkerExit(Record):
     age_s: float = 0.0
     error: WorkerError | None = None
     tail: tuple[str, ...] = ()
+    oom: str = ""
 
     @property
     def failed(self) -> bool:
@@ -49,7 +51,7 @@ class WorkerExit(Record):
                 name = signal.Signals(self.signal).name
             except ValueError:
                 name = f"signal {self.signal}"
-            return f"rank {self.rank}: {name}"
+            return f"rank {self.rank}: {name}" + (f", {self.oom}" if self.oom else "")
         if self.error is not None:
             where = f" at {self.error.file}:{self.error.line}" if self.error.file else ""
             return f"rank {self.rank}: {self.error.type}{where}"

@@ -118,6 +118,24 @@ def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
     )
 
 
+def out_of_memory(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 3: the kernel killed for want of memory, which is the job's own limit or its own doing."""
+    killed = {f"rank {e.exit.rank} on {e.node}": e.exit.oom for e in failed.exits if e.exit.oom}
+    killed |= {f"all of the job's processes on {node}": words for node, words in failed.oom.items()}
+    if not killed or failed.named or set(failed.lost) - set(failed.oom):
+        return None
+    what, words = next(iter(killed.items()))
+    return Verdict(
+        rung=3,
+        blame=Blame.CODE,
+        signature="out of memory",
+        reason=f"{what}: {words}: ask for more memory (sbatch --mem), or lower what a rank holds (batch, "
+        "loader workers)",
+        confidence=0.9,
+        allowed=min(1, rules.limits.per_signature),
+    )
+
+
 def full_disk(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: the rank that failed first found its node's own file system full, and no other node's was.
 

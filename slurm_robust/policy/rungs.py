@@ -16,6 +16,7 @@ from slurm_robust.policy.evidence import (
     log_named,
     must_be_tested,
     nodes_named,
+    out_of_memory,
     tests_named,
     unexplained,
     unstarted,
@@ -124,6 +125,7 @@ def transient(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
 Rung = Callable[[GenerationFailed, Rules, JobState], Verdict | None]
 LADDER: tuple[Rung, ...] = (
     slurm_refuses,
+    out_of_memory,
     agents_gone,
     unreachable,
     nodes_named,

@@ -29,6 +29,8 @@ class Deciding:
 
     def enter(self, core: Core, now: Now) -> None:
         """Decide, write it down, and turn the actions into a transition."""
+        for node in self._failed.oom:
+            core.starts.missed(core, node, now)  # its agent is started again, if we go on
         watch_spares(core, now)  # nobody watched them while the generation was being ended
         decision = decide(core.state, self._failed, now.wall, core.rules)
         number = core.state.incident.number if core.state.incident else core.state.incidents

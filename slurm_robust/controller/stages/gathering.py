@@ -77,8 +77,9 @@ class Gathering:
 
     def _refusal(self, core: Core) -> Transition | None:
         """Too many nodes do not see the job directory: that is no fault of single nodes."""
-        refused = core.starts.refused
-        if core.state.generation or len(refused) <= len(core.state.spares):
+        refused = {node: text for node, text in core.starts.refused.items() if node in core.state.slots}
+        fit = [node for node in core.state.spares if node not in core.starts.refused]
+        if core.state.generation or len(refused) <= len(fit):
             return None
         node, text = next(iter(refused.items()))
         nodes = ",".join(sorted(refused))

@@ -8,6 +8,8 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import SpareLost
 from slurm_robust.policy import decide
 
+_NOT_YET = "it has not joined yet"
+
 
 def watch_spares(core: Core, now: Now) -> None:
     """Drop those that their node's inspection names; set aside those that do not answer."""
@@ -27,7 +29,7 @@ def watch_spares(core: Core, now: Now) -> None:
         elif why := over.get(node) or core.starts.failed(node):
             _set_aside(core, node, why, False, now)
         elif node not in core.state.aside:
-            _set_aside(core, node, "it has not joined yet", True, now)
+            _set_aside(core, node, _NOT_YET, True, now)
 
 
 def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
@@ -35,12 +37,16 @@ def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
     if known is not None and known.usable == usable:
         return
     core.record(ev.SpareSetAside(t=now.wall, node=node, reason=why, usable=usable))
-    core.emit(Say(text=f"standby {node} is not counted on until it answers: {why}"))
+    if why != _NOT_YET:
+        core.emit(Say(text=f"standby {node} is not counted on until it answers: {why}"))
 
 
 def _count_on(core: Core, node: str, now: Now) -> None:
-    if node in core.state.aside:
-        core.record(ev.SpareAnswers(t=now.wall, node=node))
+    known = core.state.aside.get(node)
+    if known is None:
+        return
+    core.record(ev.SpareAnswers(t=now.wall, node=node))
+    if known.reason != _NOT_YET:
         core.emit(Say(text=f"standby {node} answers"))
 
 

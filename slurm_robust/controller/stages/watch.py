@@ -139,6 +139,7 @@ def failure(
         unable=unable,
         alive=tuple(n for n in state.slots if n not in lost),
         restore=state.restored,
+        oom=core.starts.out_of_memory(lost),
         symptom=trouble.symptom if trouble else None,
         detail=trouble.detail if trouble else "",
         named=trouble.named if trouble else {},

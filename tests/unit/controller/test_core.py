@@ -342,6 +342,16 @@ def test_agents_that_refuse_on_more_nodes_than_spares_end_the_job_at_once() -> N
     assert job.core.state.ended is None  # nothing was lost: the same job may be started again
 
 
+def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
+    job = JobWithoutAgents(("n1", "n2"), ("n3",))
+    job.core.starts.on_refusal("n2", "no folder in /dev/shm")
+    for node in ("n1", "n3"):
+        Job.join(job, node)
+    job.until(lambda: job.stage == "Running")
+    assert job.core.state.slots == ("n1", "n3")
+    assert "no folder in /dev/shm" in job.core.state.evicted["n2"]
+
+
 class JobWithoutAgents(Job):
     """Agents are ordered but none comes."""
 

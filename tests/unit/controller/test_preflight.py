@@ -46,6 +46,14 @@ def test_outside_of_slurm() -> None:
     check(error, ExitCode.ALLOCATION, "not inside a Slurm job")
 
 
+def test_a_heterogeneous_job_is_refused() -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.find_allocation(
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_HET_SIZE": "2", "SLURM_NNODES": "1"}
+        )
+    check(error, ExitCode.ALLOCATION, "heterogeneous (2 components)")
+
+
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PreflightError) as error:
         preflight.check_command(CommandKind.SCRIPT, ("train.py",), tmp_path)

@@ -123,6 +123,19 @@ def test_of_two_agents_of_one_node_the_second_is_told_to_end() -> None:
     assert order.keep_copies
 
 
+def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
+    job = Job()
+    job.train_to(3)
+    job.beats.pop("n2")
+    job.task_ends("n2", "srun: error: n2: task 1: Out Of Memory")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n2")
+    assert job.started[-1] == ("n2",)
+    (decided,) = job.events(ev.Decided)
+    assert "on n2: srun: error: n2: task 1: Out Of Memory: ask for more memory" in decided.reason
+    assert job.events(ev.NodeEvicted) == []
+
+
 def test_the_end_of_the_step_under_a_training_is_told() -> None:
     job = Job()
     job.train_to(3)

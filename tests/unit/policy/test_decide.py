@@ -30,6 +30,18 @@ def kinds(decision: inc.Decision) -> list[str]:
     return [type(action).__name__ for action in decision.actions]
 
 
+def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
+    words = "out of memory in the job's cgroup (limit 64 GB)"
+    oom = root("n3", signal=9, oom=words)
+    again = JobState(slots=("n1", "n2", "n3"), attempts=(Attempt(signature="out of memory", t=0.0, mark=0),))
+    for state, expected in ((JobState(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
+        decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
+        assert kinds(decision) == expected
+        assert decision.verdict is not None
+        assert decision.verdict.blame is inc.Blame.CODE
+        assert f"rank 1 on n3: {words}: ask for more memory (sbatch --mem)" in decision.reason
+
+
 def test_a_killed_rank_is_restarted_in_place() -> None:
     decision = decide(STATE, failed(root=root(signal=9)), 0.0, RULES)
     assert kinds(decision) == ["Restart"]

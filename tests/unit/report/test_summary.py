@@ -1,4 +1,4 @@
-"""What the status of a job says of its checkpoints."""
+"""What the status of a job says of its checkpoints and standbys."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def test_what_is_on_storage_and_how_often_it_should() -> None:
     )
     start = ev.Noted(t=0.0, text="")
     assert "one every 119 s or less often, with an incident every 3600 s" in shown(start, written, incident)
+
+
+def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
+    taken = ev.AllocationTaken(t=0.0, restart_count=0, nodes=("n1", "n2"), slots=("n1",), spares=("n2",))
+    aside = ev.SpareSetAside(t=1.0, node="n2", reason="silent for 5.5 s", usable=True)
+    assert "standby n2 (silent for 5.5 s)" in shown(taken, aside)
+    assert "silent" not in shown(taken, aside, ev.SpareAnswers(t=2.0, node="n2"))
