@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import msgspec
 
 from benchmarks import common
 from benchmarks.code_matrix import show
-from benchmarks.code_matrix.cases import CASES, Case, chosen, with_undisturbed
+from benchmarks.code_matrix.cases import ACT, CASES, Case, chosen, with_undisturbed
 from benchmarks.code_matrix.outcomes import Outcome, complaints
 from benchmarks.code_matrix.run import Matrix, config
+from benchmarks.fault_matrix.outcomes import OBSERVE
 from slurm_robust.sandbox import Sandbox
 
 NAME = "code_matrix"
@@ -27,7 +28,7 @@ JOBS = 4
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, keep in build/bench/code_matrix.json. 1 if anything is wrong, 130 if it was interrupted."""
     options = _options(argv)
-    wanted = with_undisturbed(options.only or CASES)
+    wanted = with_undisturbed(replace(case, mode=options.mode) for case in options.only or CASES)
     outcomes = {o.case: o for o in _kept() if options.resume or o.case not in wanted}
     todo = [case for case in wanted if case not in outcomes]
     begun, machine = time.monotonic(), common.machine()
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say(f"interrupted: --resume runs the {sum(case not in outcomes for case in todo)} that are missing")
         return 130
-    show.print_all(common.console(), outcomes)
+    show.print_mode(common.console(), options.mode, outcomes)
     print(f"kept in {common.OUT / NAME}.json; journals and logs in {common.OUT / NAME}", file=sys.stderr)
     return int(any(complaints(outcomes[case], outcomes[case.undisturbed]) for case in wanted))
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.code_matrix", description=__doc__)
     parser.add_argument("--only", type=_cases, help="words of cases: 'hang always, nan 5' (default: all)")
+    parser.add_argument("--mode", choices=(ACT, OBSERVE), default=ACT, help=f"(default: {ACT})")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"trainings at a time (default: {JOBS})")
     parser.add_argument("--resume", action="store_true", help="leave out what an earlier run has finished")
     return parser.parse_args(argv)

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from benchmarks.code_matrix.cases import NONE, Case, expected
 from benchmarks.fault_matrix.outcomes import kind
 from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Evict
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How one training went. ``code``: its exit code, None where it had not ended when it was broken off.
 
-    ``attempts``: generations. ``evicted``: nodes that the job gave up. ``actions``: kinds of all that was
-    carried out, in order. ``planted``: how often the fault came. ``took_s``: from the first launch until the
-    end, or until it was broken off; ``after_s``: the same from the first fault on, None without any.
-    ``words``: the last decision's reason. ``weights``: hash of the final ones. ``commit``: what was run.
+    ``attempts``: generations. ``evicted``: nodes that the job gave up, or would have in observe mode.
+    ``actions``: kinds of all that was decided, in order. ``planted``: how often the fault came. ``took_s``:
+    from the first launch until the end, or until it was broken off; ``after_s``: the same from the first
+    fault on, None without any. ``words``: the last decision's reason. ``weights``: hash of the final ones.
+    ``commit``: what was run.
     """
 
     case: Case
@@ -49,8 +51,9 @@ def read(
     """From a journal. ``faults``: when the fault came; ``now``: when it was read; ``time.time()`` both."""
     launched = [e for e in events if isinstance(e, ev.GenerationLaunched)]
     ended = next((e for e in reversed(events) if isinstance(e, ev.RunEnded)), None)
-    decisions = [e for e in events if isinstance(e, ev.Decided) and e.carried_out]
-    gone = [e.node for e in events if isinstance(e, ev.NodeEvicted)]
+    decisions = [e for e in events if isinstance(e, ev.Decided)]
+    gone = [a.node for e in decisions for a in e.actions if isinstance(a, Evict)]
+    gone += [e.node for e in events if isinstance(e, ev.NodeEvicted)]
     gone += [node for e in events if isinstance(e, ev.RequeueStarted) for node in e.exclude]
     until = ended.t if ended else now
     return Outcome(
@@ -84,9 +87,13 @@ def complaints(found: Outcome, undisturbed: Outcome) -> tuple[str, ...]:
     if found.attempts > right.attempts:
         wrong.append(f"{found.attempts} attempts instead of {right.attempts}")
     if found.code not in right.codes:
-        wrong.append(f"{found.ending} instead of {' or '.join(map(str, right.codes))}")
-    elif right.ends_well and found.weights != undisturbed.weights:
+        wrong.append(f"{found.ending} instead of {' or '.join(map(_code, right.codes))}")
+    elif right.weights and found.weights != undisturbed.weights:
         wrong.append("other weights than without the fault")
     elif right.evidence and not re.search(right.evidence, found.words, re.IGNORECASE | re.DOTALL):
         wrong.append(f"no evidence in {found.words!r}")
     return tuple(wrong)
+
+
+def _code(code: int | None) -> str:
+    return "no end" if code is None else str(code)

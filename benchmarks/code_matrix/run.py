@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.code_matrix.cases import EVALUATION_S, ONCE, REPORTED, STEPS, Case
+from benchmarks.code_matrix.cases import ACT, EVALUATION_S, ONCE, REPORTED, STEPS, Case
 from benchmarks.code_matrix.outcomes import Outcome, read
 from benchmarks.common import OUT, finish
+from benchmarks.fault_matrix.outcomes import OBSERVE
 from slurm_robust.controller.journal import read as read_journal
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from tests.cluster.jobs import ProtectedJob
@@ -20,8 +21,8 @@ NODES, SPARES = 2, 1
 LEFT_OVER = 3
 """Nodes beyond those of all jobs, for a job that was requeued without some."""
 
-PATIENCE_S = 360.0
-"""What ends well or gives up takes less than four minutes on a machine with nothing else to do."""
+PATIENCE_S = {ACT: 360.0, OBSERVE: 240.0}
+"""By mode. What ends takes less than four minutes on a machine with nothing else to do."""
 
 LOOK_S, ASK_S = 1.0, 10.0
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
@@ -40,7 +41,7 @@ class Training(ProtectedJob):
     """One case under way."""
 
     def __init__(self, sandbox: Sandbox, case: Case) -> None:
-        self.case = case
+        self.case, self._patience_s = case, PATIENCE_S[case.mode]
         shutil.copy(SCRIPT, sandbox.home("alice") / SCRIPT.name)
         super().__init__(sandbox, _options(case), nodes=NODES + SPARES, sbatch=("--exclusive",))
         self.submitted = self._asked = time.monotonic()
@@ -54,14 +55,14 @@ class Training(ProtectedJob):
             return None
         slurm = "" if found.code is not None else self.slurm_state()
         if slurm in ALIVE:
-            slurm = f"still {slurm} after {PATIENCE_S:g} s"
+            slurm = f"still {slurm} after {self._patience_s:g} s"
             finish(self.sandbox, self.id, patience_s=0.0)
         self._keep()
         return replace(found, slurm=slurm, weights=_text(self.out))
 
     def _may_go_on(self) -> bool:
         now = time.monotonic()
-        if now - self.submitted > PATIENCE_S:
+        if now - self.submitted > self._patience_s:
             return False
         if now - self._asked < ASK_S:
             return True
@@ -106,7 +107,8 @@ class Matrix:
 
 def _options(case: Case) -> str:
     at, steps = STEPS[case.step_s]
-    words = [f"--nodes {NODES} --spares {SPARES} {SCRIPT.name} --out OUT --fault {case.fault} --at {at}"]
+    words = [f"--nodes {NODES} --spares {SPARES} --set mode={case.mode}"]
+    words += [f"{SCRIPT.name} --out OUT --fault {case.fault} --at {at}"]
     words += [f"--steps {steps} --step-s {case.step_s:g} --evaluation-s {EVALUATION_S:g}"]
     words += ["--once"] if case.occurs == ONCE else []
     words += ["--report"] if case.script == REPORTED else []

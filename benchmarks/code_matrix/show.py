@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from rich import box
@@ -15,11 +16,12 @@ from benchmarks.code_matrix.outcomes import Outcome, complaints, lost_s
 Outcomes = Mapping[Case, Outcome]
 
 
-def print_all(console: Console, outcomes: Outcomes) -> None:
+def print_mode(console: Console, mode: str, outcomes: Outcomes) -> None:
     """The table, which is Markdown, the sums, and all that is wrong with the words of the last decision."""
     outcomes = {case: found for case, found in outcomes.items() if case.undisturbed in outcomes}
-    found = [outcomes[case] for case in CASES if case in outcomes]
-    console.print(_table(outcomes))
+    cases = [case for known in CASES if (case := replace(known, mode=mode)) in outcomes]
+    found = [outcomes[case] for case in cases]
+    console.print(_table(cases, outcomes))
     wrong = {o: why for o in found if (why := complaints(o, outcomes[o.case.undisturbed]))}
     lost = [s for o in found if (s := lost_s(o, outcomes[o.case.undisturbed])) is not None]
     console.print(
@@ -39,14 +41,13 @@ def in_short(found: Outcome, undisturbed: Outcome | None) -> str:
     return f"{line}: {'WRONG: ' + '; '.join(why) if (why := complaints(found, undisturbed)) else 'right'}"
 
 
-def _table(outcomes: Outcomes) -> Table:
+def _table(cases: Sequence[Case], outcomes: Outcomes) -> Table:
     made = Table(box=box.MARKDOWN)
     for name in ("fault", "script", "comes", *(f"steps of {seconds:g} s" for seconds in STEPS)):
         made.add_column(name)
-    for row in dict.fromkeys((case.fault, case.script, case.occurs) for case in CASES):
-        cases = [Case(*row, seconds) for seconds in STEPS]
-        if any(case in outcomes for case in cases):
-            made.add_row(*row, *(_cell(outcomes, case) for case in cases))
+    for row in dict.fromkeys(replace(case, step_s=0.0) for case in cases):
+        cells = (_cell(outcomes, replace(row, step_s=seconds)) for seconds in STEPS)
+        made.add_row(row.fault, row.script, row.occurs, *cells)
     return made
 
 

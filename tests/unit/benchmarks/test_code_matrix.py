@@ -27,7 +27,7 @@ from benchmarks.code_matrix.cases import (
 )
 from benchmarks.code_matrix.outcomes import Outcome, complaints, lost_s, read
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Action, Blame, Diagnose, GiveUp, Restart, Verdict
+from slurm_robust.model.incident import Action, Blame, Diagnose, Evict, GiveUp, Restart, Verdict
 
 CRASH = Case("crash", REPORTED, EVERY_TIME, 0.5)
 ONE_CRASH = Case("crash", REPORTED, ONCE, 0.5)
@@ -68,6 +68,7 @@ GAVE_UP = (
 def test_every_combination_is_a_case() -> None:
     assert len(set(CASES)) == len(CASES) == 72
     assert len({case.name for case in CASES}) == 72
+    assert Case("nan", REPORTED, ONCE, 5.0, mode="observe").name == "nan reported once 5 observe"
     for step_s, (at, steps) in STEPS.items():
         assert 0 < at < steps
         assert steps * step_s < 60
@@ -77,11 +78,19 @@ def test_every_combination_is_a_case() -> None:
 def test_only_what_comes_again_and_kills_may_end_a_training(case: Case) -> None:
     right = expected(case)
     lives_on = case.occurs == ONCE or case.fault in ("slow", "evaluation")
-    assert right.ends_well is lives_on
-    assert 93 in right.codes or lives_on
+    assert right.weights is lives_on
+    assert (0 if lives_on else 93) in right.codes
     assert right.attempts == (1 if case.fault == "slow" else 2 if lives_on else 3)
     assert bool(right.evidence) is not lives_on
     assert right.why
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_in_observe_mode_there_is_one_attempt(case: Case) -> None:
+    right = expected(replace(case, mode="observe"))
+    assert right.attempts == 1
+    assert 93 not in right.codes
+    assert right.weights is (case.fault in ("slow", "evaluation"))
 
 
 def test_a_journal_says_how_it_went() -> None:
@@ -94,8 +103,14 @@ def test_a_journal_says_how_it_went() -> None:
     assert lost_s(found, UNDISTURBED) == 42.0
 
 
-def test_what_was_only_said_was_not_done() -> None:
-    assert after(CRASH, launched(100, 1), decided(101, Restart(), carried_out=False)).actions == ()
+def test_who_would_be_evicted_in_observe_mode_is_an_innocent_too() -> None:
+    hang = Case("hang", REPORTED, EVERY_TIME, 0.5, mode="observe")
+    would = (Evict(node="n2", reason=""), Restart())
+    said = decided(115, *would, reason="rank 1 is stopped", carried_out=False)
+    found = replace(after(hang, launched(100, 1), said), slurm="still RUNNING after 240 s")
+    assert found.evicted == ("n2",)
+    assert complaints(found, UNDISTURBED) == ("evicted n2",)
+    assert complaints(replace(found, code=0, evicted=()), UNDISTURBED) == ("ended well instead of no end",)
 
 
 def test_a_launch_that_is_repeated_is_the_same_attempt() -> None:
@@ -187,8 +202,8 @@ def test_the_table_is_markdown_and_names_what_is_wrong() -> None:
     evicted = replace(after(CRASH, *GAVE_UP), evicted=("n2",))
     without_comparison = replace(evicted, case=Case("hang", UNMODIFIED, ONCE, 5.0))
     file = io.StringIO()
-    show.print_all(
-        Console(file=file, width=160), {o.case: o for o in (UNDISTURBED, evicted, without_comparison)}
+    show.print_mode(
+        Console(file=file, width=160), "act", {o.case: o for o in (UNDISTURBED, evicted, without_comparison)}
     )
     text = file.getvalue()
     assert "| crash | reported | always |" in text
