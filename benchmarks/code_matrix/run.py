@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.code_matrix.cases import ACT, EVALUATION_S, ONCE, REPORTED, STEPS, Case
 from benchmarks.code_matrix.outcomes import Outcome, read
-from benchmarks.common import OUT, finish
+from benchmarks.common import OUT, USER
 from benchmarks.fault_matrix.outcomes import OBSERVE
 from slurm_robust.controller.journal import read as read_journal
 from slurm_robust.sandbox import Sandbox, SandboxConfig
@@ -42,7 +42,7 @@ class Training(ProtectedJob):
 
     def __init__(self, sandbox: Sandbox, case: Case) -> None:
         self.case, self._patience_s = case, PATIENCE_S[case.mode]
-        shutil.copy(SCRIPT, sandbox.home("alice") / SCRIPT.name)
+        shutil.copy(SCRIPT, sandbox.home(USER) / SCRIPT.name)
         super().__init__(sandbox, _options(case), nodes=NODES + SPARES, sbatch=("--exclusive",))
         self.submitted = self._asked = time.monotonic()
 
@@ -56,7 +56,7 @@ class Training(ProtectedJob):
         slurm = "" if found.code is not None else self.slurm_state()
         if slurm in ALIVE:
             slurm = f"still {slurm} after {self._patience_s:g} s"
-            finish(self.sandbox, self.id, patience_s=0.0)
+            self.sandbox.exec(["scancel", str(self.id)], user=USER, check=False)
         self._keep()
         return replace(found, slurm=slurm, weights=_text(self.out))
 
