@@ -73,7 +73,7 @@ class Training(ProtectedJob):
         folder = KEPT / self.case.name.replace(" ", "-")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        shutil.copyfile(self.folder / "journal.jsonl", folder / "journal.jsonl")
+        (folder / "journal.jsonl").write_text(_text(self.folder / "journal.jsonl"))
         (folder / "log").write_text(self.log)
 
 
