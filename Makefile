@@ -7,7 +7,7 @@ SOAK_S ?= 3600
 PYTEST := SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-cluster test-slurm demo bench matrix soak packages clean
+.PHONY: help setup lint test test-unit test-cluster test-slurm demo bench matrix matrix-code soak packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench: setup ## Measure the numbers of the README on this machine (BENCH_ARGS="r
 
 matrix: setup ## Plant every fault in a training on a real Slurm: who is blamed, and how soon (root, 40 minutes).
 	$(PYTHON) -m benchmarks.fault_matrix $(MATRIX_ARGS)
+
+matrix-code: setup ## Faults of the code, once and in every attempt: ends, attempts, innocents (root, 40 minutes).
+	$(PYTHON) -m benchmarks.code_matrix $(MATRIX_ARGS)
 
 soak: setup ## Ten minutes of node health with faults, then the recovery tests until SOAK_S s are over; needs root.
 	$(PYTHON) -m benchmarks.soak_health
