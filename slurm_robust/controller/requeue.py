@@ -8,9 +8,10 @@ from pathlib import Path
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.requeue import Outcome, Stage, StageOutcome, requeue_without
-from slurm_robust.slurm.requeue_plan import waiting_advice
+from slurm_robust.slurm.requeue_plan import affordable, waiting_advice
 from slurm_robust.slurm.watcher import arrange_watcher
 
 Report = Callable[[str, bool, str], None]
@@ -55,6 +56,7 @@ class Requeuer:
                 answer(RequeueAnswer(said=Said.TAKEN))
 
         try:
+            exclude = self._affordable(exclude, report)
             outcome = requeue_without(
                 self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=tell
             )
@@ -69,6 +71,16 @@ class Requeuer:
             self._watch(exclude, outcome, report)
         advice = waiting_advice(outcome.job) if outcome.job is not None else ""
         answer(RequeueAnswer(said=Said.DONE, detail=advice))
+
+    def _affordable(self, exclude: tuple[str, ...], report: Report) -> tuple[str, ...]:
+        """Without those whose exclusion would leave too few nodes for the job ever to start."""
+        if not exclude:
+            return exclude
+        kept = affordable(exclude, self._slurm.nodes(), self._slurm.job(self._job_id))
+        if given_up := set(exclude) - set(kept):
+            text = f"{fold(given_up)} is not excluded: there would be too few nodes for the job to start"
+            report("exclude nodes", True, text)
+        return kept
 
     def _watch(self, exclude: tuple[str, ...], outcome: Outcome, report: Report) -> None:
         """Start the watcher; without one the job comes back as well, only later."""

@@ -56,7 +56,7 @@ def _before_the_end(state: JobState, reason: str, rules: Rules) -> Decision:
     if not rules.requeue:
         why = f"{reason}, and slurm.requeue is off"
         return Decision(actions=(GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=why),), reason=why)
-    exclude = tuple(sorted(state.evicted))
+    exclude = tuple(state.evicted)
     return Decision(
         actions=(Requeue(exclude=exclude, reason=reason),), reason=f"{reason}: the job goes on later"
     )

@@ -40,17 +40,18 @@ def replace_nodes(
     """Actions that take ``suspects`` out of the job and bring training back, and why these."""
     evictions = tuple(Evict(node=node, reason=reason) for node in suspects)
     standbys = [node for node in fit_spares(state) if node not in suspects]
-    actions, how = _replace(state, suspects, standbys, {*state.evicted, *suspects}, rules)
+    exclude = tuple(dict.fromkeys((*state.evicted, *suspects)))  # in the order in which they were evicted
+    actions, how = _replace(state, suspects, standbys, exclude, rules)
     return (*evictions, *actions), how
 
 
 def go_on_without(state: JobState, nodes: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
     """The same for ``nodes`` that cannot be reached: none is evicted; they stand by once they are heard."""
-    return _replace(state, nodes, _heard(state, nodes), state.evicted, rules)
+    return _replace(state, nodes, _heard(state, nodes), tuple(state.evicted), rules)
 
 
 def _replace(
-    state: JobState, nodes: tuple[str, ...], standbys: list[str], exclude: Collection[str], rules: Rules
+    state: JobState, nodes: tuple[str, ...], standbys: list[str], exclude: tuple[str, ...], rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
     places = [node for node in nodes if node in state.slots]
     if len(standbys) >= len(places):
@@ -62,8 +63,8 @@ def _replace(
     if not rules.requeue:
         reason = f"{short}, and slurm.requeue is off"
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
-    without = f" without {','.join(sorted(exclude))}" if exclude else ""
-    return (Requeue(exclude=tuple(sorted(exclude)), reason=short),), f"{short}: requeue{without}"
+    without = f" without {','.join(exclude)}" if exclude else ""
+    return (Requeue(exclude=exclude, reason=short),), f"{short}: requeue{without}"
 
 
 def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action, ...], str]:

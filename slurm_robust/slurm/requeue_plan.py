@@ -5,7 +5,7 @@ Why in this order, and what must never be done: see :mod:`slurm_robust.slurm.req
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import msgspec
@@ -105,6 +105,20 @@ class End(Record):
 
     ok: bool
     why: str
+
+
+def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job) -> tuple[str, ...]:
+    """As many of ``exclude`` as leave the job enough nodes to start on; the first are given up first.
+
+    A node counts if it is in a partition of the job and is neither down nor drained. What else the job asks
+    of its nodes (features, memory) is Slurm's to judge.
+    """
+    partitions = set(job.partition.split(","))
+    usable = {node.name for node in nodes if node.usable and partitions & set(node.partitions)}
+    usable -= set(job.excluded_nodes)
+    short = job.num_nodes - len(usable - set(exclude))
+    given_up = [node for node in exclude if node in usable][: max(0, short)]
+    return tuple(node for node in exclude if node not in given_up)
 
 
 def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:

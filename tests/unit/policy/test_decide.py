@@ -33,7 +33,7 @@ def kinds(decision: inc.Decision) -> list[str]:
 def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
     words = "out of memory in the job's cgroup (limit 64 GB)"
     oom = root("n3", signal=9, oom=words)
-    again = JobState(slots=("n1", "n2", "n3"), attempts=(Attempt(signature="out of memory", t=0.0, mark=0),))
+    again = JobState(slots=("n1", "n2", "n3"), attempts=(Attempt(signature="out of memory", t=0.0, step=-1),))
     for state, expected in ((JobState(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
         decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
         assert kinds(decision) == expected
@@ -63,7 +63,7 @@ def test_more_lost_nodes_than_spares_requeue_without_all_evicted_ones() -> None:
     decision = decide(state, failed(lost=("n2", "n3"), alive=("n1",)), 0.0, RULES)
     assert kinds(decision) == ["Evict", "Evict", "Requeue"]
     assert decision.actions[-1] == inc.Requeue(
-        exclude=("n2", "n3", "n9"), reason="2 node(s) to replace, 1 standby(s) left"
+        exclude=("n9", "n2", "n3"), reason="2 node(s) to replace, 1 standby(s) left"
     )
 
 

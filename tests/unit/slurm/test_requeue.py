@@ -20,6 +20,7 @@ from slurm_robust.slurm.requeue_plan import (
     StageOutcome,
     Until,
     Wait,
+    affordable,
     after,
     decide,
     newly_drained,
@@ -326,3 +327,19 @@ def test_an_unknown_node_does_not_keep_the_job_away(slurm: FakeSlurm) -> None:
         slurm, job_id, ["gone"], ending_run=0, until=Until.RUNNING, clock=slurm.cluster.clock, timeout_s=60
     )
     assert outcome.ok
+
+
+def test_exclusions_leave_the_job_enough_nodes_to_start_on() -> None:
+    nodes = [
+        Node(name=f"n{i}", hostname="", address="", states=frozenset({"IDLE"}), partitions=("main",))
+        for i in range(1, 9)
+    ]
+    wanted = job("RUNNING", num_nodes=5, partition="main,debug")
+    first = ("n1", "n2", "n3")
+    assert affordable(first, nodes, wanted) == first
+    assert affordable(("n9", *first, "n4"), nodes, wanted) == ("n9", "n2", "n3", "n4"), "the newest are kept"
+    drained = msgspec.structs.replace(nodes[7], states=frozenset({"IDLE", "DRAIN"}))
+    elsewhere = msgspec.structs.replace(nodes[6], partitions=("other",))
+    assert affordable(first, [*nodes[:6], elsewhere, drained], wanted) == ("n3",)
+    assert affordable(first, nodes, msgspec.structs.replace(wanted, excluded_nodes=("n8",))) == ("n2", "n3")
+    assert affordable(first, nodes[:2], wanted) == ("n3",)
