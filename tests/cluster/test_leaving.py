@@ -34,8 +34,8 @@ def copies(sandbox: Sandbox, nodes: tuple[str, ...]) -> list[str]:
 
 
 def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
-    expected = undisturbed(sandbox, 2)
-    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    expected = undisturbed(sandbox, 3)
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3)
     job.wait_step(5)
     pid = sandbox.fault.daemon_pid(HEAD, "slurmctld")
     assert pid is not None
