@@ -13,6 +13,7 @@ shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
 readonly CHECKOUT=$PWD
+readonly SELF=$CHECKOUT/tools/slurm_release.sh
 readonly PYTHON=$CHECKOUT/.venv/bin/python
 # python3 for the libraries that every Python needs; the checkout's own one is used.
 readonly PACKAGES=slurmctld,slurmd,slurmdbd,slurm-client,munge,mariadb-server-core,mariadb-client-core,iproute2,procps,gcc,libc6-dev,python3
@@ -45,7 +46,8 @@ version_in() {
     local index
     index=$(mktemp)
     if apt_helper download-file "$1/dists/$2/main/binary-$(dpkg --print-architecture)/Packages.xz" "$index.xz"; then
-        apt_helper cat-file "$index.xz" | awk '$1 == "Package:" { here = $2 == "slurmctld" } here && $1 == "Version:" { print $2 }'
+        apt_helper cat-file "$index.xz" |
+            awk '$1 == "Package:" { here = $2 == "slurmctld" } here && $1 == "Version:" { print $2 }'
     fi
     rm -f "$index" "$index.xz"
 }
@@ -58,8 +60,9 @@ make_tree() {
     mkdir -p "$partial"
     say "making $tree from $suite of $mirror (some minutes; the log is $tree.log)"
     # In namespaces: whatever stops it, no mount and no daemon of these packages is left.
-    unshare --mount --pid --fork --kill-child -- "$0" --make "$partial" "$suite" "$mirror" >"$tree.log" 2>&1 ||
+    unshare --mount --pid --fork --kill-child -- "$SELF" --make "$partial" "$suite" "$mirror" >"$tree.log" 2>&1 ||
         fail "this did not work; the end of $tree.log: $(tail -n 3 "$tree.log")"
+    rm -rf --one-file-system "$tree"
     mv "$partial" "$tree"
 }
 
@@ -76,7 +79,7 @@ make_in_namespaces() {
     rm -rf "$tree"/var/lib/apt/lists/*
 }
 
-# Prints the tree's path; made now if there is none of the newest version.
+# Prints the tree's path; made now if there is none of the newest version, or this script is newer.
 find_tree() {
     local release=$1 suite mirror version tree
     suite=$(suite_of "$release")
@@ -85,12 +88,12 @@ find_tree() {
     version=${mirror:+$(version_in "$mirror" "$suite")}
     tree=$CHECKOUT/build/slurm-$version
     if [ -z "$version" ]; then
-        tree=$(find build -maxdepth 1 -type d -name "slurm-$release.*[0-9]" -printf "$CHECKOUT/%p\n" | sort -V | tail -n 1)
+        tree=$(find "$CHECKOUT/build" -maxdepth 1 -type d -name "slurm-$release.*[0-9]" | sort -V | tail -n 1)
         [ -n "$tree" ] || fail "no mirror of Debian answers; name one: SROBUST_DEBIAN_MIRROR=http://HOST/debian"
         say "no mirror of Debian answers; taking $tree"
     elif [[ $version != "$release".* ]]; then
         fail "$suite has Slurm $version by now, not $release"
-    elif [ ! -d "$tree" ]; then
+    elif [ ! -d "$tree" ] || [ "$SELF" -nt "$tree" ]; then
         make_tree "$tree" "$suite" "$mirror"
     fi
     echo "$tree"
@@ -142,7 +145,7 @@ main() {
     exec 9>&-
     say "Slurm ${tree##*/slurm-}"
     exec unshare --mount --pid --ipc --uts --fork --kill-child --propagation private -- \
-        "$0" --inside "$tree" "$base" "$@"
+        "$SELF" --inside "$tree" "$base" "$@"
 }
 
 case ${1:-} in

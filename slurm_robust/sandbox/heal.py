@@ -24,7 +24,7 @@ LOST_IDS = 10
 PASS_OVER = f"""
 id=0 count=0
 while [ $count -lt {LOST_IDS} ] || [ $id -lt $1 ]; do
-    id=$(sbatch --parsable --quiet --hold --output=/dev/null --wrap=true) || exit
+    id=$(sbatch --parsable --hold --output=/dev/null --wrap=true) || exit
     count=$((count + 1))
 done
 echo $id
