@@ -89,7 +89,8 @@ def test_a_node_that_hangs_is_named_in_time_and_nothing_of_it_is_left(nodes: San
     hurt(nodes, "n3", "stop")
     begun = time.monotonic()
     code, found = diagnose(nodes, "--tests", "memory,all_gather", "--budget", "90")
-    assert time.monotonic() - begun < 90 + 20
+    # The second look at n3 uses up what is left; salloc and clearing away come on top.
+    assert time.monotonic() - begun < 90 + 40
     assert (code, found["suspects"]) == (3, []), found["reason"]
     assert "unknown on n3: memory (no answer)" in found["reason"]
     assert {r["node"] for r in found["results"] if r["outcome"] == "pass"} == {"n1", "n2", "n4"}

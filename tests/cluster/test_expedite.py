@@ -52,5 +52,5 @@ def test_a_job_that_gives_up_has_failed_and_is_not_held(sandbox: Sandbox) -> Non
     """Slurm requeues and holds an expedited job whose batch script fails, for ever."""
     job = ProtectedJob(sandbox, f"{TINY} 60 --fail-at 3", nodes=2, sbatch=EXPEDITE)
     assert job.wait_end() == ExitCode.DO_NOT_REQUEUE
-    assert job.exit_code() == f"{int(ExitCode.DO_NOT_REQUEUE)}:0"
+    assert job.wait_left() == f"{int(ExitCode.DO_NOT_REQUEUE)}:0"
     assert job.slurm_state() == "FAILED"
