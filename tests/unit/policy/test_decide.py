@@ -33,7 +33,7 @@ def kinds(decision: inc.Decision) -> list[str]:
 def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
     words = "out of memory in the job's cgroup (limit 64 GB)"
     oom = root("n3", signal=9, oom=words)
-    again = JobState(slots=("n1", "n2", "n3"), attempts=(Attempt(signature="out of memory", t=0.0, mark=0),))
+    again = JobState(slots=("n1", "n2", "n3"), attempts=(Attempt(signature="out of memory", t=0.0, step=-1),))
     for state, expected in ((JobState(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
         decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
         assert kinds(decision) == expected
