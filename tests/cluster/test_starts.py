@@ -35,9 +35,9 @@ def own_srun(sandbox: Sandbox, does: str) -> str:
 
 def test_a_heterogeneous_job_is_refused_with_the_fix(sandbox: Sandbox) -> None:
     job = ProtectedJob(sandbox, f"{TINY} 5", nodes=1, sbatch=(":", "--nodes=1"))
-    assert job.wait_left() == f"{int(ExitCode.ALLOCATION)}:0"
+    job.wait(lambda: "fix: submit one job" in job.log, 60, "the refusal")
     assert "is heterogeneous (2 components)" in job.log
-    assert "fix: submit one job" in job.log
+    job.wait(lambda: job.exit_code() == f"{int(ExitCode.ALLOCATION)}:0", 60, "the exit code")
 
 
 def test_a_refused_step_ends_the_job_in_slurms_words(sandbox: Sandbox) -> None:
