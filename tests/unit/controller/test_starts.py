@@ -45,6 +45,14 @@ def test_a_step_that_slurm_refuses_ends_the_job_at_once_in_its_words() -> None:
     assert any(ACCOUNT in text for text in job.said)
 
 
+def test_a_refusal_is_told_at_once_also_while_slurm_does_not_say_how_the_nodes_are() -> None:
+    job = Unstarted()
+    job.slurm_answers = False
+    job.step_ends("n1", "n2", "n3", words=ACCOUNT)
+    job.until(lambda: job.code is not None, limit=5)
+    assert "Slurm does not say" in job.events(ev.Decided)[0].reason
+
+
 def test_a_slurmctld_that_restarts_is_waited_for() -> None:
     job = Unstarted()
     job.comes = 4
