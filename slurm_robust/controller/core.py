@@ -187,7 +187,7 @@ class Core:
         """Answer to AskAboutNodes: Slurm's word on them; None when slurmctld does not answer."""
         self.slurm_answers = (now.mono, found is not None)
         self.slurm_gone = frozenset(witness.node for witness in found or () if witness.gone)
-        self.starts.on_witness(found or ())
+        self.starts.on_witness(found)
         return self.on_tick(now)
 
     def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:

@@ -24,9 +24,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     preflight.sizes(config, allocation)
     logrules.check(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
-    submitted = jobid.submit_time(
-        make_client(config.slurm.backend, config.slurm.timeout_s), allocation.job_id
-    )
+    submitted = jobid.submit_time(make_client("cli", config.slurm.timeout_s), allocation.job_id)
     events = journal.read(directory.journal)
     cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
     if how := jobid.another_job(events, cluster, allocation.restart_count, submitted):

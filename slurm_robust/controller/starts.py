@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -80,9 +81,12 @@ class AgentStarts:
             if start is not None and not (start.end is not None and node in start.end.named):
                 start.end, start.ended = end, now.mono
 
-    def on_witness(self, found: Iterable[Witness]) -> None:
-        """Slurm's word on nodes that it was asked about."""
-        for witness in found:
+    def on_witness(self, found: Iterable[Witness] | None) -> None:
+        """Slurm's word on nodes that it was asked about; None: it has none, and is waited for no longer."""
+        if found is None:
+            for start in self._nodes.values():
+                start.asked = start.asked and -math.inf
+        for witness in found or ():
             if (start := self._nodes.get(witness.node)) is not None:
                 start.witness = witness
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -35,9 +36,9 @@ def own_srun(sandbox: Sandbox, does: str) -> str:
 
 def test_a_heterogeneous_job_is_refused_with_the_fix(sandbox: Sandbox) -> None:
     job = ProtectedJob(sandbox, f"{TINY} 5", nodes=1, sbatch=(":", "--nodes=1"))
-    assert job.wait_left() == f"{int(ExitCode.ALLOCATION)}:0"
+    job.wait(lambda: "fix: submit one job" in job.log, 60, "the refusal")
     assert "is heterogeneous (2 components)" in job.log
-    assert "fix: submit one job" in job.log
+    job.wait(lambda: job.exit_code() == f"{int(ExitCode.ALLOCATION)}:0", 60, "the exit code")
 
 
 def test_a_refused_step_ends_the_job_in_slurms_words(sandbox: Sandbox) -> None:
@@ -106,14 +107,18 @@ def test_an_id_that_comes_again_is_another_job(sandbox: Sandbox) -> None:
 
 
 @pytest.fixture
-def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup of 600 MB."""
+def small_cgroup(sandbox: Sandbox) -> Iterator[Path]:
+    """A memory cgroup of 600 MB, which n2 can see."""
     group = Path("/sys/fs/cgroup/memory") / f"srobust-test-{time.monotonic_ns()}"
     if not (group.parent / "memory.oom_control").exists():
         pytest.skip("no memory cgroups of version 1")
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(600 << 20))
+    seen = "/sys/fs/cgroup/memory"
+    mount = f"mkdir -p {seen} && mount -t cgroup -o memory cgroup {seen}"
+    sandbox.exec(["sh", "-c", mount], node="n2", user="root")
     yield group
+    sandbox.exec(["umount", seen], node="n2", user="root")
     for pid in (group / "cgroup.procs").read_text().split():
         (group.parent / "cgroup.procs").write_text(pid)
     group.rmdir()
@@ -125,8 +130,9 @@ def test_memory_that_runs_out_is_told_as_that(sandbox: Sandbox, small_cgroup: Pa
     job = ProtectedJob(sandbox, f"{TINY} 10000 --hog /home/{USER}/now", nodes=2)
     job.wait(lambda: job.events(ev.FirstStep), 60, "first step")
     for pid in sandbox.host_pids("n2"):
-        if b"slurm_robust" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            (small_cgroup / "cgroup.procs").write_text(str(pid))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if b"slurm_robust" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                (small_cgroup / "cgroup.procs").write_text(str(pid))
     sandbox.fault.kill_rank(job.id, 1)  # the next one is a child of the cgroup
     job.wait(lambda: len(job.events(ev.FirstStep)) == 2, 60, "second generation")
     now.touch()

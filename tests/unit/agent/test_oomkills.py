@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,3 +73,37 @@ def test_a_machine_without_cgroups(tmp_path: Path) -> None:
     oom = OomKills(tmp_path, tmp_path)
     oom.begin()
     assert oom.words() == ""
+
+
+@pytest.fixture
+def real_cgroup() -> Iterator[Path]:
+    """A memory cgroup of this machine, of 100 MB."""
+    group = Path(f"/sys/fs/cgroup/memory/srobust-test-{os.getpid()}-{time.monotonic_ns()}")
+    if os.getuid() or not (group.parent / "memory.oom_control").exists():
+        pytest.skip("needs root and memory cgroups of version 1")
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(100_000_000))
+    yield group
+    group.rmdir()
+
+
+GREEDY = """
+import os, sys
+from pathlib import Path
+from slurm_robust.agent.oomkills import OomKills
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+kills = OomKills()
+kills.begin()
+if (child := os.fork()) == 0:
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    hoard = []
+    while True:
+        hoard.append(bytearray(b"x") * (8 << 20))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), kills.words())
+"""
+
+
+def test_a_real_kill(real_cgroup: Path) -> None:
+    command = [sys.executable, "-c", GREEDY, str(real_cgroup)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "-9 out of memory in the job's cgroup (limit 0.1 GB)\n"

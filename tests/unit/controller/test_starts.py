@@ -45,6 +45,14 @@ def test_a_step_that_slurm_refuses_ends_the_job_at_once_in_its_words() -> None:
     assert any(ACCOUNT in text for text in job.said)
 
 
+def test_a_refusal_is_told_at_once_also_while_slurm_does_not_say_how_the_nodes_are() -> None:
+    job = Unstarted()
+    job.slurm_answers = False
+    job.step_ends("n1", "n2", "n3", words=ACCOUNT)
+    job.until(lambda: job.code is not None, limit=5)
+    assert "Slurm does not say" in job.events(ev.Decided)[0].reason
+
+
 def test_a_slurmctld_that_restarts_is_waited_for() -> None:
     job = Unstarted()
     job.comes = 4
@@ -124,13 +132,16 @@ def test_of_two_agents_of_one_node_the_second_is_told_to_end() -> None:
 
 
 def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
-    job = Job()
+    job = OneMissing()
+    Job.join(job, "n2")
     job.train_to(3)
     job.beats.pop("n2")
     job.task_ends("n2", "srun: error: n2: task 1: Out Of Memory")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.started[-1] == ("n2",))
+    Job.join(job, "n2")
+    job.pass_time(1)
+    assert (job.stage, job.core.state.generation) == ("Running", 2)
     assert job.core.state.slots == ("n1", "n2")
-    assert job.started[-1] == ("n2",)
     (decided,) = job.events(ev.Decided)
     assert "on n2: srun: error: n2: task 1: Out Of Memory: ask for more memory" in decided.reason
     assert job.events(ev.NodeEvicted) == []
