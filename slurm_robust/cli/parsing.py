@@ -41,6 +41,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see {self.prog} --help")
 
 
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """The argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
+    text = "Slurm's job id, an array's task as squeue shows it (38_1), or the job's folder"
+    parser.add_argument("job", metavar="JOB", help=text)
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
+
+
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """``--config`` and ``--set``, the same for every command that has a configuration."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with the job's configuration")

@@ -205,6 +205,7 @@ def _run_started(plan: Plan) -> ev.RunStarted:
         nproc_per_node=plan.nproc_per_node,
         version=__version__,
         cluster=plan.cluster,
+        array_task=plan.array_task,
     )
 
 

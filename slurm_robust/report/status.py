@@ -10,17 +10,15 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.report.find import ask_slurm, find_directory, load_events
+from slurm_robust.report.find import find, load_events
 from slurm_robust.report.summary import Summary, summarize
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.requeue_plan import waiting_advice
-from slurm_robust.slurm.select import make_client
 
 
 def main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print the status of a job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
-    directory = find_directory(name, job_dir, job)
+    directory, job = find(name, job_dir)
     events = load_events(directory)
     slurm = "+".join(sorted(job.states)) if job else ""
     if job is not None and job.reason not in ("", "None"):

@@ -369,6 +369,15 @@ def test_term_ends_everything_without_an_incident() -> None:
     assert job.core.state.ended is None
 
 
+def test_ctrl_c_ends_with_the_code_of_ctrl_c() -> None:
+    job = Job()
+    job.train_to(3)
+    job.act(job.core.on_leave("SIGINT", job.now(), ExitCode.INTERRUPTED))
+    job.pass_time(20)
+    assert job.code == 130
+    assert job.events(ev.IncidentOpened) == []
+
+
 def test_the_state_is_the_fold_of_what_was_written() -> None:
     job = Job()
     job.train_to(3)
