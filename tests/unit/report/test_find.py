@@ -37,7 +37,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_job_by_its_id_its_name_its_folder_and_its_root(root: Path) -> None:
-    slurm = FakeSlurm(())
+    slurm = FakeSlurm()
     job, named = started(root / "7"), started(root / "8.night")
     assert find("7", None, slurm)[0].path == job
     assert find("8", None, slurm)[0].path == named
@@ -46,7 +46,7 @@ def test_a_job_by_its_id_its_name_its_folder_and_its_root(root: Path) -> None:
 
 
 def test_a_task_of_an_array_is_found_by_what_its_run_wrote_down(root: Path) -> None:
-    slurm = FakeSlurm(())
+    slurm = FakeSlurm()
     started(root / "38", "38_2")
     first, again = started(root / "39", "38_1"), started(root / "40.night", "38_3")
     (root / "41").mkdir()
@@ -68,5 +68,5 @@ def test_a_task_of_an_array_is_found_by_what_its_run_wrote_down(root: Path) -> N
 )
 def test_other_ids_that_slurm_shows_are_told_apart(name: str, text: str, fix: str, root: Path) -> None:
     with pytest.raises(NoSuchJob, match=text) as error:
-        find(name, None, FakeSlurm(()))
+        find(name, None, FakeSlurm())
     assert fix in error.value.fix
