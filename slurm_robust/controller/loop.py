@@ -11,6 +11,7 @@ from functools import partial
 
 import zmq
 
+from slurm_robust.analysis.ettr import productivity
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
@@ -93,7 +94,7 @@ class Loop:
             fx.SaveAlerts: self._save_alerts,
             fx.TestNodes: self._test_nodes,
             fx.ReplayTraining: self._replay_training,
-            fx.Say: lambda effect: say(effect.text),
+            fx.Say: self._say,
             fx.Exit: self._exit,
         }
 
@@ -216,6 +217,10 @@ class Loop:
 
     def _write(self, effect: fx.Write) -> None:
         self._journal.append(effect.event)
+
+    def _say(self, effect: fx.Say) -> None:
+        ettr = f"; ETTR {productivity(self._journal.events, time.time()).ettr:.1%}" if effect.ettr else ""
+        say(effect.text + ettr)
 
     def _send(self, effect: fx.Send) -> None:
         identity = self._identities.get(effect.node)

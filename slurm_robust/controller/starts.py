@@ -58,6 +58,7 @@ class AgentStarts:
             self.refused.pop(node, None)
         if nodes:
             core.agents_gone = False
+            core.emit(Say(text=f"starting agents on {fold(nodes)}"))
             core.emit(StartAgents(nodes=nodes))
 
     def expect(self, nodes: Iterable[str], now: Now) -> None:

@@ -243,7 +243,6 @@ class End:
         except (SlurmError, OSError) as error:
             if not self._told:
                 self._told = True
-                print(
-                    f"srobust: Slurm does not answer ({error}); end with Ctrl-C", file=sys.stderr, flush=True
-                )
+                text = f"srobust: Slurm does not answer ({error}); this goes on until Ctrl-C"
+                print(text, file=sys.stderr, flush=True)
             return False
