@@ -170,7 +170,7 @@ class Loop:
         def tell() -> None:
             self._slow_busy = False
             for refusal in news.refusals:
-                self._core.starts.on_refusal(refusal.node, refusal.text)
+                self._core.starts.on_refusal(refusal.node, refusal.text, refusal.job_code)
             for end in news.ends:
                 self._core.starts.on_end(self._core, end, read_clocks())
             if gone and not self._gone_told:

@@ -38,7 +38,6 @@ from slurm_robust.wire.spawning import (
 )
 from slurm_robust.worker import crash, script
 from slurm_robust.worker.bootstrap import become_worker
-from slurm_robust.worker.lookup import missing
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
 # Releases of torch differ in the inner ones; a missing one is imported by whoever needs it.
@@ -194,8 +193,6 @@ class Zygote:
 def prepare(order: Prepare) -> list[str]:
     """Import what the workers need; gives notes. Raises :class:`CannotPrepare`."""
     notes: list[str] = []
-    if (lacking := missing(order.command_kind, order.command, order.cwd)) is not None:
-        raise CannotPrepare(f"{lacking.text}; {lacking.fix}")
     if order.command_kind is CommandKind.EXEC:
         return notes
     entry = script.first_path_entry(order.command_kind, order.command, order.cwd)

@@ -15,7 +15,6 @@ from slurm_robust.controller.transitions import (
     ToStopping,
     Transition,
 )
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import GenerationFailed, Symptom
 from slurm_robust.wire.messages import Phase
 
@@ -89,7 +88,9 @@ class Gathering:
         node, text = next(iter(refused.items()))
         nodes = ",".join(sorted(refused))
         return ToEnding(
-            code=ExitCode.JOB_DIR, reason=f"agents cannot start on {nodes}; {node} says: {text}", final=False
+            code=core.starts.refusal_code,
+            reason=f"agents cannot start on {nodes}; {node} says: {text}",
+            final=False,
         )
 
     def _patience(self, core: Core) -> float:

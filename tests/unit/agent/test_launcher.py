@@ -237,15 +237,12 @@ def test_a_worker_is_marked_for_people_and_for_the_kernel(programs: RealWorld) -
     assert not int(fields["SigIgn"], 16) & (1 << (signal.SIGTERM - 1))
 
 
-def test_a_program_that_is_gone_is_told_with_the_path(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_told_with_the_path(tmp_path: Path) -> None:
     world = RealWorld(tmp_path, CommandKind.EXEC)
-    program = tmp_path / "program"
-    program.touch(mode=0o755)
-    world._command = (str(program),)
+    world._command = ("no-such-program",)
     launcher = world.launcher()
     try:
         reader = start_ready(launcher)
-        program.unlink()
         launcher.spawn(world.order(1, "sleeps"))
         (exited,) = reader.wait(Exited)
     finally:

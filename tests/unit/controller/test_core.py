@@ -352,6 +352,17 @@ def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
     assert "no folder in /dev/shm" in job.core.state.evicted["n2"]
 
 
+def test_what_too_many_nodes_lack_ends_the_job_with_its_code_and_no_second_try() -> None:
+    job = JobWithoutAgents(("n1", "n2"), ())
+    job.core.starts.on_refusal("n2", "module not found: train; fix: install it", ExitCode.NO_INPUT)
+    job.pass_time(15)
+    assert job.code == 66
+    assert job.requeued == []
+    assert job.said[-1] == (
+        "end, exit code 66: agents cannot start on n2; n2 says: module not found: train; fix: install it"
+    )
+
+
 class JobWithoutAgents(Job):
     """Agents are ordered but none comes."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model.job import CommandKind
-from slurm_robust.wire.spawning import Prepare
-from slurm_robust.worker.zygote import CannotPrepare, prepare
 from tests.unit.worker.zygotes import ScriptRunner, plain_python
 
 pytestmark = pytest.mark.slow
@@ -345,15 +343,3 @@ def test_a_preload_that_starts_threads_is_told(tmp_path: Path) -> None:
         assert any("importing 'threads' started 1 threads" in note for note in runner.notes)
     finally:
         runner.close()
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(CommandKind.SCRIPT, "away.py"), (CommandKind.MODULE, "away.train"), (CommandKind.EXEC, "./away")],
-)
-def test_a_node_that_lacks_what_is_to_be_run_says_so_before_the_first_worker(
-    kind: CommandKind, name: str, tmp_path: Path
-) -> None:
-    order = Prepare(command_kind=kind, command=(name,), cwd=str(tmp_path), nproc_per_node=1)
-    with pytest.raises(CannotPrepare, match=f"not found: .*{name}.*; "):
-        prepare(order)

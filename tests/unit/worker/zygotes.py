@@ -21,7 +21,6 @@ class ScriptRunner:
     """One zygote; each :meth:`run` is a worker of it."""
 
     def __init__(self, *, preload: tuple[str, ...] = (), cwd: Path) -> None:
-        (cwd / "script.py").touch()  # tests write more into it, or run others
         self._launcher = ZygoteLauncher(
             Prepare(
                 command_kind=CommandKind.SCRIPT,
