@@ -149,8 +149,7 @@ class Loop:
             self._do(self._core.on_end_approaching("the end of this run is near (USR1)", read_clocks()))
         else:
             name = signal.Signals(number).name
-            code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
-            self._do(self._core.on_leave(f"told to end by {name}", read_clocks(), code))
+            self._do(self._core.on_leave(f"told to end by {name}", read_clocks(), ExitCode(128 + number)))
 
     def _slow_tick(self) -> None:
         """Once a second, in the background: refusals of agents, the step's end, a higher epoch."""
