@@ -20,9 +20,11 @@ from slurm_robust.agent.ports import PortHolder
 from slurm_robust.agent.runtime import SHARED_MEMORY, RuntimeFolder
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.spawning import Prepare
+from slurm_robust.worker.lookup import missing
 
 CANNOT_BEGIN = 3
 
@@ -32,9 +34,11 @@ class CannotBegin(SrobustError):
 
     exit_code = CANNOT_BEGIN
 
-    def __init__(self, message: str, fix: str) -> None:
+    def __init__(self, message: str, fix: str, job_code: int = ExitCode.JOB_DIR) -> None:
+        """``job_code``: what the job ends with where too many nodes are like this one."""
         super().__init__(message)
         self.fix = fix
+        self.job_code = job_code
 
 
 def main() -> int:
@@ -45,7 +49,8 @@ def main() -> int:
     try:
         agent = _make(node, job, arguments.address, arguments.ports)
     except SrobustError as error:
-        told = {"srobust_agent_error": str(error), "node": node, "fix": error.fix}
+        code = error.job_code if isinstance(error, CannotBegin) else ExitCode.JOB_DIR
+        told = {"srobust_agent_error": str(error), "node": node, "fix": error.fix, "job_code": int(code)}
         print(msgspec.json.encode(told).decode(), flush=True)
         return CANNOT_BEGIN
     agent.run()
@@ -83,6 +88,8 @@ def spare_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
 
 def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) -> Agent:
     spec = _read_spec(job)
+    if (lacking := missing(spec.kind, spec.command, spec.cwd)) is not None:
+        raise CannotBegin(lacking.text, lacking.fix, ExitCode.NO_INPUT)
     try:
         keys = load_client(job.keys)
     except SrobustError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -19,13 +20,16 @@ class RuntimeFolder:
     """
 
     def __init__(self, run_id: str, base: Path = SHARED_MEMORY) -> None:
-        """Make the folder, and remove those that dead agents of the same run left. Raises ``OSError``."""
-        prefix = f"srobust-{os.getuid()}-{run_id}-"
+        """Make the folder, and remove those that this user's dead agents left. Raises ``OSError``."""
+        prefix = f"srobust-{os.getuid()}-"
         _remove_dead(base, prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        # Held as long as this process lives, whatever its process id means in other namespaces.
-        self._lock = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{run_id}-", dir=base))
+        # Held as long as this process lives, whatever its process id means in other namespaces. It gets its
+        # name when it is locked: another agent that looks for dead ones finds it held, or not at all.
+        beside = self.path / ".alive"
+        self._lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        beside.rename(self.path / "alive")
 
     def generation(self, generation: int) -> Path:
         """The folder of one generation, made if it is not there; older ones are removed."""
@@ -45,9 +49,12 @@ class RuntimeFolder:
 def _remove_dead(base: Path, prefix: str) -> None:
     for folder in base.glob(f"{prefix}*"):
         try:
-            lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue  # anybody may make such a name
+            lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # being made, or not of our making
+            continue  # being made, copies of checkpoints, or gone meanwhile
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

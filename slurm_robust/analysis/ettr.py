@@ -18,7 +18,10 @@ from slurm_robust.model.record import Record
 
 
 class IncidentSummary(Record):
-    """One incident as the person on call wants to read it. Durations in seconds; None: not yet."""
+    """One incident as the person on call wants to read it. Durations in seconds; None: not yet.
+
+    ``signs``: what was seen, one after the other; ``detail`` is all of them.
+    """
 
     number: int
     t: float
@@ -30,6 +33,7 @@ class IncidentSummary(Record):
     detect_s: float = 0.0
     localise_s: float | None = None
     recover_s: float | None = None
+    signs: tuple[str, ...] = ()
 
 
 class Productivity(Record):
@@ -67,11 +71,13 @@ def incidents(events: Sequence[ev.AnyEvent]) -> list[IncidentSummary]:
                 generation=event.generation,
                 symptom=event.symptom.value,
                 detail=event.detail,
+                signs=(event.detail,),
                 detect_s=event.detect_s,
             )
         elif isinstance(event, ev.SymptomAdded) and event.incident in found:
             known = found[event.incident]
-            found[event.incident] = _with(known, detail=f"{known.detail}; {event.detail}")
+            signs = (*known.signs, event.detail)
+            found[event.incident] = _with(known, detail="; ".join(signs), signs=signs)
         elif isinstance(event, ev.Decided) and event.incident in found:
             known = found[event.incident]
             action = in_short(event)

@@ -33,21 +33,34 @@ def register(commands: Commands) -> None:
 
 
 def handle_check(args: argparse.Namespace) -> int:
-    """Each file by itself over the defaults, and what it names. The first wrong one ends it with an error."""
+    """Each file by itself over the defaults, and what it names. All that is wrong is told at once."""
+    from slurm_robust.config.errors import InvalidSettings
+    from slurm_robust.model.errors import SrobustError
+
+    problems: list[str] = []
+    for path in args.files:
+        try:
+            print(f"{path}: good, {_check_file(path)}")
+        except SrobustError as error:
+            problems.append(f"{error}\n  fix: {error.fix}" if error.fix else str(error))
+    if problems:
+        raise InvalidSettings(tuple(problems))
+    return 0
+
+
+def _check_file(path: Path) -> str:
+    """How much it says. Raises ConfigError, PreflightError."""
     from slurm_robust.config.nodefile import check_file
     from slurm_robust.config.nodeyaml import is_node_file
     from slurm_robust.config.reader import read_file
     from slurm_robust.config.settings import build
     from slurm_robust.controller import logrules
 
-    for path in args.files:
-        if path.is_file() and is_node_file(path.read_bytes()):
-            print(f"{path}: good, {check_file(path)} sections of a node's configuration")
-            continue
-        settings = read_file(path)
-        logrules.check(build(settings), Path.cwd())
-        print(f"{path}: good, {len(settings)} keys")
-    return 0
+    if path.is_file() and is_node_file(path.read_bytes()):
+        return f"{check_file(path)} sections of a node's configuration"
+    said = read_file(path)
+    logrules.check(build(said), Path.cwd())
+    return f"{len(said.settings)} keys"
 
 
 def handle_show(args: argparse.Namespace) -> int:
@@ -55,6 +68,6 @@ def handle_show(args: argparse.Namespace) -> int:
     from slurm_robust.config.reader import collect
     from slurm_robust.config.settings import build, show
 
-    settings = collect(args.config, os.environ, settings_of(args))
-    print(show(build(settings), settings))
+    said = collect(args.config, os.environ, settings_of(args))
+    print(show(build(said), said.settings))
     return 0

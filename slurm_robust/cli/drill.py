@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from slurm_robust.cli.parsing import add_job
+
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
 
@@ -16,10 +18,9 @@ def register(commands: Commands) -> None:
     """Add the command."""
     text = "break a worker of your own running job, to see that the job recovers"
     parser = commands.add_parser("drill", help=text, description=text.capitalize() + ".")
-    parser.add_argument("job", metavar="JOB", help="Slurm's job id, or the job's folder")
+    add_job(parser)
     parser.add_argument("fault", choices=FAULTS, help="SIGKILL, or SIGSTOP so that the worker hangs")
     parser.add_argument("--rank", metavar="R", type=int, default=0, help="its global rank (default: 0)")
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
     parser.set_defaults(handler=handle)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from slurm_robust.cli.parsing import add_job
+
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
 
@@ -26,8 +28,7 @@ def register(commands: Commands) -> None:
 
 def _command(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
-    parser.add_argument("job", metavar="JOB", help="Slurm's job id, or the job's folder")
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
+    add_job(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
 

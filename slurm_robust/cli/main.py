@@ -18,6 +18,7 @@ from slurm_robust.cli import (
     diagnose,
     drill,
     incidents,
+    logs,
     nodes,
     replay,
     run,
@@ -33,6 +34,7 @@ from slurm_robust.model.exitcodes import ExitCode
 COMMANDS = (
     run,
     status,
+    logs,
     incidents,
     stacks,
     classify,

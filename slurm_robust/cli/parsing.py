@@ -10,7 +10,7 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 
 if TYPE_CHECKING:
-    from slurm_robust.config.settings import Setting
+    from slurm_robust.config.settings import Said
 
     # What add_subparsers() returns has only a private name, and is generic only for type checkers.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -41,6 +41,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see {self.prog} --help")
 
 
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """The argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
+    text = "Slurm's job id, an array's task as squeue shows it (38_1), or the job's folder"
+    parser.add_argument("job", metavar="JOB", help=text)
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
+
+
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """``--config`` and ``--set``, the same for every command that has a configuration."""
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with the job's configuration")
@@ -54,14 +61,15 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_of(args: argparse.Namespace) -> dict[str, Setting]:
-    """The settings that ``--set`` options say. Raises UsageError, InvalidSettings."""
-    from slurm_robust.config.reader import from_text
+def settings_of(args: argparse.Namespace) -> Said:
+    """What ``--set`` options say. Raises UsageError."""
+    from slurm_robust.config.reader import take_text
+    from slurm_robust.config.settings import Said
 
-    said: dict[str, Setting] = {}
+    said = Said()
     for text in args.settings:
         key, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--set {text}: no value", f"write --set {key}=VALUE")
-        said[key] = from_text(key, value, f"option --set {text}")
+        take_text(said, key, value, f"option --set {text}")
     return said

@@ -48,5 +48,5 @@ def handle(args: argparse.Namespace) -> int:
         raise UsageError("only a Python script or module can be replayed", "leave out the --")
     said = settings_of(args)
     if args.nproc_per_node is not None:
-        said["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node")
+        said.settings["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node")
     return replay.main(load(args.config, os.environ, said), args.command, kind, json=args.json)

@@ -82,7 +82,9 @@ def _run(args: argparse.Namespace) -> int:
 
     kind = kind_of(args, USAGE)
     _check_name(args.name)
-    config = load(args.config, os.environ, settings_of(args) | _own_settings(args))
+    said = settings_of(args)
+    said.settings |= _own_settings(args)
+    config = load(args.config, os.environ, said)
     return run(config, args.command, kind, args.name)
 
 

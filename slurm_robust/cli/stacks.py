@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_robust.cli.parsing import add_job
+
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
 
@@ -19,8 +21,7 @@ def register(commands: Commands) -> None:
         description=text.capitalize() + ". The training is not touched.",
         epilog="Exit codes: 0 all nodes answered, 1 some did not, 66 nothing to look at.",
     )
-    parser.add_argument("job", metavar="JOB", help="Slurm's job id, or the job's folder")
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
+    add_job(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--raw", action="store_true", help="also the whole stacks of every rank")
     parser.add_argument(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from slurm_robust.cli.parsing import add_job
+
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
 
@@ -13,8 +15,7 @@ def register(commands: Commands) -> None:
     """Add the command."""
     text = "show what runs, what happened and what was done about it"
     parser = commands.add_parser("status", help=text, description=text.capitalize() + ".")
-    parser.add_argument("job", metavar="JOB", help="Slurm's job id, or the job's folder")
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
+    add_job(parser)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(handler=handle)
 

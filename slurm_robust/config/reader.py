@@ -15,9 +15,9 @@ from typing import get_args, get_origin
 
 import yaml
 
-from slurm_robust.config.errors import ConfigError, InvalidSettings
+from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.config.settings import Key, Setting, build, known_keys, sections, unknown_key
+from slurm_robust.config.settings import Key, Said, Setting, build, known_keys, sections
 
 SITE_FILE = Path("/etc/slurm-robust/job.yaml")
 
@@ -28,32 +28,33 @@ ENVIRONMENT_PREFIX = "SROBUST_CONFIG_"
 def collect(
     file: Path | None,
     environ: Mapping[str, str],
-    options: Mapping[str, Setting],
+    options: Said,
     site_file: Path = SITE_FILE,
-) -> dict[str, Setting]:
-    """The settings of all layers, the highest one's where several have the same key. Raises ConfigError."""
-    merged: dict[str, Setting] = {}
-    if site_file.exists():
-        merged |= read_file(site_file)
+) -> Said:
+    """What all layers say, the highest one's where several have the same key.
+
+    Raises ConfigError where a file cannot be read or is not YAML.
+    """
+    merged = read_file(site_file) if site_file.exists() else Said()
     if file is not None:
-        merged |= read_file(file)
-    merged |= from_environment(environ)
-    merged |= options
+        merged.overrule(read_file(file))
+    merged.overrule(from_environment(environ))
+    merged.overrule(options)
     return merged
 
 
 def load(
     file: Path | None,
     environ: Mapping[str, str],
-    options: Mapping[str, Setting],
+    options: Said,
     site_file: Path = SITE_FILE,
 ) -> JobConfig:
     """The configuration of a job from all layers. Raises ConfigError."""
     return build(collect(file, environ, options, site_file))
 
 
-def read_file(path: Path) -> dict[str, Setting]:
-    """The settings of one file. Raises ConfigError if it cannot be read or is no mapping."""
+def read_file(path: Path) -> Said:
+    """What one file says. Raises ConfigError if it cannot be read or is no mapping."""
     try:
         return parse(path.read_bytes(), str(path))
     except OSError as error:
@@ -64,14 +65,14 @@ def read_file(path: Path) -> dict[str, Setting]:
         ) from error
 
 
-def parse(text: bytes, name: str) -> dict[str, Setting]:
-    """The settings of a YAML text. ``name`` is the file's name for messages. Raises ConfigError."""
+def parse(text: bytes, name: str) -> Said:
+    """What a YAML text says. ``name`` is the file's name for messages. Raises ConfigError."""
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
-            return {}  # only comments: a file that says nothing is a right one
+            return Said()  # only comments: a file that says nothing is a right one
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(
                 f"{name}, line {_line(root)}: the file must be a mapping of keys to values",
@@ -88,21 +89,14 @@ def parse(text: bytes, name: str) -> dict[str, Setting]:
             loader.dispose()
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
-    """The settings of ``SROBUST_CONFIG_*``. Lists are separated by commas. Raises InvalidSettings."""
+def from_environment(environ: Mapping[str, str]) -> Said:
+    """What ``SROBUST_CONFIG_*`` say. Lists are separated by commas."""
     names = {environment_name(key): key for key in known_keys()}
-    found: dict[str, Setting] = {}
-    problems: list[str] = []
+    found = Said()
     for variable in sorted(environ):
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        where = f"environment variable {variable}"
-        if variable in names:
-            found[names[variable]] = from_text(names[variable], environ[variable], where)
-        else:
-            problems.append(unknown_key(variable.removeprefix(ENVIRONMENT_PREFIX).lower(), where))
-    if problems:
-        raise InvalidSettings(tuple(problems), "rename or unset what is said above")
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            name = names.get(variable) or variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            take_text(found, name, environ[variable], f"environment variable {variable}")
     return found
 
 
@@ -111,20 +105,19 @@ def environment_name(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
 
 
-def from_text(name: str, text: str, where: str) -> Setting:
-    """A setting from the words of an option or variable, as the type of its key wants them."""
+def take_text(said: Said, name: str, text: str, where: str) -> None:
+    """Add the words of an option or variable to ``said``, as the type of key ``name`` wants them."""
     key = known_keys().get(name)
-    if key is None:
-        raise InvalidSettings((unknown_key(name, where),))
+    said.settings[name] = Setting(text if key is None else _from_text(key, text), where)
+
+
+def _from_text(key: Key, text: str) -> object:
     if text == "null" and type(None) in get_args(key.kind):
-        return Setting(None, where)
+        return None
     if get_origin(key.kind) is tuple:
         words = [word.strip() for word in text.split(",") if word.strip()]
-        values = words if get_args(key.kind)[0] is str else [_scalar(word) for word in words]
-        return Setting(values, where)
-    if _is_text(key):
-        return Setting(text, where)
-    return Setting(_scalar(text), where)
+        return words if get_args(key.kind)[0] is str else [_scalar(word) for word in words]
+    return text if _is_text(key) else _scalar(text)
 
 
 def _is_text(key: Key) -> bool:
@@ -140,38 +133,38 @@ def _scalar(text: str) -> object:
     return value
 
 
-def _flatten(loader: yaml.SafeLoader, root: yaml.MappingNode, name: str) -> dict[str, Setting]:
-    """Full names and values of a file of two levels. Raises InvalidSettings for duplicate keys."""
-    found: dict[str, Setting] = {}
-    problems: list[str] = []
+def _flatten(loader: yaml.SafeLoader, root: yaml.MappingNode, name: str) -> Said:
+    """Full names and values of a file of two levels."""
+    said = Said()
 
     def add(key: str, node: yaml.Node, value_node: yaml.Node) -> None:
         where = f"{name}, line {_line(node)}"
-        if key in found:
-            problems.append(f"{where}: {key} is there twice; the other is at {found[key].where}: keep one")
-            return
-        found[key] = Setting(loader.construct_object(value_node, deep=True), where)
+        if (other := said.settings.get(key)) is not None:
+            said.problems.append(f"{where}: {key} is there twice; the other is at {other.where}: keep one")
+        else:
+            said.settings[key] = Setting(loader.construct_object(value_node, deep=True), where)
 
     opened: dict[str, int] = {}
     for key_node, value_node in root.value:
         section = _key(loader, key_node)
-        if section in opened:
-            where, other = f"{name}, line {_line(key_node)}", opened[section]
-            problems.append(f"{where}: {section} is there twice; the other is at line {other}: join them")
-        elif section in sections():
-            opened[section] = _line(key_node)
+        where = f"{name}, line {_line(key_node)}"
         if section not in sections():
             add(section, key_node, value_node)
-        elif isinstance(value_node, yaml.MappingNode):
+            continue
+        if section in opened:
+            other = opened[section]
+            said.problems.append(
+                f"{where}: {section} is there twice; the other is at line {other}: join them"
+            )
+        opened.setdefault(section, _line(key_node))
+        if isinstance(value_node, yaml.MappingNode):
             for inner, inner_value in value_node.value:
                 add(f"{section}.{_key(loader, inner)}", inner, inner_value)
         elif value_node.tag != "tag:yaml.org,2002:null":  # a section whose keys are all commented out
             first = next(key for key in known_keys().values() if key.name.startswith(f"{section}."))
-            where, example = f"{name}, line {_line(value_node)}", f"{section}:\n  {first.example}"
-            problems.append(f"{where}: {section} must be a mapping; write for example\n{example}")
-    if problems:
-        raise InvalidSettings(tuple(problems))
-    return found
+            example = f"{section}:\n  {first.example}"
+            said.problems.append(f"{where}: {section} must be a mapping; write for example\n{example}")
+    return said
 
 
 def _key(loader: yaml.SafeLoader, node: yaml.Node) -> str:

@@ -10,7 +10,7 @@ import difflib
 import functools
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -25,6 +25,22 @@ class Setting:
 
     value: object
     where: str
+
+
+@dataclass
+class Said:
+    """All that was said, by full names, and in ``problems`` what cannot be understood, with its place.
+
+    Problems travel along instead of being raised where they are found, so that all are told at once.
+    """
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def overrule(self, higher: Said) -> None:
+        """Take in what ``higher`` says; where both say something, it counts."""
+        self.settings |= higher.settings
+        self.problems += higher.problems
 
 
 @dataclass(frozen=True)
@@ -138,11 +154,11 @@ def unknown_key(name: str, where: str) -> str:
     return f"{where}: {name} is no key; {hint}"
 
 
-def build(settings: Mapping[str, Setting]) -> JobConfig:
-    """The configuration of these settings, defaults for the rest. Raises InvalidSettings."""
-    problems: list[str] = []
+def build(said: Said) -> JobConfig:
+    """The configuration of what was said, defaults for the rest. Raises InvalidSettings with all problems."""
+    problems = list(said.problems)
     values: dict[str, object] = {}
-    for name, setting in settings.items():
+    for name, setting in said.settings.items():
         key = known_keys().get(name)
         if key is None:
             problems.append(unknown_key(name, setting.where))
@@ -151,9 +167,9 @@ def build(settings: Mapping[str, Setting]) -> JobConfig:
             values[name] = msgspec.convert(setting.value, key.kind)
         except msgspec.ValidationError:
             problems.append(_wrong_type(key, setting))
+    config = _make(JobConfig, values, "", said.settings, problems)
     if problems:
         raise InvalidSettings(tuple(problems))
-    config = _make(JobConfig, values, "", settings)
     assert isinstance(config, JobConfig)
     return config
 
@@ -168,27 +184,46 @@ def in_kind(value: object) -> str:
     return "null" if value is None else f"{_KINDS.get(type(value), type(value).__name__)} {value!r}"
 
 
-def _make(record: type, values: Mapping[str, object], prefix: str, settings: Mapping[str, Setting]) -> object:
-    """Build ``record`` from the values below ``prefix``; a refusal is told with the places it is about."""
+def _make(
+    record: type,
+    values: Mapping[str, object],
+    prefix: str,
+    settings: Mapping[str, Setting],
+    problems: list[str],
+) -> object:
+    """Build ``record`` from the values below ``prefix``.
+
+    What it refuses goes to ``problems`` with the places it is about, and is left out for the next try.
+    """
     hints = typing.get_type_hints(record)
     arguments: dict[str, object] = {}
     for item in fields(record):
         name = prefix + item.name
         if is_dataclass(hints[item.name]):
-            arguments[item.name] = _make(hints[item.name], values, f"{name}.", settings)
+            arguments[item.name] = _make(hints[item.name], values, f"{name}.", settings, problems)
         elif name in values:
             arguments[item.name] = values[name]
-    try:
-        return record(**arguments)
-    except InvalidValue as error:
-        names = [prefix + key for key in error.keys]
-        places = [settings[name].where if name in settings else "default" for name in names]
-        if len(names) == 1:
-            message = f"{places[0]}: {error}"
-        else:
-            said = [f"{name} ({place})" for name, place in zip(names, places, strict=True)]
-            message = f"{error}\nset by: {', '.join(said)}"
-        raise InvalidSettings((message,), error.fix) from error
+    while True:
+        try:
+            return record(**arguments)
+        except InvalidValue as error:
+            names = [prefix + key for key in error.keys]
+            # With a default instead of a value of the wrong type two keys may contradict each other wrongly.
+            if all(name in values or name not in settings for name in names):
+                problems.append(_refused(error, names, settings))
+            given = {key.partition(".")[0] for key in error.keys} & arguments.keys()
+            if not given:
+                raise  # the defaults contradict each other, which is nothing that was said
+            for key in given:
+                del arguments[key]
+
+
+def _refused(error: InvalidValue, names: list[str], settings: Mapping[str, Setting]) -> str:
+    places = [settings[name].where if name in settings else "default" for name in names]
+    if len(names) == 1:
+        return f"{places[0]}: {error}\n  fix: {error.fix}"
+    said = [f"{name} ({place})" for name, place in zip(names, places, strict=True)]
+    return f"{error}\nset by: {', '.join(said)}\n  fix: {error.fix}"
 
 
 def show(config: JobConfig, settings: Mapping[str, Setting]) -> str:

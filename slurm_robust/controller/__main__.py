@@ -23,7 +23,7 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal, fold
 from slurm_robust.controller.loop import Loop, read_clocks
-from slurm_robust.controller.output import say
+from slurm_robust.controller.output import introduction, say
 from slurm_robust.controller.preflight import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
@@ -111,7 +111,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             slurm=slurm,
             tester=_tester(directory, plan, slurm, store),
         )
-        say(f"controller {epoch.epoch} of job {plan.job_id}: {plan.slots} nodes, {plan.spares} spares")
+        for line in introduction(plan, directory, core.state):
+            say(line)
         code = loop.run()
     journal.close()
     return code
@@ -205,6 +206,7 @@ def _run_started(plan: Plan) -> ev.RunStarted:
         nproc_per_node=plan.nproc_per_node,
         version=__version__,
         cluster=plan.cluster,
+        array_task=plan.array_task,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
 from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.slurm.client import SlurmClient, StepHandle
@@ -23,6 +24,7 @@ class Refusal(msgspec.Struct):
     srobust_agent_error: str
     node: str
     fix: str = ""
+    job_code: int = ExitCode.JOB_DIR
 
     @property
     def text(self) -> str:

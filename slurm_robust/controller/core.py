@@ -31,6 +31,7 @@ from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.vitals import Vitals
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.state import JobState, apply
@@ -96,6 +97,7 @@ class Core:
         self.ending: str | None = None  # why the end of this run approaches, once it does
         self.leaving: str | None = None  # why we were told to go at once
         self.starts = AgentStarts()
+        self.leaving_code = ExitCode.TERMINATED
         self.listing = Listing()  # of the checkpoints on storage
         self.switches: dict[str, str] = {}  # leaf switch of each node, as far as Slurm tells
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
@@ -155,10 +157,10 @@ class Core:
             self.emit(Say(text=f"{reason}: taking a checkpoint, then the job is requeued"))
         return self.on_tick(now)
 
-    def on_leave(self, reason: str, now: Now) -> list[Effect]:
-        """Slurm ends the job now (TERM), or the owner does."""
+    def on_leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> list[Effect]:
+        """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with."""
         if self.leaving is None:
-            self.leaving = reason
+            self.leaving, self.leaving_code = reason, code
             self.note(reason, "", now)
         return self.on_tick(now)
 

@@ -132,9 +132,10 @@ class SaveSuspicion(Record):
 
 
 class Say(Record):
-    """A line for the job's own output."""
+    """A line for the job's own output. ``ettr``: with the job's ETTR, which only the whole journal tells."""
 
     text: str
+    ettr: bool = False
 
 
 class Exit(Record):

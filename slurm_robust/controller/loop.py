@@ -11,6 +11,7 @@ from functools import partial
 
 import zmq
 
+from slurm_robust.analysis.ettr import productivity
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
@@ -93,7 +94,7 @@ class Loop:
             fx.SaveAlerts: self._save_alerts,
             fx.TestNodes: self._test_nodes,
             fx.ReplayTraining: self._replay_training,
-            fx.Say: lambda effect: say(effect.text),
+            fx.Say: self._say,
             fx.Exit: self._exit,
         }
 
@@ -148,7 +149,7 @@ class Loop:
             self._do(self._core.on_end_approaching("the end of this run is near (USR1)", read_clocks()))
         else:
             name = signal.Signals(number).name
-            self._do(self._core.on_leave(f"told to end by {name}", read_clocks()))
+            self._do(self._core.on_leave(f"told to end by {name}", read_clocks(), ExitCode(128 + number)))
 
     def _slow_tick(self) -> None:
         """Once a second, in the background: refusals of agents, the step's end, a higher epoch."""
@@ -168,7 +169,7 @@ class Loop:
         def tell() -> None:
             self._slow_busy = False
             for refusal in news.refusals:
-                self._core.starts.on_refusal(refusal.node, refusal.text)
+                self._core.starts.on_refusal(refusal.node, refusal.text, refusal.job_code)
             for end in news.ends:
                 self._core.starts.on_end(self._core, end, read_clocks())
             if gone and not self._gone_told:
@@ -215,6 +216,10 @@ class Loop:
 
     def _write(self, effect: fx.Write) -> None:
         self._journal.append(effect.event)
+
+    def _say(self, effect: fx.Say) -> None:
+        ettr = f"; ETTR {productivity(self._journal.events, time.time()).ettr:.1%}" if effect.ettr else ""
+        say(effect.text + ettr)
 
     def _send(self, effect: fx.Send) -> None:
         identity = self._identities.get(effect.node)

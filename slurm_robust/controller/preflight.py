@@ -18,13 +18,14 @@ from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
-from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.environment import allocation_from_environment, array_task
 from slurm_robust.slurm.errors import NotInAllocation
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
+from slurm_robust.worker.lookup import missing, missing_module
 
 PING_TIMEOUT_S = 2.0
 
@@ -43,6 +44,7 @@ class Plan(Record):
 
     ``nodes``: the allocation in Slurm's order. ``config`` is the whole configuration. ``cluster`` and
     ``submitted``: see :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
+    ``array_task``: as in ``RunStarted``.
     """
 
     run_id: str
@@ -58,11 +60,21 @@ class Plan(Record):
     config: JobConfig
     cluster: str = ""
     submitted: float | None = None
+    array_task: str = ""
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
-    """The script must be there; a module or program is looked up by the nodes. Raises PreflightError."""
+    """The script, module or program must be there, as this node sees it. Raises PreflightError.
+
+    The agents look once more, each on its node.
+    """
     if kind is not CommandKind.SCRIPT:
+        if kind is CommandKind.MODULE:
+            found = missing_module(command[0], str(cwd))
+        else:
+            found = missing(kind, command, str(cwd))
+        if found is not None:
+            raise PreflightError(found.text, fix=found.fix, code=ExitCode.NO_INPUT)
         return
     script = cwd / command[0]
     if not script.is_file():
@@ -207,6 +219,7 @@ def make_plan(
         config=config,
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
         submitted=submitted,
+        array_task=array_task(environ),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.slurm.hostlist import fold
@@ -50,6 +51,7 @@ class AgentStarts:
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeStart] = {}
         self.refused: dict[str, str] = {}
+        self.refusal_code: int = ExitCode.JOB_DIR  # what the job ends with where too many are refused
 
     def begin(self, core: Core, nodes: tuple[str, ...], now: Now) -> None:
         """Start agents on ``nodes``: nothing that was before counts."""
@@ -59,6 +61,7 @@ class AgentStarts:
             self.refused.pop(node, None)
         if nodes:
             core.agents_gone = False
+            core.emit(Say(text=f"starting agents on {fold(nodes)}"))
             core.emit(StartAgents(nodes=nodes))
 
     def expect(self, nodes: Iterable[str], now: Now) -> None:
@@ -66,9 +69,10 @@ class AgentStarts:
         for node in nodes:
             self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
 
-    def on_refusal(self, node: str, text: str) -> None:
+    def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """The agent of ``node`` could not begin (its own words from the step's output)."""
         self.refused.setdefault(node, text)
+        self.refusal_code = code
 
     def on_end(self, core: Core, end: StepEnd, now: Now) -> None:
         """An srun, or some of its tasks, ended: whoever of them is still there speaks again at once."""

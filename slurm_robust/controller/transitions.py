@@ -50,9 +50,13 @@ class ToLaunching(Record):
 
 
 class ToRunning(Record):
-    """All ranks live. ``agents``: node to the id of the agent that holds its ranks, as launched."""
+    """All ranks live. ``agents``: node to the id of the agent that holds its ranks, as launched.
+
+    ``launched``: monotonic time of the launch, None where it is not known or long ago.
+    """
 
     agents: dict[str, str]
+    launched: float | None = None
 
 
 class ToReconnecting(Record):

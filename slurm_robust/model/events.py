@@ -28,7 +28,10 @@ class Event(Record, tag_field="event", tag=_snake):
 
 
 class RunStarted(Event):
-    """The first event: what is to be run, and on how much; ``cluster`` is "" where that is not known."""
+    """The first event: what is to be run, and on how much; ``cluster`` is "" where that is not known.
+
+    ``array_task``: the id that squeue shows where the job is a task of an array (``38_1``), else "".
+    """
 
     run_id: str
     job_id: int
@@ -40,6 +43,7 @@ class RunStarted(Event):
     nproc_per_node: int
     version: str
     cluster: str = ""
+    array_task: str = ""
 
 
 class ControllerStarted(Event):

@@ -37,8 +37,7 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
-from slurm_robust.report.find import NoSuchJob, ask_slurm, find_directory, load_events
-from slurm_robust.slurm.select import make_client
+from slurm_robust.report.find import NoSuchJob, find, load_events
 
 _FOR_EVER = 2**62
 
@@ -132,8 +131,7 @@ class Listing(Record):
 
 def open_place(name: str, job_dir: str | None) -> Place:
     """The job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
-    directory = find_directory(name, job_dir, job)
+    directory, _ = find(name, job_dir)
     try:
         spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
     except FileNotFoundError:

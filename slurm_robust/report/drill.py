@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.report.find import ask_slurm, find_directory
-from slurm_robust.slurm.select import make_client
+from slurm_robust.report.find import find
 from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import load_client
@@ -23,8 +22,7 @@ class DrillFailed(SrobustError):
 
 def main(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
     """Have ``fault`` done to ``rank`` of a running job. Raises ``NoSuchJob``, :class:`DrillFailed`."""
-    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
-    directory = find_directory(name, job_dir, job)
+    directory, _ = find(name, job_dir)
     epoch = newest_epoch(directory.epochs)
     if epoch is None:
         raise _failed(f"job {name} has no controller yet", "try again in a few seconds")

@@ -18,10 +18,9 @@ from slurm_robust.controller.evidence.texts import count
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
-from slurm_robust.report.find import ask_slurm, find_directory, load_events
+from slurm_robust.report.find import find, load_events
 from slurm_robust.report.status import seconds
 from slurm_robust.report.summary import summarize
-from slurm_robust.slurm.select import make_client
 
 STYLES = {Standing.OPEN: "bold yellow", Standing.OVER: "green", Standing.ENDED: "bold red"}
 
@@ -136,8 +135,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str]:
     """The job that a person named, and Slurm's state of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
-    directory = find_directory(name, job_dir, job)
+    directory, job = find(name, job_dir)
     return directory, load_events(directory), "+".join(sorted(job.states)) if job else ""
 
 

@@ -10,7 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.report.find import ask_slurm, find_directory, load_events
+from slurm_robust.report.completing import completing_advice
+from slurm_robust.report.find import find, load_events
 from slurm_robust.report.summary import Summary, summarize
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.requeue_plan import waiting_advice
@@ -19,13 +20,15 @@ from slurm_robust.slurm.select import make_client
 
 def main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print the status of a job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    job = ask_slurm(make_client("cli", timeout_s=10.0), int(name)) if name.isdigit() else None
-    directory = find_directory(name, job_dir, job)
+    directory, job = find(name, job_dir)
     events = load_events(directory)
     slurm = "+".join(sorted(job.states)) if job else ""
     if job is not None and job.reason not in ("", "None"):
         slurm += f" ({job.reason})"
-    summary = summarize(events, time.time(), slurm, waiting_advice(job) if job is not None else "")
+    advice = ""
+    if job is not None:
+        advice = waiting_advice(job) or completing_advice(make_client("cli", timeout_s=10.0), job)
+    summary = summarize(events, time.time(), slurm, advice)
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:
@@ -52,7 +55,7 @@ def incident_table(summary: Summary) -> Table:
         table.add_row(
             str(incident.number),
             time.strftime("%m-%d %H:%M:%S", time.localtime(incident.t)),
-            incident.detail,
+            _signs(summary.job_id, incident.number, incident.signs),
             incident.verdict or "-",
             incident.action or "-",
             seconds(incident.detect_s),
@@ -60,6 +63,12 @@ def incident_table(summary: Summary) -> Table:
             seconds(incident.recover_s),
         )
     return table
+
+
+def _signs(job_id: int, number: int, signs: tuple[str, ...]) -> str:
+    """The first sign; those that followed say much the same again, and stand in the incident's story."""
+    more = f"; {len(signs) - 1} more: srobust incident {job_id} {number}" if len(signs) > 1 else ""
+    return signs[0] + more
 
 
 def render(summary: Summary) -> RenderableType:

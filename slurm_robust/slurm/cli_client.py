@@ -113,7 +113,7 @@ class CliSlurmClient:
         """See the protocol."""
         return self._read(
             lambda parser: commands.show_job(job_id, parser=parser),
-            of_text=text.parse_job,
+            of_text=lambda output: text.parse_job(output, job_id),
             of_json=lambda document: self._first(jsonforms.parse_jobs(document), job_id),
         )
 
@@ -337,7 +337,7 @@ class CliSlurmClient:
     def _first(self, found: tuple[Job, ...], job_id: int) -> Job:
         if not found:
             raise JobNotFound(f"job {job_id} not found")
-        return found[0]
+        return next((job for job in found if job.job_id == job_id), found[0])
 
     def _output(self, command: list[str]) -> str:
         return self._check(self._complete(command)).stdout

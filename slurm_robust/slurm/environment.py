@@ -41,6 +41,12 @@ def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
     )
 
 
+def array_task(environ: Mapping[str, str]) -> str:
+    """The id that squeue shows for a task of a job array (``38_1``), "" for any other job."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{task}" if array and task else ""
+
+
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     value = environ.get(name, "")
     if not value:

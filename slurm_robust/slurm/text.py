@@ -146,9 +146,13 @@ def _used(tres: str) -> tuple[Gres, ...]:
 # -- jobs -------------------------------------------------------------------------------------------
 
 
-def parse_job(text: str) -> Job:
-    """Output of ``scontrol show job ID``. Raises UnparsableOutput."""
-    fields = fields_of(_only_block(text, "JobId"))
+def parse_job(text: str, job_id: int | None = None) -> Job:
+    """Output of ``scontrol show job ID``. Raises UnparsableOutput.
+
+    An array's id stands for all its tasks, one of which has it for its own: that with ``job_id`` is meant.
+    """
+    own = (b for b in blocks(text, "JobId") if b.startswith(f"JobId={job_id} "))
+    fields = fields_of(next(own, None) or _only_block(text, "JobId"))
     if "JobState" not in fields:
         raise UnparsableOutput("no JobState: the job's name holds a line break; change it", stdout=text)
     user, uid = _user(fields.get("UserId", ""))

@@ -139,7 +139,12 @@ class FakeSlurm:
     def config(self) -> dict[str, str]:
         """See the protocol."""
         with self._world():
-            return {"ClusterName": "fake", "SLURM_VERSION": str(self.version()), "KillWait": "30 sec"}
+            return {
+                "ClusterName": "fake",
+                "SLURM_VERSION": str(self.version()),
+                "KillWait": "30 sec",
+                "SlurmdTimeout": "300 sec",
+            }
 
     # -- writes: jobs ------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from slurm_robust.controller.effects import Now
 from slurm_robust.controller.restoring import memory_suffices, seal_pending
 from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
 from slurm_robust.controller.starts import Unstarted
+from slurm_robust.controller.telling import RollCall
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToGathering,
@@ -14,7 +15,6 @@ from slurm_robust.controller.transitions import (
     ToStopping,
     Transition,
 )
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import GenerationFailed, Symptom
 from slurm_robust.wire.messages import Phase
 
@@ -30,10 +30,12 @@ class Gathering:
         self._start = begin.start
         self._expected = begin.expected
         self._since = 0.0
+        self._roll_call: RollCall | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
         self._since = now.mono
+        self._roll_call = RollCall(now)
         if (core.state.sealed or core.state.unsealed) and core.listing.generation != core.state.generation:
             core.listing.ask(core, now)
         if self._start and not self._expected:
@@ -50,6 +52,8 @@ class Gathering:
             if self._can_choose(core, now):
                 return ToLaunching()
             return None
+        if self._roll_call is not None:
+            self._roll_call.step(core, now)
         waited = now.mono - self._since
         if self._expected and self._start and waited > RECONNECT_S:
             self._expected = False
@@ -84,7 +88,9 @@ class Gathering:
         node, text = next(iter(refused.items()))
         nodes = ",".join(sorted(refused))
         return ToEnding(
-            code=ExitCode.JOB_DIR, reason=f"agents cannot start on {nodes}; {node} says: {text}", final=False
+            code=core.starts.refusal_code,
+            reason=f"agents cannot start on {nodes}; {node} says: {text}",
+            final=False,
         )
 
     def _patience(self, core: Core) -> float:

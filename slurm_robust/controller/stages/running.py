@@ -7,6 +7,7 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.standby import watch_spares
 from slurm_robust.controller.stages.watch import all_done, current_agents, find_trouble, leave
+from slurm_robust.controller.telling import Course
 from slurm_robust.controller.tending import Tending
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
@@ -98,7 +99,7 @@ class Launching:
         if trouble is not None:
             return leave(core, self._agents, Why(trouble=trouble), now)
         if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
-            return ToRunning(agents=self._agents)
+            return ToRunning(agents=self._agents, launched=self._since)
         waited = now.mono - self._since
         if waited > core.config.timings.launch_s:
             late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
@@ -122,19 +123,24 @@ class Running:
 
     def __init__(self, begin: ToRunning) -> None:
         self._agents = begin.agents
+        self._launched = begin.launched
         self._since = 0.0
         self._first_step_seen = False
         self._tending: Tending | None = None
+        self._course: Course | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Remember since when silence counts."""
         self._since = now.mono
         self._first_step_seen = core.state.steps_here >= 0
         self._tending = Tending(now)
+        self._course = Course(self._launched, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Watch progress and trouble; end when all ranks are done."""
         self._watch_steps(core, now)
+        if self._course is not None:
+            self._course.step(core, now)
         if core.leaving:
             return ToStopping(reason=core.leaving)
         if all_done(core, now):
@@ -162,6 +168,8 @@ class Running:
         if not self._first_step_seen:
             self._first_step_seen = True
             timings = _timings(core)
+            if self._course is not None:
+                self._course.first_step(core, slowest, now)
             core.record(
                 ev.FirstStep(
                     t=now.wall - slowest.age_s,

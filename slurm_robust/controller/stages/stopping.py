@@ -15,7 +15,6 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import (
     EndApproaching,
     GenerationFailed,
@@ -138,7 +137,7 @@ class Stopping:
 
     def _follow(self, core: Core, now: Now) -> Transition:
         if core.leaving:
-            return ToEnding(code=ExitCode.TERMINATED, reason=core.leaving, final=False)
+            return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
             return _before_the_end(core, core.ending, now)
         return conclude(core, self._failure(core), now, waited=self._waited)

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Source, Tier
-from slurm_robust.model.job import CommandKind
+from slurm_robust.model.job import CommandKind, JobSpec
 from slurm_robust.wire.messages import Beat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
 from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause
 from tests.unit.agent.nodes import MIB, fill
@@ -341,6 +342,29 @@ def test_a_job_directory_that_is_not_there_is_told_in_one_line(tmp_path: Path, c
     assert told["node"] == "n3"
     assert "job.json" in told["srobust_agent_error"]
     assert told["fix"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(CommandKind.SCRIPT, "away.py"), (CommandKind.MODULE, "away.train"), (CommandKind.EXEC, "./away")],
+)
+def test_a_node_that_lacks_what_is_to_be_run_says_so_before_the_first_worker(
+    kind: CommandKind, name: str, tmp_path: Path
+) -> None:
+    spec = JobSpec(run_id="r", job_id=7, kind=kind, command=(name,), cwd=str(tmp_path), nproc_per_node=1)
+    (tmp_path / "job.json").write_bytes(msgspec.json.encode(spec))
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(tmp_path)],
+        env={**os.environ, "SLURMD_NODENAME": "n3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    told = json.loads(done.stdout)
+    assert "not found" in told["srobust_agent_error"]
+    assert name.removeprefix("./") in told["srobust_agent_error"]
+    assert (told["job_code"], bool(told["fix"])) == (66, True)
 
 
 def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make_job: MakeJob) -> None:

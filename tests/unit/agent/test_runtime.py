@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from slurm_robust.agent.runtime import RuntimeFolder
 
 
@@ -36,9 +38,24 @@ def test_folders_of_living_agents_other_runs_and_strangers_are_left_alone(tmp_pa
         agent.close()
 
 
-def test_what_a_killed_agent_of_the_run_left_is_removed(tmp_path: Path) -> None:
-    dead = RuntimeFolder("run", tmp_path)
+@pytest.mark.parametrize("run", ["7-abc", "8-def"])
+def test_what_a_killed_agent_of_any_run_left_is_removed(run: str, tmp_path: Path) -> None:
+    dead = RuntimeFolder("7-abc", tmp_path)
     os.close(dead._lock)  # what the kernel does
-    runtime = RuntimeFolder("run", tmp_path)
+    runtime = RuntimeFolder(run, tmp_path)
     assert not dead.path.exists()
     runtime.close()
+
+
+def test_copies_of_checkpoints_and_the_names_of_others_are_no_run_folders(tmp_path: Path) -> None:
+    copies = tmp_path / f"srobust-{os.getuid()}-7-abc-copies"
+    copies.mkdir()
+    elsewhere = tmp_path / "home"
+    elsewhere.mkdir()
+    (elsewhere / "alive").touch()
+    link = tmp_path / f"srobust-{os.getuid()}-7-abc-link"
+    link.symlink_to(elsewhere)
+    RuntimeFolder("8-def", tmp_path).close()
+    assert copies.exists()
+    assert link.is_symlink()
+    assert (elsewhere / "alive").exists()

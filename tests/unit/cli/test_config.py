@@ -47,6 +47,20 @@ def test_check_tells_good_from_bad(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "bad.yaml, line 1: spare is no key; did you mean spares" in capsys.readouterr().err
 
 
+def test_check_tells_the_problems_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, good, second = tmp_path / "first.yaml", tmp_path / "good.yaml", tmp_path / "second.yaml"
+    first.write_text("spare: 1\nnodes: four\n")
+    good.write_text("spares: 1\n")
+    second.write_text("limits: [\n")
+    assert main(["config", "check", str(first), str(good), str(second), str(tmp_path / "none.yaml")]) == 78
+    out, err = capsys.readouterr()
+    assert "good.yaml: good, 1 keys" in out
+    assert "first.yaml, line 1: spare is no key" in err
+    assert "first.yaml, line 2: nodes must be a whole number" in err
+    assert "second.yaml, line 2, column 1: not valid YAML" in err
+    assert "none.yaml cannot be read: No such file" in err
+
+
 def test_check_opens_the_rules_for_logs_that_a_file_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from slurm_robust.config import reader, settings
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.schema import CheckpointConfig, JobConfig, Limits, Timings
-from slurm_robust.config.settings import Setting
+from slurm_robust.config.settings import Said, Setting
 
 
 def understood(text: str) -> JobConfig:
@@ -98,6 +98,47 @@ def test_all_problems_of_a_file_are_told_at_once() -> None:
     ]
 
 
+def test_problems_of_all_kinds_are_told_at_once() -> None:
+    message = refused(
+        "nodes: 1\nnodes: 2\nnodez: 1\nspares: x\nslurm: 3\n"
+        "final_exit_codes: [0]\npreload: ['a b']\nlimits: {per_hour: -1, total: -2}\n"
+    )
+    for expected in (
+        "job.yaml, line 2: nodes is there twice; the other is at job.yaml, line 1: keep one",
+        "job.yaml, line 3: nodez is no key; did you mean nodes",
+        "job.yaml, line 4: spares must be a whole number, got the text 'x'; write for example spares: 0",
+        "job.yaml, line 5: slurm must be a mapping; write for example",
+        "job.yaml, line 6: final_exit_codes has 0\n  fix: use codes from 1 to 255",
+        "job.yaml, line 7: preload has 'a b', which is no module name\n  fix: write module names as in",
+        "job.yaml, line 8: per_hour is -1\n  fix: use",
+        "job.yaml, line 8: total is -2\n  fix: use",
+    ):
+        assert expected in message
+
+
+def test_problems_of_all_layers_are_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("nodez: 1\n")
+    options = Said()
+    reader.take_text(options, "sparez", "1", "option --set sparez=1")
+
+    with pytest.raises(ConfigError) as caught:
+        reader.load(file, {"SROBUST_CONFIG_LIMITS_TOTAL": "x"}, options, site_file=Path(os.devnull))
+
+    for expected in (
+        "job.yaml, line 1: nodez",
+        "variable SROBUST_CONFIG_LIMITS_TOTAL: limits",
+        "sparez=1: sparez",
+    ):
+        assert expected in str(caught.value)
+
+
+def test_a_key_of_the_wrong_type_contradicts_no_other() -> None:
+    message = refused("timings:\n  heartbeat_s: 10\n  node_dead_s: long\n")
+    assert "node_dead_s must be a number" in message
+    assert "set by" not in message
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -123,7 +164,7 @@ def test_yaml_cannot_make_objects() -> None:
 
 
 def test_a_refused_value_is_told_with_the_place_where_it_was_said() -> None:
-    assert refused("spares: -1").startswith("job.yaml, line 1: spares is -1\n")
+    assert refused("spares: -1").startswith("job.yaml, line 1: spares is -1\n  fix: use 0 or more")
     message = refused("timings:\n  heartbeat_s: 10")
     assert "set by: timings.node_dead_s (default), timings.heartbeat_s (job.yaml, line 2)" in message
     assert "set node_dead_s to 20 or more" in message
@@ -144,7 +185,7 @@ def test_the_precedence_is_site_file_file_environment_options(tmp_path: Path) ->
     site.write_text("nodes: 1\nspares: 1\nnproc_per_node: 1\nmode: observe\n")
     file.write_text("nodes: 2\nspares: 2\nnproc_per_node: 2\n")
     environ = {"SROBUST_CONFIG_NODES": "3", "SROBUST_CONFIG_SPARES": "3", "HOME": "/"}
-    options = {"nodes": Setting(4, "option --nodes")}
+    options = Said({"nodes": Setting(4, "option --nodes")})
 
     config = reader.load(file, environ, options, site_file=site)
 
@@ -163,24 +204,25 @@ def test_each_key_can_be_said_in_the_environment() -> None:
     }
     environ = {reader.environment_name(key): text for key, (text, _) in said.items()}
     found = reader.from_environment(environ)
-    assert {key: setting.value for key, setting in found.items()} == {key: v for key, (_, v) in said.items()}
+    values = {key: setting.value for key, setting in found.settings.items()}
+    assert values == {key: value for key, (_, value) in said.items()}
     settings.build(found)
 
 
 def test_names_in_the_environment_are_unique_and_none_is_a_worker_variable() -> None:
     names = [reader.environment_name(key) for key in settings.known_keys()]
     assert len(set(names)) == len(names)
-    assert reader.from_environment({"SROBUST_JOB_DIR": "/x", "SROBUST_DEBUG": "1"}) == {}
+    assert reader.from_environment({"SROBUST_JOB_DIR": "/x", "SROBUST_DEBUG": "1"}) == Said()
 
 
 def test_an_unknown_variable_of_our_prefix_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"SROBUST_CONFIG_NODEZ: nodez is no key; did you mean nodes"):
-        reader.from_environment({"SROBUST_CONFIG_NODEZ": "1"})
+        settings.build(reader.from_environment({"SROBUST_CONFIG_NODEZ": "1"}))
 
 
 def test_a_bad_value_in_the_environment_names_the_variable() -> None:
     with pytest.raises(ConfigError, match=r"variable SROBUST_CONFIG_NODES: nodes must be a whole number"):
-        reader.load(None, {"SROBUST_CONFIG_NODES": "[1"}, {}, site_file=Path(os.devnull))
+        reader.load(None, {"SROBUST_CONFIG_NODES": "[1"}, Said(), site_file=Path(os.devnull))
 
 
 def test_every_key_has_an_example_that_is_right() -> None:

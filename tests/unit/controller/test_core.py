@@ -352,6 +352,17 @@ def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
     assert "no folder in /dev/shm" in job.core.state.evicted["n2"]
 
 
+def test_what_too_many_nodes_lack_ends_the_job_with_its_code_and_no_second_try() -> None:
+    job = JobWithoutAgents(("n1", "n2"), ())
+    job.core.starts.on_refusal("n2", "module not found: train; fix: install it", ExitCode.NO_INPUT)
+    job.pass_time(15)
+    assert job.code == 66
+    assert job.requeued == []
+    assert job.said[-1] == (
+        "end, exit code 66: agents cannot start on n2; n2 says: module not found: train; fix: install it"
+    )
+
+
 class JobWithoutAgents(Job):
     """Agents are ordered but none comes."""
 
@@ -367,6 +378,15 @@ def test_term_ends_everything_without_an_incident() -> None:
     assert job.code == ExitCode.TERMINATED
     assert job.events(ev.IncidentOpened) == []
     assert job.core.state.ended is None
+
+
+def test_ctrl_c_ends_with_the_code_of_ctrl_c() -> None:
+    job = Job()
+    job.train_to(3)
+    job.act(job.core.on_leave("SIGINT", job.now(), ExitCode.INTERRUPTED))
+    job.pass_time(20)
+    assert job.code == 130
+    assert job.events(ev.IncidentOpened) == []
 
 
 def test_the_state_is_the_fold_of_what_was_written() -> None:

@@ -58,7 +58,44 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PreflightError) as error:
         preflight.check_command(CommandKind.SCRIPT, ("train.py",), tmp_path)
     check(error, ExitCode.NO_INPUT, "script not found")
-    preflight.check_command(CommandKind.EXEC, ("anything",), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "package.nowhere", "nowhere.train", "half"])
+def test_a_module_that_is_not_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "__init__.py").touch()  # but no __main__.py
+    with pytest.raises(PreflightError) as error:
+        preflight.check_command(CommandKind.MODULE, (name, "--lr", "1"), tmp_path)
+    check(error, ExitCode.NO_INPUT, f"module not found: {name} (looked in {tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["train", "package.train", "package", "odd.train", "json.tool"])
+def test_a_module_that_is_there_or_that_nobody_can_know_of(name: str, tmp_path: Path) -> None:
+    for folder in ("package", "odd"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "train.py").touch()
+    for file in ("__init__", "__main__", "train"):
+        (tmp_path / "package" / f"{file}.py").touch()
+    (tmp_path / "odd" / "__init__.py").write_text("import only_on_nodes_with_gpus")
+    preflight.check_command(CommandKind.MODULE, (name,), tmp_path)
+
+
+def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "train"
+    for words, text in ((("train",), "in no folder of PATH"), (("./train",), "not found")):
+        with pytest.raises(PreflightError) as error:
+            preflight.check_command(CommandKind.EXEC, words, tmp_path)
+        check(error, ExitCode.NO_INPUT, text)
+    program.touch()
+    with pytest.raises(PreflightError) as error:
+        preflight.check_command(CommandKind.EXEC, ("./train",), tmp_path)
+    check(error, ExitCode.NO_INPUT, "program not executable")
+    program.chmod(0o755)
+    preflight.check_command(CommandKind.EXEC, ("./train",), tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    preflight.check_command(CommandKind.EXEC, ("train",), tmp_path)
 
 
 @pytest.mark.parametrize(("nodes", "spares"), [(4, 0), (3, 1), (None, 3)])

@@ -29,6 +29,21 @@ def test_from_where_the_newest_generation_continued() -> None:
     assert "restored" not in shown(launched(restore="", restore_step=-1))
 
 
+def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() -> None:
+    bound = "allowed are 14 s (the floor of 14 s, more than 3 x 0.3 s, the 99th percentile of step times)"
+    opened = ev.IncidentOpened(
+        t=2.0, incident=1, generation=1, symptom=Symptom.HANG, detail=f"no step for 14 s: {bound}",
+        detect_s=0.0, best_step=1,
+    )  # fmt: skip
+    more = [
+        ev.SymptomAdded(t=3.0, incident=1, symptom=Symptom.HANG, detail=f"no step for {s} s: {bound}")
+        for s in (28, 56)
+    ]
+    text = " ".join(shown(launched(), opened, *more).split())
+    assert "2 more: srobust incident 0 1" in text
+    assert text.count("percentile") == 1
+
+
 def test_what_is_on_storage_and_how_often_it_should() -> None:
     written = ev.StorageWritten(t=1.0, generation=1, step=90, seconds=2.0)
     assert "step 90, written in 2.0 s" in shown(launched(), written)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.environment import allocation_from_environment, array_task
 from slurm_robust.slurm.errors import NotInAllocation
 
 BATCH = {
@@ -24,6 +24,11 @@ def test_a_batch_script_s_environment() -> None:
     assert held.batch_host == "n3"
     assert held.restart_count == 2
     assert held.end_time == 1795251045.0
+
+
+def test_a_task_of_an_array_has_the_id_that_squeue_shows() -> None:
+    assert array_task({**BATCH, "SLURM_ARRAY_JOB_ID": "38", "SLURM_ARRAY_TASK_ID": "1"}) == "38_1"
+    assert array_task(BATCH) == ""
 
 
 def test_what_may_be_missing() -> None:

@@ -52,6 +52,12 @@ def test_a_name_that_begins_another_record_is_refused() -> None:
         text.parse_job("JobId=7 JobName=x\nJobId=8 JobName=y\n   JobState=RUNNING\n")
 
 
+def test_of_an_arrays_tasks_the_one_with_the_id_is_meant() -> None:
+    tasks = "JobId=39 ArrayJobId=38\n   JobState=FAILED\n\nJobId=38 ArrayJobId=38\n   JobState=RUNNING\n"
+    assert text.parse_job(tasks, 38).is_running
+    assert text.parse_job(tasks, 40).job_id == 39
+
+
 def test_a_held_job() -> None:
     job = text.parse_job(recorded("job_held.txt"))
     assert job.held

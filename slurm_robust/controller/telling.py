@@ -1,0 +1,84 @@
+"""What the job's log is told while all is well: who is waited for, the first step, how far training is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slurm_robust.controller.effects import Now, Say
+from slurm_robust.slurm.hostlist import fold
+
+if TYPE_CHECKING:
+    from slurm_robust.controller.core import Core
+    from slurm_robust.model.progress import Progress
+
+# Agents that start within this time are not worth a line.
+PATIENCE_S = 10.0
+PROGRESS_S = 600.0
+
+
+class RollCall:
+    """Says which agents are waited for, ever more rarely."""
+
+    def __init__(self, now: Now) -> None:
+        self._since = now.mono
+        self._next_s = PATIENCE_S
+
+    def step(self, core: Core, now: Now) -> None:
+        """Say it when it is due."""
+        waited = now.mono - self._since
+        if waited < self._next_s:
+            return
+        self._next_s = 2 * waited
+        nodes = (*core.state.slots, *core.state.spares)
+        beats = {node: core.fleet.beat(node) for node in nodes}
+        away = [node for node, beat in beats.items() if beat is None]
+        importing = [node for node, beat in beats.items() if beat is not None and not beat.ready]
+        joined = f"{len(nodes) - len(away)} of {len(nodes)} agents have joined after {waited:.0f} s"
+        missing = f"; not yet: {fold(away)}" if away else ""
+        busy = f"; importing torch: {fold(importing)}" if importing else ""
+        core.emit(Say(text=joined + missing + busy))
+
+
+class Course:
+    """Says the first step of a generation and then, every ten minutes, how far training is.
+
+    ``launched``: monotonic time of the launch, None where another controller launched it.
+    """
+
+    def __init__(self, launched: float | None, now: Now) -> None:
+        self._launched = launched
+        self._told_at = now.mono
+        self._told: int | None = None
+
+    def first_step(self, core: Core, slowest: Progress, now: Now) -> None:
+        """``slowest`` has completed its first step; its age is as of ``now``."""
+        what = f"first step (step {slowest.step})" if slowest.reported else "first optimizer step"
+        after = ""
+        if self._launched is not None:
+            after = f", {max(0.0, now.mono - slowest.age_s - self._launched):.1f} s after the launch"
+        core.emit(Say(text=f"generation {core.state.generation}: {what} is done{after}{_loss(slowest)}"))
+        self._told_at, self._told = now.mono, slowest.step
+
+    def step(self, core: Core, now: Now) -> None:
+        """Say how far training is when it is due."""
+        quiet_s = now.mono - self._told_at
+        if quiet_s < PROGRESS_S:
+            return
+        self._told_at = now.mono
+        records = core.fleet.progress(core.state.slots, core.state.generation)
+        if not core.is_progress(records):
+            core.emit(Say(text=f"generation {core.state.generation}: no step is done yet", ettr=True))
+            return
+        slowest = min(records, key=lambda p: (p.step, -p.age_s))
+        done, before = slowest.step, self._told
+        self._told = done
+        if before is not None and done <= before:
+            text = f"no new step for {quiet_s:.0f} s; step {done} is done"
+        else:
+            pace = f", {quiet_s / (done - before):.3g} s a step" if before is not None else ""
+            text = f"step {done} is done{_loss(slowest)}{pace}"
+        core.emit(Say(text=text, ettr=True))
+
+
+def _loss(slowest: Progress) -> str:
+    return f", loss {slowest.loss:.4g}" if slowest.loss is not None else ""

@@ -1,0 +1,248 @@
+"""``srobust logs JOB``: the training's output as its ranks wrote it, followed over restarts and requeues."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.controller.journal import fold
+from slurm_robust.model.events import RunEnded, decode_event
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.record import Record
+from slurm_robust.model.text import printable, without_escapes
+from slurm_robust.report.find import NoSuchJob, find, load_events
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import JobNotFound, SlurmError
+from slurm_robust.slurm.select import make_client
+
+POLL_S = 0.5
+# Who was cancelled, or ran out of time, has not written down its end: only Slurm knows.
+ASK_SLURM_S = 15.0
+_BLOCK = 1 << 16
+_LAST_EVENT = 1 << 14  # bytes; the end of a run is a short event
+
+
+class Wanted(Record):
+    """What to show. ``rank``: None for all; ``generation``: None for the newest, and those that follow.
+
+    ``stream``: ``out`` or ``err``; ``lines``: of each rank's past, None for all.
+    """
+
+    rank: int | None = 0
+    generation: int | None = None
+    stream: str = "out"
+    lines: int | None = 50
+    follow: bool = False
+    json: bool = False
+
+
+class Line(Record):
+    """One line of output, as ``--json`` prints it."""
+
+    generation: int
+    rank: int
+    stream: str
+    line: str
+
+
+def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
+    """Print the output of a job's ranks. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    directory, _ = find(name, job_dir)
+    job_id = fold(load_events(directory)).job_id
+    book = Logs(directory, wanted)
+    if not wanted.follow:
+        for line in book.past():
+            _print(line, wanted)
+        return ExitCode.SUCCESS
+    slurm = make_client("cli", timeout_s=10.0)
+    for line in book.follow(End(directory, slurm, job_id), time.sleep):
+        _print(line, wanted)
+    return ExitCode.SUCCESS
+
+
+def _print(line: Line, wanted: Wanted) -> None:
+    if wanted.json:
+        text = msgspec.json.encode(line).decode()
+    else:
+        # A progress bar writes over itself: what stood there last counts.
+        words = without_escapes(line.line.rstrip("\r").rpartition("\r")[2]).expandtabs()
+        text = (f"rank {line.rank} | " if wanted.rank is None else "") + printable(words)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+class Logs:
+    """The output of one job's ranks, read as it grows."""
+
+    def __init__(self, directory: JobDirectory, wanted: Wanted) -> None:
+        self._directory = directory
+        self._wanted = wanted
+
+    def past(self) -> Iterator[Line]:
+        """What there is. Raises ``NoSuchJob`` where there is nothing."""
+        generation = self._wanted.generation or max(self._generations(), default=0)
+        files = self._open(generation, {}, self._wanted.lines)
+        if not files:
+            raise self._nothing(generation)
+        self._introduce(generation)
+        for rank, file in sorted(files.items()):
+            yield from self._lines(generation, rank, file.read(whole=False))
+
+    def follow(self, is_over: Callable[[], bool], pause: Callable[[float], None]) -> Iterator[Line]:
+        """What there is and what comes, until ``is_over``, or until the one generation asked for is."""
+        asked = self._wanted.generation
+        generation = asked or max(self._generations(), default=0)
+        files: dict[int, _File] = {}
+        introduced, lines = 0, self._wanted.lines
+        while True:
+            later = min((g for g in self._generations() if g > generation), default=0)
+            over = bool(asked and later) or is_over()
+            files = self._open(generation, files, lines)
+            if files and introduced != generation:
+                introduced = generation
+                self._introduce(generation)
+            for rank, file in sorted(files.items()):
+                yield from self._lines(generation, rank, file.read(whole=not (later or over)))
+            if over and (asked or not later):
+                if not introduced:
+                    raise self._nothing(generation)
+                return
+            if later:
+                generation, files, lines = later, {}, None
+            else:
+                pause(POLL_S)
+
+    def _generations(self) -> set[int]:
+        names = (path.name for path in self._directory.logs(0).parent.glob("gen-*"))
+        return {int(number) for name in names if (number := name.removeprefix("gen-")).isdigit()}
+
+    def _open(self, generation: int, known: dict[int, _File], lines: int | None) -> dict[int, _File]:
+        """The files that are wanted and there; those that are ``known`` stay where they are."""
+        wanted = self._wanted
+        if wanted.rank is not None:
+            ranks = {wanted.rank}
+        else:
+            paths = self._directory.logs(generation).glob(f"rank-*.{wanted.stream}")
+            ranks = {int(path.stem.removeprefix("rank-")) for path in paths}
+        found = dict(known)
+        for rank in ranks - known.keys():
+            path = self._directory.worker_log(generation, rank, wanted.stream)
+            if path.exists():
+                found[rank] = _File(path, lines)
+        return found
+
+    def _lines(self, generation: int, rank: int, texts: Iterator[str]) -> Iterator[Line]:
+        stream = self._wanted.stream
+        return (Line(generation=generation, rank=rank, stream=stream, line=text) for text in texts)
+
+    def _introduce(self, generation: int) -> None:
+        """On standard error, so that standard output holds the training's words only."""
+        rank = self._wanted.rank
+        logs = self._directory.logs(generation)
+        path = logs if rank is None else self._directory.worker_log(generation, rank, self._wanted.stream)
+        print(f"==> generation {generation}: {path}", file=sys.stderr, flush=True)
+
+    def _nothing(self, generation: int) -> NoSuchJob:
+        wanted, there = self._wanted, self._generations()
+        if not there:
+            error = NoSuchJob(f"no worker of {self._directory.path} has been started yet")
+            error.fix = "'srobust status' says how far the job is; -f waits for the output"
+        elif generation not in there:
+            error = NoSuchJob(f"generation {generation} has no output in {self._directory.logs(0).parent}")
+            error.fix = f"give one of {min(there)} to {max(there)}"
+        else:
+            paths = self._directory.logs(generation).glob(f"rank-*.{wanted.stream}")
+            ranks = sorted(int(path.stem.removeprefix("rank-")) for path in paths)
+            name = "any rank" if wanted.rank is None else f"rank {wanted.rank}"
+            error = NoSuchJob(f"no output of {name} in generation {generation}")
+            error.fix = f"give one of {ranks[0]} to {ranks[-1]}" if ranks else "-f waits for the output"
+        return error
+
+
+class _File:
+    """One rank's file, read from where the last ``lines`` lines begin."""
+
+    def __init__(self, path: Path, lines: int | None) -> None:
+        self._path = path
+        self._rest = b""
+        self._offset = 0 if lines is None else _begin_of_last(path, lines)
+
+    def read(self, *, whole: bool) -> Iterator[str]:
+        """Lines written since the last call; without ``whole`` also one that has no end yet."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while data := file.read(_BLOCK):
+                self._offset += len(data)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+        if not whole and self._rest:
+            rest, self._rest = self._rest, b""
+            yield rest.decode(errors="replace")
+
+
+def _begin_of_last(path: Path, lines: int) -> int:
+    """Offset at which the last ``lines`` lines of a file begin."""
+    with path.open("rb") as file:
+        at = end = file.seek(0, os.SEEK_END)
+        tail = b""
+        while at > 0 and tail.count(b"\n") <= lines:
+            at = max(0, at - _BLOCK)
+            file.seek(at)
+            tail = file.read(end - at)
+    before, *kept = tail.removesuffix(b"\n").rsplit(b"\n", lines)
+    if lines == 0:
+        return end
+    return at + len(before) + 1 if len(kept) == lines else 0
+
+
+class End:
+    """Whether the run is over: its journal says so, or Slurm says it of the job."""
+
+    def __init__(self, directory: JobDirectory, slurm: SlurmClient, job_id: int) -> None:
+        self._journal = directory.journal
+        self._slurm = slurm
+        self._job_id = job_id
+        self._size = -1
+        self._asked = time.monotonic() - ASK_SLURM_S  # a job that has ended is not waited for
+        self._told = False
+
+    def __call__(self) -> bool:
+        """Look once; reads the journal's end only where it has grown."""
+        try:
+            size = self._journal.stat().st_size
+            if size != self._size:
+                self._size = size
+                return self._says_so(size)
+        except OSError:
+            return False  # storage does not answer now
+        if time.monotonic() - self._asked < ASK_SLURM_S:
+            return False
+        self._asked = time.monotonic()
+        return self._gone()
+
+    def _says_so(self, size: int) -> bool:
+        with self._journal.open("rb") as file:
+            file.seek(max(0, size - _LAST_EVENT))
+            last = file.read().splitlines()[-1:]
+        try:
+            return bool(last) and isinstance(decode_event(last[0]), RunEnded)
+        except msgspec.DecodeError:
+            return False  # it is being written
+
+    def _gone(self) -> bool:
+        try:
+            return self._slurm.job(self._job_id).is_finished
+        except JobNotFound:
+            return True
+        except (SlurmError, OSError) as error:
+            if not self._told:
+                self._told = True
+                text = f"srobust: Slurm does not answer ({error}); this goes on until Ctrl-C"
+                print(text, file=sys.stderr, flush=True)
+            return False

@@ -1,0 +1,98 @@
+"""Whether what is to be run is there: asked on the batch host before the job starts, and on every node.
+
+``python -m slurm_robust.worker.lookup MODULE`` looks for a module as ``python -m MODULE`` in the same folder
+would, and ends with :data:`NOT_THERE` only where it surely is not there. It imports the packages around the
+module, which must not happen in a process that workers are forked from.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+
+NOT_THERE = 3
+# Importing the packages around a module may import torch, from cold shared storage.
+_MODULE_S = 60.0
+
+
+class Missing(Record):
+    """What is not there, and what to do about it."""
+
+    text: str
+    fix: str
+
+
+def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | None:
+    """Why this node cannot run ``command``; None where nothing speaks against it.
+
+    Imports nothing, so of module ``a.b`` only ``a`` is looked for, in ``cwd`` and ``sys.path``.
+    """
+    name = command[0]
+    if kind is CommandKind.MODULE:
+        return None if _find(name.partition(".")[0], cwd) else _no_module(name, cwd)
+    if kind is CommandKind.SCRIPT:
+        return None if Path(cwd, name).exists() else _not_found("script", Path(cwd, name))
+    return _missing_program(name, Path(cwd, name) if os.path.dirname(name) else None)
+
+
+def missing_module(name: str, cwd: str) -> Missing | None:
+    """As :func:`missing` for a module, with all packages around it; takes as long as importing these."""
+    command = [sys.executable, "-m", __name__, name]
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, timeout=_MODULE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # the workers' own error will tell more
+    return _no_module(name, cwd) if done.returncode == NOT_THERE else None
+
+
+def _missing_program(name: str, path: Path | None) -> Missing | None:
+    if shutil.which(path or name):
+        return None
+    if path is None:
+        text = f"program not found: {name} is in no folder of PATH ({os.environ.get('PATH', '')})"
+        return Missing(text=text, fix="give its path, or load its environment in the batch script")
+    if path.is_file():
+        return Missing(text=f"program not executable: {path}", fix=f"chmod +x {path}")
+    return _not_found("program", path)
+
+
+def _not_found(what: str, path: Path) -> Missing:
+    return Missing(text=f"{what} not found: {path}", fix="it must be there, at the same path, on all nodes")
+
+
+def _no_module(name: str, cwd: str) -> Missing:
+    return Missing(
+        text=f"module not found: {name} (looked in {cwd} and where {sys.executable} looks)",
+        fix="submit from the folder that holds it, set PYTHONPATH in the batch script, or install it",
+    )
+
+
+def _find(name: str, cwd: str) -> bool:
+    found = importlib.machinery.PathFinder.find_spec(name, [cwd, *sys.path])
+    return found is not None or importlib.util.find_spec(name) is not None
+
+
+def main() -> int:
+    """0: the module can be run, or nobody can know before it is; 3: it is not there."""
+    name = sys.argv[1]
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")  # what runs of a package
+    except ModuleNotFoundError as error:
+        return NOT_THERE if error.name and f"{name}.".startswith(f"{error.name}.") else 0
+    except BaseException:  # noqa: BLE001 - whatever a package does when it is imported, also sys.exit()
+        return 0
+    return 0 if found is not None else NOT_THERE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
