@@ -88,8 +88,8 @@ class AgentStarts:
     def on_witness(self, found: Iterable[Witness] | None) -> None:
         """Slurm's word on nodes that it was asked about; None: it has none, and is waited for no longer."""
         if found is None:
-            for start in self._nodes.values():
-                start.asked = start.asked and -math.inf
+            for asked in self._nodes.values():
+                asked.asked = asked.asked and -math.inf
         for witness in found or ():
             if (start := self._nodes.get(witness.node)) is not None:
                 start.witness = witness

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
 from slurm_robust.controller.restoring import memory_suffices, seal_pending
+from slurm_robust.controller.stages.stopping import before_the_end
 from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
 from slurm_robust.controller.starts import Unstarted
 from slurm_robust.controller.telling import RollCall
@@ -17,6 +18,9 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model.incident import GenerationFailed, Symptom
 from slurm_robust.wire.messages import Phase
+
+# Only storage may have what training is to resume from; another run may reach it, on other nodes.
+STORAGE_S = 1800.0
 
 
 class Gathering:
@@ -51,6 +55,8 @@ class Gathering:
         if all((b := core.fleet.beat(n)) is not None and b.ready and not b.fatal for n in slots):
             if self._can_choose(core, now):
                 return ToLaunching()
+            if now.mono - self._since > STORAGE_S:
+                return before_the_end(core, f"storage has not answered for {STORAGE_S:.0f} s", now)
             return None
         if self._roll_call is not None:
             self._roll_call.step(core, now)

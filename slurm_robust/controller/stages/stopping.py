@@ -139,7 +139,7 @@ class Stopping:
         if core.leaving:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
-            return _before_the_end(core, core.ending, now)
+            return before_the_end(core, core.ending, now)
         return conclude(core, self._failure(core), now, waited=self._waited)
 
     def _failure(self, core: Core) -> GenerationFailed:
@@ -154,7 +154,8 @@ class Stopping:
         return failure(core, self._why, self._exits, tuple(self._lost), unable)
 
 
-def _before_the_end(core: Core, reason: str, now: Now) -> Transition:
+def before_the_end(core: Core, reason: str, now: Now) -> Transition:
+    """Where the policy leads when this run ends for ``reason`` and the job is not done."""
     decision = decide(core.state, EndApproaching(reason=reason), now.wall, core.rules)
     match decision.actions[-1]:
         case Requeue(exclude=exclude, reason=why):

@@ -421,3 +421,17 @@ def test_a_journal_of_an_older_version_can_be_continued() -> None:
     job = Job(history=history, first=ToGathering(start=True), storage=[Ref(step=3, generation=1)])
     assert where(job) == (3, {"storage": 2})
     assert all(structs.asdict(m)["generation"] == 2 for _, m in job.sent if isinstance(m, Launch))
+
+
+def test_storage_that_never_answers_is_left_for_another_run() -> None:
+    job = Job(spares=())
+    job.train_to(5)
+    job.checkpoints[1] = ("gen-0001/step-00000004", 4)
+    job.kill_rank(0)
+    assert where(job)[0] == 4
+    job.hears_storage = False
+    job.kill_rank(1)
+    job.pass_time(1000.0)
+    assert (job.stage, job.requeued) == ("Gathering", [])
+    job.until(lambda: bool(job.requeued), 1000.0)
+    assert any("storage has not answered for 1800 s" in text for text in job.said)
