@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from benchmarks.fault_matrix import plants
-from benchmarks.fault_matrix.outcomes import EVICT, RESTART, TESTED, Expected
+from benchmarks.fault_matrix.outcomes import EVICT, MOVE, RESTART, TESTED, Expected
 from benchmarks.fault_matrix.plants import Plant, gpu, kernel, ordered
 from slurm_robust.model.incident import Symptom
 
@@ -54,8 +54,13 @@ CRASHES = (Symptom.WORKER_EXIT, Symptom.USER_EXCEPTION)
 CRASH = Expected(symptoms=(Symptom.WORKER_EXIT,), actions=RESTART, detect_s=CRASH_S)
 RAISED = Expected(symptoms=(Symptom.USER_EXCEPTION,), actions=RESTART, detect_s=CRASH_S)
 BROKEN = Expected(symptoms=CRASHES, actions=EVICT, node=True, detect_s=CRASH_S)
-HANG = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=HANG_S)
-SLOW = Expected(symptoms=(Symptom.SLOW,), actions=EVICT, node=True)
+HALTED = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=HANG_S)
+"""The process cannot go on by itself, which no code brings about."""
+
+HANG = Expected(symptoms=(Symptom.HANG,), actions=RESTART, detect_s=HANG_S)
+"""The first time; it may be the code as well as the node."""
+
+SLOW = Expected(symptoms=(Symptom.SLOW,), actions=MOVE)
 DIES = Expected(symptoms=(Symptom.NODE_LOST, *CRASHES), actions=EVICT, node=True, detect_s=DEAD_S)
 """Workers die with their agent, so the first sign may be another rank that has lost its peer."""
 
@@ -85,9 +90,9 @@ CASES: tuple[Case, ...] = (
     Case("hang in C", "main thread in a C function for ever", ordered("c"), HANG, after=WARM),
     Case("hang in loader", "the data loader's child delivers nothing", ordered("loader"), HANG, after=WARM),
     Case("hang on a lock", "main thread waits for its own lock", ordered("lock"), HANG, after=WARM),
-    Case("SIGSTOP", "a rank is stopped", plants.stop, HANG, after=WARM),
+    Case("SIGSTOP", "a rank is stopped", plants.stop, HALTED, after=WARM),
     Case("skipped collective", "a rank is in another collective", ordered("skip"), HANG, after=WARM),
-    Case("stale mount", "a rank reads from a dead file server", plants.stale_mount, HANG, after=WARM),
+    Case("stale mount", "a rank reads from a dead file server", plants.stale_mount, HALTED, after=WARM),
     Case(
         "pause",
         "a rank stands still for 6.5 s",

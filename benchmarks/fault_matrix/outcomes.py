@@ -15,6 +15,7 @@ E = TypeVar("E")
 OBSERVE = "observe"
 RESTART = ("restart",)
 EVICT = ("evict", "replace", "restart")
+MOVE = ("replace", "restart")
 TESTED = ("diagnose", *EVICT)
 
 _RANKS = re.compile(r"\branks? (\d+(?:(?:-|, ?)\d+)*)")

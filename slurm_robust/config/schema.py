@@ -22,7 +22,7 @@ class Limits:
     """Bounds of automatic restarts. When one is reached, the job ends with exit code 93."""
 
     per_signature: int = 2
-    """Restarts for one fault signature without a new completed step in between."""
+    """Restarts for one fault signature without new progress in between."""
 
     per_hour: int = 10
     """Restarts within any 3600 s, whatever their reason."""

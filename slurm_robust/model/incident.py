@@ -127,7 +127,7 @@ class Verdict(Record):
     """The conclusion drawn from an observation. ``rung`` is that of the recovery ladder (design, 5).
 
     ``signature`` names the fault so that the same one is recognised when it comes again;
-    ``allowed`` is how often it may be answered without a new completed step in between.
+    ``allowed`` is how often it may be answered without new progress in between.
     """
 
     rung: int

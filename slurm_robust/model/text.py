@@ -1,8 +1,11 @@
-"""Text of others (logs, drivers, users) made fit for a terminal, a table and Slurm's own lines."""
+"""Text made fit for people: of others (logs, drivers, users) for a terminal, a table and Slurm's lines."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+_MOST_NAMES = 8
 
 # What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48). Those that
 # carry text are bounded: one that nobody has ended must not swallow the rest of a line.
@@ -27,3 +30,10 @@ def one_line(text: str, most: int | None = None) -> str:
     """The words of ``text`` in one line, of at most ``most`` characters; an ellipsis tells of a cut."""
     line = " ".join(printable(text).split())
     return line if most is None or len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+def some_of(names: Iterable[str]) -> str:
+    """``n1, n2``; of more than eight names the first, and how many more there are."""
+    found = sorted(names)
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return ", ".join(found[:_MOST_NAMES]) + more

@@ -13,6 +13,7 @@ from slurm_robust.config.detect import DetectConfig
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.findings import Party, Suggestion
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import some_of
 
 T = TypeVar("T")
 
@@ -23,7 +24,6 @@ _CROWD = 3
 _CROWD_SHARE = 1 / 3
 # Looks in a row at a link that is down or slow, after which it counts as a second alert.
 _MISSES = 2
-_MOST_NAMES = 8
 
 # Of a link's other checks a failure stands for long after the event.
 _STATES = ("infiniband.state", "infiniband.rate", "ethernet.state", "ethernet.speed", "gpu.nvlink")
@@ -99,7 +99,7 @@ def _certain(
         for group in _at_once(found, lambda pair: pair[1].age_s, together_s):
             names = {node for node, _ in group}
             if len(names) >= _CROWD and len(names) > nodes * _CROWD_SHARE:
-                lines.append(f"{check} fails on {_names(names)} at once: no fault of the nodes")
+                lines.append(f"{check} fails on {some_of(names)} at once: no fault of the nodes")
             else:
                 for node, alert in group:
                     own.setdefault(node, []).append(alert)
@@ -195,9 +195,9 @@ def _switch_lines(shared: Mapping[_Event, str]) -> list[str]:
     by_leaf: dict[str, set[str]] = {}
     for event, leaf in shared.items():
         by_leaf.setdefault(leaf, set()).add(event.node)
+    words = {leaf: f"an event of {leaf or 'the fabric'}, nobody is evicted for it" for leaf in by_leaf}
     return [
-        f"links of {_names(names)} fail at once: an event of {leaf or 'the fabric'}, nobody is evicted for it"
-        for leaf, names in sorted(by_leaf.items())
+        f"links of {some_of(names)} fail at once: {words[leaf]}" for leaf, names in sorted(by_leaf.items())
     ]
 
 
@@ -224,9 +224,3 @@ def _reason(alerts: Sequence[Alert]) -> str:
     worst = max(alerts, key=lambda alert: (_WEIGHT[alert.suggestion], -alert.number))
     more = f" (+{len(alerts) - 1})" if len(alerts) > 1 else ""
     return _words(worst) + more
-
-
-def _names(names: Iterable[str]) -> str:
-    found = sorted(names)
-    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-    return ", ".join(found[:_MOST_NAMES]) + more

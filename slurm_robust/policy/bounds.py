@@ -18,7 +18,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     same = [a for a in state.in_vain if a.signature == verdict.signature]
     if len(same) >= verdict.allowed:
         return (
-            f"'{verdict.signature}' came {len(same) + 1} times without a new completed step in between "
+            f"'{verdict.signature}' came {len(same) + 1} times without new progress in between "
             f"(limit: {verdict.allowed} restart{'s' if verdict.allowed != 1 else ''})"
         )
     recent = [a for a in state.attempts if now - a.t < HOUR_S]

@@ -99,7 +99,7 @@ def _answer(
 def _last_resort(
     state: JobState, failed: GenerationFailed, verdict: Verdict, stop: str, rules: Rules
 ) -> Decision:
-    """Rungs 7 and 8, each once without a new completed step in between, then the end with the evidence."""
+    """Rungs 7 and 8, each once without new progress in between, then the end with the evidence."""
     reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
     tried = {attempt.signature for attempt in state.in_vain}
     if verdict.allowed and ROLLED_BACK not in tried and rules.earlier_release:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slurm_robust.model.record import Record
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.model.text import some_of
 
 _CROWD_SHARE = 1 / 3
 """So many of a job's nodes do not fail at once by themselves."""
@@ -59,7 +59,7 @@ def judge(
         behind = f" behind switch {leaf}" if leaf else ""
         return Silence(
             nodes=tuple(sorted(silent)),
-            cause=f"{fold(silent)}{behind} fell silent together: rather the network",
+            cause=f"{some_of(silent)}{behind} fell silent together: rather the network",
         )
     return Silence(nodes=tuple(sorted(node for node, silence in silent_s.items() if silence > dead_s)))
 
