@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,21 +17,26 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 TINY = "tiny.py --out OUT --steps"
 
 
-def srobust(sandbox: Sandbox, *words: str, timeout_s: float = 120.0) -> str:
-    command = ["sh", "-c", 'cd && exec srobust "$@"', "sh", *words]
-    return sandbox.exec(command, user=USER, timeout_s=timeout_s, check=True).stdout
+def srobust(sandbox: Sandbox, *words: str, into: str = "") -> str:
+    redirect = f" >{into}" if into else ""
+    command = ["sh", "-c", f'cd && exec srobust "$@"{redirect}', "sh", *words]
+    return sandbox.exec(command, user=USER, timeout_s=120.0, check=True).stdout
 
 
 def test_the_log_and_the_output_of_a_training_that_loses_a_rank(sandbox: Sandbox) -> None:
-    job = ProtectedJob(sandbox, f"{TINY} 30 --step-s 0.3", nodes=2)
+    job = ProtectedJob(sandbox, f"{TINY} 40 --step-s 0.3", nodes=2)
     job.wait_step(3)
     assert re.search(r"step \d+", srobust(sandbox, "logs", str(job.id)))
-    srobust(sandbox, "drill", str(job.id), "kill-rank", "--rank", "1")
-    followed = srobust(sandbox, "logs", str(job.id), "-f", "--json")  # ends with the run
+    followed = job.home / "followed.jsonl"
+    with ThreadPoolExecutor(1) as pool:
+        follow = pool.submit(srobust, sandbox, "logs", str(job.id), "-f", "--json", into=followed.name)
+        job.wait(lambda: followed.exists() and followed.read_text(), 60, "first followed line")
+        srobust(sandbox, "drill", str(job.id), "kill-rank", "--rank", "1")
+        follow.result()  # it ends with the run
     assert job.wait_end() == 0
-    lines = [json.loads(line) for line in followed.splitlines()]
+    lines = [json.loads(line) for line in followed.read_text().splitlines()]
     assert {line["generation"] for line in lines} == {1, 2}
-    assert "step 29" in lines[-1]["line"]
+    assert "step 39" in lines[-1]["line"]
     every = srobust(sandbox, "logs", str(job.folder.relative_to(job.home)), "--rank", "all", "--gen", "1")
     assert {line.partition(" | ")[0] for line in every.splitlines()} >= {"rank 0"}
 
