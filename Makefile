@@ -41,7 +41,7 @@ bench: setup ## Measure the numbers of the README on this machine (BENCH_ARGS="r
 matrix: setup ## Plant every fault in a training on a real Slurm: who is blamed, and how soon (root, 40 minutes).
 	$(PYTHON) -m benchmarks.fault_matrix $(MATRIX_ARGS)
 
-matrix-code: setup ## Faults of the code, once and in every attempt: ends, attempts, innocents (root, 40 minutes).
+matrix-code: setup ## Faults of the code, once and in every attempt: ends, attempts, innocents (root).
 	$(PYTHON) -m benchmarks.code_matrix $(MATRIX_ARGS)
 
 soak: setup ## Ten minutes of node health with faults, then the recovery tests until SOAK_S s are over; needs root.
