@@ -252,8 +252,12 @@ class Core:
     def vitals(self, now: Now) -> Vitals:
         """Those of this generation."""
         if self._vitals is None or self._vitals.generation != self.state.generation:
-            self._vitals = Vitals(self, now)
+            self._vitals = Vitals(self, now, self.state.pace)
         return self._vitals
+
+    def excuse(self, seconds: float, now: Now) -> None:
+        """Begin the vitals anew and tell no hang for ``seconds``: what was stopped has to get going again."""
+        self._vitals = Vitals(self, now, self.vitals(now).history, seconds)
 
     def open_incident(self, symptom: Symptom, detail: str, detect_s: float, now: Now) -> None:
         """Training stopped being productive; a symptom of an open incident is added to it."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slurm_robust.controller.core import Core
+    from slurm_robust.model.pace import PaceHistory
     from slurm_robust.model.progress import Progress
 
 EVERY_S = 0.25  # ten thousand records take tens of milliseconds
@@ -31,14 +32,21 @@ _METRICS = {"non_finite": Symptom.NON_FINITE, "spike": Symptom.SPIKE}
 class Vitals:
     """Follows one generation; :meth:`look` names what is wrong with it, each thing once."""
 
-    def __init__(self, core: Core, now: Now) -> None:
+    def __init__(self, core: Core, now: Now, past: PaceHistory, excused_s: float = 0.0) -> None:
+        """``excused_s``: for so long no hang is told, since the network has just healed."""
+        self._excused_until = now.mono + excused_s
         self.generation = core.state.generation
-        self._pace = PaceWatch(core.config.detect, core.state.pace)
+        self._pace = PaceWatch(core.config.detect, past)
         self._metrics = MetricWatch(core.config.detect, core.state.best_step)
         self._looked = now.mono - EVERY_S
         self._learned = now.mono
         self._told: set[str] = set()
         self._told_silent = False
+
+    @property
+    def history(self) -> PaceHistory:
+        """How fast training is, by what was seen so far."""
+        return self._pace.history
 
     def look(self, core: Core, now: Now) -> Trouble | None:
         """The first thing that is wrong, None while nothing new is."""
@@ -110,6 +118,8 @@ class Vitals:
             return Trouble(
                 symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s, good_step=good_step
             )
+        if now.mono < self._excused_until:
+            return None
         late = self._pace.verdict(now.mono)
         if late is None:
             return self._silence(core, records)

@@ -163,3 +163,25 @@ def test_an_order_to_leave_ends_the_waiting_at_once() -> None:
     job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
     job.until(lambda: job.code is not None, 40)
     assert job.code == 143
+
+
+def test_collectives_have_time_to_go_on_when_the_network_does() -> None:
+    job = trained()
+    job.ages = True
+    cut(job, {"n2", "n3", "n4"}, 45.0)
+    heal(job)
+    job.pass_time(60.0)
+    assert (job.stage, job.core.state.generation) == ("Running", 1)
+    job.train_to(20)
+    job.pass_time(5.0)
+    assert job.core.state.incident is None
+    assert job.core.state.pace.pause_s == 0.0, "the pause was not the training's own"
+
+
+def test_a_training_that_does_not_go_on_after_the_network_does_hangs() -> None:
+    job = trained()
+    job.ages = True
+    cut(job, {"n2", "n3", "n4"}, 45.0)
+    heal(job)
+    job.until(lambda: job.core.state.generation == 2, 200)
+    assert evicted(job) == set()

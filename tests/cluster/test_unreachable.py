@@ -1,0 +1,67 @@
+"""A network that is cut convicts nobody, and when it heals all is as before, on a real Slurm."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.sandbox import Sandbox
+from tests.cluster.jobs import ProtectedJob
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 60
+TINY = f"tiny.py --out OUT --steps {STEPS} --step-s 0.3"
+
+
+@pytest.fixture
+def patient(sandboxes) -> Sandbox:  # type: ignore[no-untyped-def]
+    """A cluster that gives nodes up as late as Slurm does by default."""
+    return sandboxes(nodes=4, slurmd_timeout_s=300)
+
+
+def cut(sandbox: Sandbox, nodes: tuple[str, ...], seconds: float) -> None:
+    for node in nodes:
+        sandbox.fault.cut_network(node)
+    until = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() >= until, seconds + 5, "the cut")
+    for node in nodes:
+        sandbox.fault.heal_network(node)
+
+
+def goes_on_as_before(job: ProtectedJob) -> None:
+    """The job ends well in its first run, without a restart and without an innocent."""
+    assert job.wait_end(300) == 0
+    assert not job.events(ev.NodeEvicted)
+    assert not job.events(ev.RequeueStarted)
+    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1]
+    assert "is heard again" in job.log or "are heard again" in job.log
+
+
+@pytest.mark.parametrize(
+    "seconds", [15, pytest.param(45, marks=pytest.mark.soak), pytest.param(120, marks=pytest.mark.soak)]
+)
+def test_a_cut_of_the_batch_host(patient: Sandbox, seconds: int) -> None:
+    job = ProtectedJob(patient, f"--spares 1 {TINY}", nodes=4)
+    job.wait_step(5)
+    cut(patient, (job.state.own_node,), seconds)
+    goes_on_as_before(job)
+
+
+@pytest.mark.parametrize("seconds", [15, pytest.param(45, marks=pytest.mark.soak)])
+def test_a_cut_of_half_the_nodes(patient: Sandbox, seconds: int) -> None:
+    job = ProtectedJob(patient, TINY, nodes=4)
+    job.wait_step(5)
+    cut(patient, job.state.slots[2:], seconds)
+    goes_on_as_before(job)
+
+
+@pytest.mark.soak
+def test_a_cut_of_all_but_one(patient: Sandbox) -> None:
+    job = ProtectedJob(patient, TINY, nodes=4)
+    job.wait_step(5)
+    cut(patient, tuple(n for n in job.state.slots if n != job.state.own_node), 45)
+    goes_on_as_before(job)
