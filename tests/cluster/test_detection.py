@@ -71,6 +71,7 @@ def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) 
     expected = undisturbed(cluster, steps)
     job = Faulty(cluster, steps, spares=4)
     job.wait_step(25)
+    stopped: list[str] = []
     for number, (rank, kind) in enumerate([(2, "stop"), (1, "c"), (3, "loader"), (0, "lock")], start=1):
         if kind == "stop":
             node = job.state.placement.node_of(rank)
@@ -81,11 +82,31 @@ def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) 
         opened = job.events(ev.IncidentOpened)[-1]
         assert opened.symptom is Symptom.HANG, kind
         assert opened.detect_s < 20.0, kind
-        assert job.evicted()[number - 1 :] == [node], kind
+        place = job.decisions()[-1].place
+        assert place is not None, kind
+        assert place.nodes == (node,), kind
         assert job.decisions()[-1].localise_s < 15.0, kind
         job.wait_step(job.step() + 5)
+        stopped = [node] if kind == "stop" else stopped
+        assert job.evicted() == stopped, "only a process that is held speaks against its node at once"
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
+
+
+def test_a_hang_that_moves_with_the_rank_ends_the_job_and_costs_no_node(cluster: Sandbox) -> None:
+    job = ProtectedJob(
+        cluster,
+        "--spares 1 --set detect.hang_floor_s=5 tiny.py --out OUT --steps 60 --step-s 0.2 --hang-at 30",
+        nodes=3,
+    )
+    assert job.wait_end(300) == 93
+    assert not job.events(ev.NodeEvicted)
+    launched = job.events(ev.GenerationLaunched)
+    assert len(launched) == 3
+    first, second, third = (event.slots[1] for event in launched)
+    assert first == second != third, "in place, then on another node"
+    assert "it moves with the rank: the code is at fault" in job.log
+    assert "tiny.py" in job.log
 
 
 def test_what_is_no_hang_is_let_be(cluster: Sandbox) -> None:

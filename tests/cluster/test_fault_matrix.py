@@ -54,5 +54,5 @@ def test_a_node_that_makes_numbers_wrong_is_found_by_tests(matrix: Matrix) -> No
 
 
 @pytest.mark.soak
-def test_a_slow_rank_is_evicted_with_its_node(matrix: Matrix) -> None:
+def test_a_slow_rank_moves_to_another_node(matrix: Matrix) -> None:
     run(matrix, "slow rank")

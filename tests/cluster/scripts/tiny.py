@@ -19,6 +19,7 @@ parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--width", type=int, default=32, help="hidden units: 216 bytes of state each")
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--fail-at", type=int, default=-1, help="raise ValueError in rank 0 at this step, always")
+parser.add_argument("--hang-at", type=int, default=-1, help="rank 1 stands still at this step, always")
 parser.add_argument("--hog", type=Path, help="when this file is there, rank 1 takes memory without end")
 options = parser.parse_args()
 
@@ -32,6 +33,8 @@ checkpointer = sr.Checkpointer({"model": model, "optimizer": optimizer}, every=o
 for step in range(checkpointer.restore(), options.steps):
     if step == options.fail_at and rank == 0:
         raise ValueError(f"a bug at step {step}")
+    if step == options.hang_at and rank == 1:
+        time.sleep(3600)
     hoard = []
     while rank == 1 and options.hog and options.hog.exists():
         hoard.append(bytearray(b"x") * (16 << 20))
