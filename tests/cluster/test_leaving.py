@@ -49,7 +49,7 @@ def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
     job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
-    assert lost not in job.state.slots
+    assert lost not in job.state.slots, job.log
     assert job.log.count("Slurm has not taken the requeue") == 1
     assert "an error of its own" not in job.log
 
