@@ -101,6 +101,6 @@ def _phase(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
 def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[str, str]:
     """Whether Slurm has taken it, and with which words it has not."""
     orders = [e for e in events[events.index(begun) :] if isinstance(e, ev.StageDone)]
-    if any(order.ok for order in orders):
+    if any(order.ok and order.what in ("requeue", "watcher") for order in orders):
         return "requeued", begun.reason
     return "requeueing", f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason

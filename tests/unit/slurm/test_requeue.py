@@ -338,6 +338,9 @@ def test_exclusions_leave_the_job_enough_nodes_to_start_on() -> None:
     first = ("n1", "n2", "n3")
     assert affordable(first, nodes, wanted) == first
     assert affordable(("n9", *first, "n4"), nodes, wanted) == ("n9", "n2", "n3", "n4"), "the newest are kept"
+    silent = [msgspec.structs.replace(node, states=node.states | {"NOT_RESPONDING"}) for node in nodes]
+    young = [node if node.name in first else unheard for node, unheard in zip(nodes, silent, strict=True)]
+    assert affordable(first, young, wanted) == first, "slurmctld has only just started"
     drained = msgspec.structs.replace(nodes[7], states=frozenset({"IDLE", "DRAIN"}))
     elsewhere = msgspec.structs.replace(nodes[6], partitions=("other",))
     assert affordable(first, [*nodes[:6], elsewhere, drained], wanted) == ("n3",)
