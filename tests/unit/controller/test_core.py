@@ -160,7 +160,7 @@ def test_the_same_fault_without_a_new_step_is_answered_twice_and_no_more() -> No
     job.kill_rank(0)
     job.pass_time(20)
     assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert "without a new completed step" in job.core.state.ended.reason
+    assert "without new progress" in job.core.state.ended.reason
 
 
 def test_a_new_step_in_between_starts_the_count_again() -> None:

@@ -83,7 +83,7 @@ def test_its_folder_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_job_of_another_cluster_that_may_still_run_is_left_alone(tmp_path: Path) -> None:
-    directory = folder(tmp_path, history(100.0, t=NOW - 20, code=None))
+    directory = folder(tmp_path, history(100.0, t=time.time() - 20, code=None))
     with pytest.raises(PreflightError) as error:
         jobid.move_aside(directory, read(directory.journal), "of cluster a")
     assert error.value.exit_code == ExitCode.OTHER_CONTROLLER
