@@ -99,7 +99,7 @@ def test_a_hang_that_moves_with_the_rank_ends_the_job_and_costs_no_node(cluster:
         "--spares 1 --set detect.hang_floor_s=5 tiny.py --out OUT --steps 60 --step-s 0.2 --hang-at 30",
         nodes=3,
     )
-    assert job.wait_end(300) == 93
+    assert job.wait_end(500) == 93
     assert not job.events(ev.NodeEvicted)
     launched = job.events(ev.GenerationLaunched)
     assert len(launched) == 3
