@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from slurm_robust.analysis.progress.metrics import MetricWatch
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.analysis.progress.traffic import fallen_silent
@@ -64,8 +62,7 @@ class Vitals:
 
     def cause_found(self, core: Core, now: Now) -> None:
         """A hang was one, since its processes did nothing at all: the bound that showed it is right."""
-        pace = structs.replace(self._pace.history, doubts=0, hung_after=-1)
-        core.record(ev.PaceLearned(t=now.wall, generation=self.generation, pace=pace))
+        core.record(ev.PaceLearned(t=now.wall, generation=self.generation, pace=self._pace.undoubted))
 
     def judgement(self, core: Core) -> alerts.Judgement:
         """What the alerts of all nodes together mean now."""

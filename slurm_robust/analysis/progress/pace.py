@@ -73,6 +73,7 @@ class PaceWatch:
         self._calm_since = math.inf
         self._told_alone = False
         self._reminder = Reminder(config.slow_factor)
+        self._sure = past  # what was known before the last hang put it into doubt
 
     def see(self, records: Sequence[Progress], now: float) -> None:
         """Records of all ranks that are alive, their ages counted until ``now``.
@@ -127,6 +128,17 @@ class PaceWatch:
             p50_s=self._decline.typical_s or known.p50_s,
             p99_s=p99 if own.steps >= MANY_STEPS else max(p99, known.p99_s),
             longest_s=max(own.longest, known.longest_s),
+        )
+
+    @property
+    def undoubted(self) -> PaceHistory:
+        """:attr:`history` as it was before the last hang: that one was none of the script's own doing."""
+        return structs.replace(
+            self.history,
+            phases=self._sure.phases,
+            first_step_s=self._sure.first_step_s,
+            doubts=0,
+            hung_after=-1,
         )
 
     # -- what is learned ----------------------------------------------------------------------------
@@ -214,6 +226,7 @@ class PaceWatch:
 
     def _doubt(self, look: Look) -> None:
         """If what was learned is too short here, no hang may come of it a second time."""
+        self._sure = self._known
         if look.phases:
             kept = {name: longest for name, longest in self._known.phases.items() if name not in look.phases}
             self._learn(phases=kept)

@@ -24,12 +24,13 @@ def job(spares: tuple[str, ...] = ("n4",), reported: bool = True, **detect: obje
 def train(job: Job, until: int = HANG_STEP) -> None:
     """From where the generation begins; a step a second."""
     job.until(lambda: job.stage == "Running", 60)
+    job.pass_time(2.0)
     for step in range(job.core.state.restored_step + 1 if job.reported else 0, until + 1):
         job.train_to(step)
         job.pass_time(1.0, tick=0.25)
 
 
-def next_generation(job: Job, limit: float = 2000.0) -> None:
+def next_generation(job: Job, limit: float = 300.0) -> None:
     generation = job.core.state.generation
     job.until(lambda: job.code is not None or job.core.state.generation > generation, limit)
 
