@@ -34,7 +34,7 @@ class Vitals:
         """``excused_s``: for so long no hang is told, since the network has just healed."""
         self._excused_until = now.mono + excused_s
         self.generation = core.state.generation
-        self._pace = PaceWatch(core.config.detect, past)
+        self._pace = PaceWatch(core.config.detect, past, core.state.restored_step)
         self._metrics = MetricWatch(core.config.detect, core.state.best_step)
         self._looked = now.mono - EVERY_S
         self._learned = now.mono

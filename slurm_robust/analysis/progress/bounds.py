@@ -36,6 +36,8 @@ class Bound(Record):
     why: str
 
 
+HUNG_HERE = "detect.phase_s: it seemed to hang after this very step before, maybe in a phase not announced"
+
 OFF = Bound(seconds=math.inf, why="hangs are not looked for (detect.hang)")
 SILENT = Bound(
     seconds=math.inf,
@@ -43,8 +45,13 @@ SILENT = Bound(
 )
 
 
-def first_step(config: DetectConfig, longest_s: float) -> Bound:
-    """From the launch until the first step, which took ``longest_s`` at most so far (0: unknown)."""
+def first_step(config: DetectConfig, longest_s: float, *, hung_here: bool = False) -> Bound:
+    """From the launch until the first step, which took ``longest_s`` at most so far (0: unknown).
+
+    ``hung_here``: training resumes at the very step after which it was taken for hanging before.
+    """
+    if hung_here and config.phase_s > LEARNED_FACTOR * longest_s:
+        return Bound(seconds=config.phase_s, why=HUNG_HERE)
     if not longest_s:
         return Bound(seconds=config.first_step_s, why="first step: detect.first_step_s, none was seen yet")
     floor = COLD_FACTOR * config.hang_floor_s
@@ -84,8 +91,7 @@ def between_steps(
         found = Bound(seconds=doubted_s, why=words)
     if hung_here and config.phase_s > found.seconds:
         # A fault seldom strikes twice at one step; a long evaluation that nobody announces does.
-        why = "detect.phase_s: it seemed to hang after this very step before, maybe in a phase not announced"
-        found = Bound(seconds=config.phase_s, why=why)
+        found = Bound(seconds=config.phase_s, why=HUNG_HERE)
     return found
 
 

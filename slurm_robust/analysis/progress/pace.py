@@ -57,7 +57,9 @@ class PaceWatch:
     Times are monotonic seconds of one clock, given by the caller.
     """
 
-    def __init__(self, config: DetectConfig, past: PaceHistory) -> None:
+    def __init__(self, config: DetectConfig, past: PaceHistory, resumed: int = -1) -> None:
+        """``resumed``: the step of the checkpoint that this generation began with, -1 for none."""
+        self._resumed = resumed
         self._config = config
         self._known = past  # with what was learned of seldom things since
         self._times = StepTimes()
@@ -209,7 +211,8 @@ class PaceWatch:
         if look.phases:
             return bounds.in_phases(self._config, look.phases, self._known.phases)
         if look.is_first:
-            return bounds.first_step(self._config, self._known.first_step_s)
+            hung_here = self._resumed == self._known.hung_after >= 0
+            return bounds.first_step(self._config, self._known.first_step_s, hung_here=hung_here)
         hung_here = look.step == self._known.hung_after
         return bounds.between_steps(self._config, self._times, self._known, hung_here=hung_here)
 

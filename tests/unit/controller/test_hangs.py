@@ -154,7 +154,7 @@ def test_an_evaluation_on_one_rank_costs_no_restart() -> None:
 def test_patience_has_an_end() -> None:
     hung = job(phase_s=100.0)
     train(hung)
-    evaluate(hung, 300.0)
+    evaluate(hung, 180.0)
     assert hung.core.state.generation == 2
     assert evicted(hung) == set()
 
