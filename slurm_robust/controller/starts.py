@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.steps import StepEnd, Witness
+from slurm_robust.model.steps import Outlook, StepEnd, Witness
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Beat, Shutdown
@@ -31,6 +31,7 @@ class _NodeStart:
     asked: float | None = None
     witness: Witness | None = None
     failed: str = ""  # why the start before this one came to nothing
+    unsettled: bool = False  # one before it failed because slurmctld was away
 
 
 @dataclass
@@ -153,13 +154,20 @@ class AgentStarts:
             end_s=now.mono - start.ended,
             asked_s=None if start.asked is None else now.mono - start.asked,
             witness=start.witness,
+            unsettled=start.unsettled,
         )
 
     def _start_again(self, core: Core, why: dict[str, str], now: Now) -> None:
         for node, failed in why.items():
             old = self._nodes[node]
-            times = old.times + 1
-            self._nodes[node] = _NodeStart(first=old.first, at=now.mono, times=times, failed=failed)
+            was_away = old.end is not None and old.end.outlook is Outlook.PASSES
+            self._nodes[node] = _NodeStart(
+                first=old.first,
+                at=now.mono,
+                times=old.times + 1,
+                failed=failed,
+                unsettled=old.unsettled or was_away,
+            )
             self.refused.pop(node, None)
         core.agents_gone = False
         text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"

@@ -14,6 +14,8 @@ from slurm_robust.model.steps import Outlook, StepEnd, Witness
 MOST_STARTS = 2  # on one node, unless Slurm itself may be the reason
 PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site
 LONGEST_PAUSE_S = 30.0
+# A slurmctld that has just come back refuses steps for want of memory until nodes have registered (measured).
+UNSETTLED_S = 180.0
 # After a step's end agents of it may live on, and are heard again within two heartbeats.
 GRACE_S = 2.5
 ASK_S = 12.0  # a slurmctld that is gone is told by Slurm's commands after 9 s
@@ -34,7 +36,8 @@ class Start(Record):
     """The newest start of an agent on ``node``, which was the ``times``-th without one that joined.
 
     Seconds: ``waited_s`` since it, ``tried_s`` since the first; ``end_s`` since its ``end``, if there is one;
-    ``asked_s`` since Slurm was asked about the node (None: not asked), which gave ``witness``.
+    ``asked_s`` since Slurm was asked about the node (None: not asked), which gave ``witness``. ``unsettled``:
+    a start before failed because slurmctld was away.
     """
 
     node: str
@@ -45,6 +48,15 @@ class Start(Record):
     end_s: float = 0.0
     asked_s: float | None = None
     witness: Witness | None = None
+    unsettled: bool = False
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """Whether the step that ended could start later; None while it has not ended."""
+        if self.end is None:
+            return None
+        is_young = self.unsettled and self.tried_s < UNSETTLED_S
+        return Outlook.PASSES if is_young else self.end.outlook
 
 
 def judge(start: Start, patience_s: float) -> Answer:
@@ -52,7 +64,7 @@ def judge(start: Start, patience_s: float) -> Answer:
     end, witness = start.end, start.witness
     if end is None and start.waited_s <= patience_s:
         return Answer.WAIT
-    if end is not None and end.outlook is not Outlook.STAYS and start.end_s < GRACE_S:
+    if end is not None and start.outlook is not Outlook.STAYS and start.end_s < GRACE_S:
         return Answer.WAIT
     if start.asked_s is None:
         return Answer.ASK
@@ -60,9 +72,9 @@ def judge(start: Start, patience_s: float) -> Answer:
         return Answer.WAIT
     if witness is not None and witness.against:
         return Answer.DOWN
-    if end is not None and end.outlook is Outlook.STAYS:
+    if start.outlook is Outlook.STAYS:
         return Answer.REFUSED
-    if end is not None and end.outlook is Outlook.PASSES:
+    if start.outlook is Outlook.PASSES:
         if start.tried_s >= PASSING_S:
             return Answer.REFUSED
         return Answer.AGAIN if start.end_s >= min(2.0**start.times, LONGEST_PAUSE_S) else Answer.WAIT

@@ -66,7 +66,7 @@ def test_a_slurmctld_that_restarts_at_the_start_is_waited_for(sandbox: Sandbox) 
     go.touch()
     job.wait(lambda: "Unable to contact slurm controller" in job.log, 60, "srun's words")
     sandbox.fault.start_slurmctld()
-    assert job.wait_end() == 0
+    assert job.wait_end() == 0, job.log
     assert job.events(ev.IncidentOpened) == []
 
 

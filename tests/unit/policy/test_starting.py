@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.model.steps import Outlook, StepEnd, Witness
-from slurm_robust.policy.starting import PASSING_S, Answer, Start, in_words, judge
+from slurm_robust.policy.starting import PASSING_S, UNSETTLED_S, Answer, Start, in_words, judge
 
 PATIENCE_S = 60.0
 WELL = Witness(node="n1", words="ALLOCATED", against=False)
@@ -88,3 +88,9 @@ def test_words_for_people() -> None:
     assert in_words(start()) == "no agent has joined in 1 start, 61 s; Slurm says ALLOCATED"
     assert "it does not work" in in_words(start(ended=end()))
     assert "Slurm does not say" in in_words(start(witness=None))
+
+
+def test_a_slurmctld_that_has_just_come_back_may_refuse_what_it_grants_a_moment_later() -> None:
+    refused = end(Outlook.STAYS)
+    assert answer(start(times=2, ended=refused, tried_s=30.0, unsettled=True)) is Answer.AGAIN
+    assert answer(start(times=9, ended=refused, tried_s=UNSETTLED_S, unsettled=True)) is Answer.REFUSED
