@@ -15,10 +15,7 @@ FAULTS = ("exception", "nan", "hang", "crash", "slow", "evaluation")
 REPORTED, UNMODIFIED = SCRIPTS = ("reported", "unmodified")
 ONCE, EVERY_TIME = OCCURRENCES = ("once", "always")
 STEPS: dict[float, tuple[int, int]] = {0.05: (130, 200), 0.5: (12, 24), 5.0: (4, 8)}
-"""By seconds per step: the step of the fault, and how many there are.
-
-Of short steps so many that a script without reports has made what counts as progress, a hundred, before.
-"""
+"""By seconds per step: the step of the fault, and how many steps the training has."""
 
 EVALUATION_S = 30.0
 """Twice what is allowed between two steps of these trainings."""

@@ -31,7 +31,7 @@ KEPT = OUT / "code_matrix"
 
 
 def config(jobs: int) -> SandboxConfig:
-    """A sandbox in which so many trainings run at a time."""
+    """A sandbox with room for ``jobs`` trainings at a time."""
     return SandboxConfig(
         nodes=jobs * (NODES + SPARES) + LEFT_OVER, cpus=4, cred_expire_s=5, accounting=False, shm_mb=256
     )

@@ -58,7 +58,7 @@ HALTED = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=H
 """The process cannot go on by itself, which no code brings about."""
 
 HANG = Expected(symptoms=(Symptom.HANG,), actions=RESTART, detect_s=HANG_S)
-"""The first time; it may be the code as well as the node."""
+"""A first hang may be the fault of the code or of the node."""
 
 SLOW = Expected(symptoms=(Symptom.SLOW,), actions=MOVE)
 DIES = Expected(symptoms=(Symptom.NODE_LOST, *CRASHES), actions=EVICT, node=True, detect_s=DEAD_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +19,7 @@ TINY = f"tiny.py --out OUT --steps {STEPS} --step-s 0.3"
 
 
 @pytest.fixture
-def patient(sandboxes) -> Sandbox:  # type: ignore[no-untyped-def]
+def patient(sandboxes: Callable[..., Sandbox]) -> Sandbox:
     """A cluster that gives nodes up as late as Slurm does by default."""
     return sandboxes(nodes=4, slurmd_timeout_s=300)
 

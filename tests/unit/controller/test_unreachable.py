@@ -121,28 +121,17 @@ def test_one_that_does_not_come_back_with_the_others_is_lost() -> None:
     assert evicted(job) == {"n4"}
 
 
-def test_workers_that_end_by_the_cut_are_restarted_in_place_when_it_is_over() -> None:
+@pytest.mark.parametrize("after_s", [2.0, 8.0], ids=["before the silence counts", "after"])
+def test_workers_that_end_by_the_cut_are_restarted_in_place_when_it_is_over(after_s: float) -> None:
     job = trained()
     job.slurm_answers = False
-    cut(job, {"n2", "n3", "n4"}, 8.0)
+    cut(job, {"n2", "n3", "n4"}, after_s)
     job.kill_rank(0, signal=None, code=1)
     job.pass_time(60.0)
     assert (job.stage, evicted(job)) == ("Unreachable", set())
     heal(job)
     job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 30)
     assert (evicted(job), job.requeued, job.core.state.slots) == (set(), [], NODES)
-
-
-def test_a_worker_that_ends_before_the_silence_counts_convicts_nobody_either() -> None:
-    job = trained()
-    job.slurm_answers = False
-    cut(job, {"n2", "n3", "n4"}, 2.0)
-    job.kill_rank(0, signal=None, code=1)
-    job.pass_time(60.0)
-    assert (job.stage, evicted(job)) == ("Unreachable", set())
-    heal(job)
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 30)
-    assert evicted(job) == set()
 
 
 def test_observe_mode_would_evict_nobody() -> None:
