@@ -22,15 +22,15 @@ IDLE_SHARE = 0.03
 
 
 class Look(Record):
-    """The stacks of all ranks, taken ``at`` a monotonic time of the controller, in seconds."""
+    """The stacks of all ranks, by rank, taken ``at`` a monotonic time of the controller, in seconds."""
 
     at: float
-    stacks: tuple[RankStacks, ...]
+    stacks: dict[int, RankStacks]
 
 
 def awaited(look: Look, layout: ParallelLayout) -> tuple[int, ...]:
     """Ranks that do not wait for others, so that the others wait for them."""
-    found = views(look.stacks, layout)
+    found = views(look.stacks.values(), layout)
     return tuple(rank for rank, view in sorted(found.items()) if not view.activity.waits)
 
 
@@ -63,18 +63,14 @@ def _shares(looks: Sequence[Look], rank: int) -> list[float]:
     return shares
 
 
-def _stacks(look: Look, rank: int) -> RankStacks | None:
-    return next((stack for stack in look.stacks if stack.rank == rank), None)
-
-
 def _cpu_s(look: Look, rank: int) -> float | None:
-    stack = _stacks(look, rank)
+    stack = look.stacks.get(rank)
     workers = [p for p in stack.processes if p.kind is ProcessKind.WORKER] if stack else []
     return workers[0].cpu_s if workers else None
 
 
 def _place(look: Look, rank: int) -> tuple[Frame, ...]:
     """The calls of the main thread, and those of its helpers."""
-    stack = _stacks(look, rank)
+    stack = look.stacks.get(rank)
     threads = [t for p in stack.processes for t in p.threads if t.is_main] if stack else []
     return tuple(frame for thread in threads for frame in thread.frames)

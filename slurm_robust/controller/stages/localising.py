@@ -89,7 +89,8 @@ class Localising:
         found = localise(stacks, layout, silent, moving=not self._is_hang)
         self._rounds.append(found)
         if self._is_hang:
-            self._looks = [*self._looks, Look(at=self._since, stacks=stacks)][-HANG_ROUNDS:]
+            look = Look(at=self._since, stacks={stack.rank: stack for stack in stacks})
+            self._looks = [*self._looks, look][-HANG_ROUNDS:]
             ranks = found.ranks or awaited(self._looks[-1], layout)
             if not found.halted and self._may_go_on(core, ranks, now):
                 return None
