@@ -229,7 +229,8 @@ class Slow(torch.utils.data.Dataset):
     def __getitem__(self, i):
         time.sleep(0.01)
         return i
-loaders = [iter(torch.utils.data.DataLoader(Slow(), 1, num_workers=2)) for _ in range(2)]
+# No tensors: whoever fetches one from a worker that is being killed may get ConnectionResetError instead.
+loaders = [iter(torch.utils.data.DataLoader(Slow(), 1, num_workers=2, collate_fn=list)) for _ in range(2)]
 print([next(loader) for loader in loaders], flush=True)
 for loader in loaders:
     for worker in loader._workers:
