@@ -13,7 +13,7 @@ eviction of a whole group is what lies on storage.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from slurm_robust.model.layout import ParallelLayout
@@ -40,50 +40,78 @@ def peers_of(layout: ParallelLayout, switches: Sequence[str] = ()) -> Mapping[in
     }
 
 
-def links(layout: ParallelLayout) -> list[Counter[int]]:
-    """For each slot: how many parallel groups have ranks there and on each of the other slots."""
-    nproc = layout.nproc_per_node
-    slots = layout.world_size // nproc
-    groups = [
-        {g for r in range(s * nproc, (s + 1) * nproc) for g in layout.groups_of(r)} for s in range(slots)
-    ]
-    members: dict[tuple[str, int], list[int]] = {}
-    for slot, names in enumerate(groups):
-        for name in names:
-            members.setdefault(name, []).append(slot)
-    found = []
-    for slot, names in enumerate(groups):
-        count = Counter(other for name in names for other in members[name])
-        del count[slot]
-        found.append(count)
-    return found
+class Links:
+    """How many parallel groups two slots have in common, apart from those that have ranks on all slots."""
+
+    def __init__(self, layout: ParallelLayout) -> None:
+        nproc = layout.nproc_per_node
+        self.slots = layout.world_size // nproc
+        members: dict[tuple[str, int], dict[int, None]] = {}
+        for slot in range(self.slots):
+            for rank in range(slot * nproc, (slot + 1) * nproc):
+                for group in layout.groups_of(rank):
+                    members.setdefault(group, {})[slot] = None
+        # Ranks of a node are mostly in like groups: what has ranks on the same slots is counted together.
+        alike = Counter(tuple(found) for found in members.values() if 1 < len(found) < self.slots)
+        self._of: list[dict[int, int]] = [{} for _ in range(self.slots)]
+        for number, (found, count) in enumerate(alike.items()):
+            for slot in found:
+                self._of[slot][number] = count
+
+    def between(self, slot: int, other: int) -> int:
+        """Groups with ranks on both slots."""
+        mine, theirs = self._of[slot], self._of[other]
+        return sum(count for number, count in mine.items() if number in theirs)
 
 
 @lru_cache(maxsize=8)
 def _peer_slots(layout: ParallelLayout, switches: tuple[str, ...]) -> tuple[int, ...]:
-    slots = layout.world_size // layout.nproc_per_node
-    if slots < 2:
+    links = Links(layout)
+    if links.slots < 2:
         return ()
-    candidates = [_best(slot, slots, count, switches) for slot, count in enumerate(links(layout))]
+    candidates = [_Candidates(slot, links, switches) for slot in range(links.slots)]
     load = 1
     while (found := _match(candidates, load)) is None:
         load += 1
     return found
 
 
-def _best(slot: int, slots: int, links: Counter[int], switches: tuple[str, ...]) -> list[int]:
-    """The slots that are the best peers of ``slot``, half the world away first."""
+class _Candidates:
+    """The slots that are the best peers of ``slot``, half the world away first.
 
-    def cost(other: int) -> tuple[int, bool]:
-        return links[other], bool(switches) and switches[other] == switches[slot]
+    Found as far as they are asked for: the first ones nearly always do, and to compare each slot of a large
+    world with each other takes seconds.
+    """
 
-    # From half the world away on: neighbours tend to share a switch, a rack, a power supply.
-    others = [other for i in range(slots) if (other := (slot + slots // 2 + i) % slots) != slot]
-    least = min(map(cost, others))
-    return [other for other in others if cost(other) == least]
+    def __init__(self, slot: int, links: Links, switches: tuple[str, ...]) -> None:
+        self._slot, self._links, self._switches = slot, links, switches
+        self._least: tuple[int, bool] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self._least is None:
+            self._least = self._find_least()
+        return (other for other in self._others() if self._cost(other) == self._least)
+
+    def _others(self) -> Iterator[int]:
+        """From half the world away on: neighbours tend to share a switch, a rack, a power supply."""
+        slots = self._links.slots
+        around = ((self._slot + slots // 2 + i) % slots for i in range(slots))
+        return (other for other in around if other != self._slot)
+
+    def _cost(self, other: int) -> tuple[int, bool]:
+        near = bool(self._switches) and self._switches[other] == self._switches[self._slot]
+        return self._links.between(self._slot, other), near
+
+    def _find_least(self) -> tuple[int, bool]:
+        least = self._cost(next(self._others()))
+        for cost in map(self._cost, self._others()):
+            least = min(least, cost)
+            if least == (0, False):
+                break
+        return least
 
 
-def _match(candidates: list[list[int]], load: int) -> tuple[int, ...] | None:
+def _match(candidates: Sequence[Iterable[int]], load: int) -> tuple[int, ...] | None:
     """One of its candidates for each slot, none taken more than ``load`` times; None if impossible.
 
     Augmenting paths (Kuhn's algorithm), breadth first.

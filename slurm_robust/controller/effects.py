@@ -41,7 +41,7 @@ class RequeueAnswer(Record):
 
 
 class Write(Record):
-    """Append ``event`` to the journal (durably, before any later effect is carried out)."""
+    """Append ``event`` to the journal (durably, before any other effect of the same list is carried out)."""
 
     event: AnyEvent
 

@@ -1,7 +1,7 @@
 """The journal: one JSON object a line, appended durably, read back after any crash.
 
-A crash can tear only the last line. It is set aside in ``journal.torn-<offset>`` and the journal goes
-on after the last whole line. Damage anywhere else is not repaired by guessing: it is an error.
+A crash can tear only what was written last. It is set aside in ``journal.torn-<offset>`` and the journal
+goes on after the last whole line. Damage anywhere else is not repaired by guessing: it is an error.
 """
 
 from __future__ import annotations
@@ -87,10 +87,13 @@ class Journal:
         if self.torn is not None:
             os.ftruncate(self._fd, whole)
 
-    def append(self, event: AnyEvent) -> None:
-        """Write ``event`` so that it survives a crash of this machine. Raises ``OSError``."""
-        self.events.append(event)
-        data = encode_event(event) + b"\n"
+    def append(self, *events: AnyEvent) -> None:
+        """Write ``events`` so that they survive a crash of this machine. Raises ``OSError``.
+
+        Together they wait once for the storage, which takes 5 to 20 ms where that is NFS.
+        """
+        self.events.extend(events)
+        data = b"".join(encode_event(event) + b"\n" for event in events)
         while data:
             data = data[os.write(self._fd, data) :]
         os.fdatasync(self._fd)

@@ -81,7 +81,6 @@ class Loop:
         self._gone_told = False
         self._pruning = False
         self._acts: dict[type, Callable[..., None]] = {
-            fx.Write: self._write,
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,
@@ -211,11 +210,12 @@ class Loop:
     # -- effects -----------------------------------------------------------------------------------
 
     def _do(self, effects: list[fx.Effect]) -> None:
+        """Write first, all at once: nothing is done about what the journal does not hold."""
+        if written := [effect.event for effect in effects if isinstance(effect, fx.Write)]:
+            self._journal.append(*written)
         for effect in effects:
-            self._acts[type(effect)](effect)
-
-    def _write(self, effect: fx.Write) -> None:
-        self._journal.append(effect.event)
+            if not isinstance(effect, fx.Write):
+                self._acts[type(effect)](effect)
 
     def _say(self, effect: fx.Say) -> None:
         ettr = f"; ETTR {productivity(self._journal.events, time.time()).ettr:.1%}" if effect.ettr else ""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.checkpoint.peers import links, peer_slots, peers_of
+from slurm_robust.checkpoint.peers import Links, peer_slots, peers_of
 from slurm_robust.model.layout import ParallelLayout
 
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-dp-tp-cp-ep")
@@ -72,7 +72,8 @@ def test_the_load_is_spread_as_evenly_as_the_best_peers_allow(world: int) -> Non
         peers = peer_slots(layout)
         if not peers:
             continue
-        counts = links(layout)
+        links = Links(layout)
+        counts = [[links.between(s, o) for o in range(len(peers))] for s in range(len(peers))]
         assert all(
             counts[s][p] == min(counts[s][o] for o in range(len(peers)) if o != s)
             for s, p in enumerate(peers)
@@ -123,3 +124,13 @@ def test_a_world_on_one_node_has_no_peers() -> None:
     layout = ParallelLayout.fit(8, 8, {"tp": 2, "cp": 1, "ep": 1, "pp": 2}, "tp-cp-ep-dp-pp")
     assert peer_slots(layout) == ()
     assert peers_of(layout) == {}
+
+
+def test_ten_thousand_nodes_have_their_peers_at_once() -> None:
+    """To compare each with each other would take longer than a launch may."""
+    layout = ParallelLayout.fit(80_000, 8, {"tp": 8, "cp": 1, "ep": 1, "pp": 8}, "tp-cp-ep-dp-pp")
+    peers = peer_slots(layout, tuple(f"leaf{slot // 16}" for slot in range(10_000)))
+    assert sorted(peers) == list(range(10_000))
+    links = Links(layout)
+    assert all(links.between(slot, peer) == 0 for slot, peer in enumerate(peers))
+    assert all(slot // 16 != peer // 16 for slot, peer in enumerate(peers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ from slurm_robust.config.schema import CheckpointConfig, JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.journal import Journal, read
 from slurm_robust.controller.loop import Loop, read_clocks
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
@@ -31,6 +32,7 @@ from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_replayer import FakeReplayer
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.keys import load_server
+from slurm_robust.wire.messages import Beat, Phase
 from slurm_robust.wire.server import ControllerSocket
 from tests.waiting import wait_for
 
@@ -134,3 +136,26 @@ def test_leaf_switches_are_learnt_for_the_choice_of_peers(hands: Hands) -> None:
     )
     hands.loop._learn_switches()()
     assert hands.core.switches == {"n1": "s1", "n2": "s2"}
+
+
+def test_a_thousand_agents_that_join_cost_one_sync(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On shared storage each takes 5 to 20 ms, in which no heartbeat is answered."""
+    syncs: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", syncs.append)
+    for i in range(1000):
+        hands.core.on_beat(Beat(node=f"n{i}", agent="a", seq=1, epoch=1, phase=Phase.IDLE), read_clocks())
+    hands.loop._do(hands.core.on_tick(read_clocks()))
+    assert len(syncs) == 1
+    joined = [event for event in read(hands.journal.path) if isinstance(event, ev.AgentJoined)]
+    assert [event.node for event in joined] == [f"n{i}" for i in range(1000)]
+
+
+def test_nothing_is_done_before_the_journal_has_what_it_follows_from(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(os, "fdatasync", lambda _: done.append("written"))
+    monkeypatch.setattr("slurm_robust.controller.loop.say", done.append)
+    noted = fx.Write(event=ev.Noted(t=1.0, text="a fact"))
+    hands.loop._do([noted, fx.Say(text="first"), noted, fx.Say(text="second")])
+    assert done == ["written", "first", "second"]
