@@ -1,15 +1,19 @@
-"""Makes Beats of what the agent knows, and keeps notes until they are in the journal."""
+"""Makes Beats and Pulses of what the agent knows, and keeps notes until they are in the journal."""
 
 from __future__ import annotations
+
+from msgspec import structs
 
 from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
 from slurm_robust.agent.state import AgentState
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.traffic import Traffic
-from slurm_robust.wire.messages import Beat, Progress
+from slurm_robust.wire.messages import Beat, Progress, Pulse
 
 # Far more than ever happen; bounds the memory of an agent without a controller.
 _NOTES = 100
+# So many Pulses without an answer may be on their way; then the controller is told all again.
+_UNANSWERED = 3
 
 
 class BeatBook:
@@ -21,6 +25,8 @@ class BeatBook:
         self._always_ready = always_ready
         self._seq = 0
         self._notes: list[tuple[int, str]] = []  # with the Beat that first carries it
+        self._base: tuple[Beat, float] | None = None  # the newest Beat, and when it was made
+        self._answered = 0
         self.address = ""
         self.port = 0
 
@@ -30,7 +36,8 @@ class BeatBook:
             self._notes.append((self._seq + 1, text))
 
     def on_ack(self, seq: int) -> None:
-        """The Beat ``seq`` has arrived, and with it its notes."""
+        """The Beat or Pulse ``seq`` has arrived, and with it all notes until then."""
+        self._answered = max(self._answered, seq)
         self._notes = [(first, text) for first, text in self._notes if first > seq]
 
     def make(
@@ -41,10 +48,13 @@ class BeatBook:
         news: CopyNews = NO_COPIES,
         alerts: tuple[Alert, ...] = (),
         traffic: Traffic | None = None,
-    ) -> Beat:
-        """The next Beat. When workers have ended, it holds what they have left: they change no copy now."""
+    ) -> Beat | Pulse:
+        """The next Beat, or a Pulse where the last Beat says it all.
+
+        When workers have ended, it holds what they have left: they change no copy now.
+        """
         self._seq += 1
-        return Beat(
+        beat = Beat(
             node=self._node,
             agent=self._agent,
             seq=self._seq,
@@ -66,4 +76,25 @@ class BeatBook:
             alerts=alerts,
             traffic=traffic,
             fatal=state.fatal,
+        )
+        if self._base is not None and self._still_holds(*self._base, beat, now):
+            return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)
+        self._base = beat, now
+        return beat
+
+    def forget(self) -> None:
+        """There is another controller, or another way to it, which must be told all."""
+        self._base = None
+
+    def _still_holds(self, base: Beat, made: float, beat: Beat, now: float) -> bool:
+        """Whether the controller has ``base``, and ``beat`` is the same but for the time that has passed."""
+        if self._answered < base.seq or self._seq - self._answered > _UNANSWERED:
+            return False
+        if len(beat.progress) != len(base.progress):
+            return False
+        if structs.replace(beat, seq=base.seq, progress=base.progress) != base:
+            return False
+        return all(
+            after.is_aged(before, now - made)
+            for after, before in zip(beat.progress, base.progress, strict=True)
         )

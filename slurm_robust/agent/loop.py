@@ -272,6 +272,7 @@ class Agent:
             assert controller is not None
             self._take(EpochSeen(epoch=controller.epoch))
             self._socket.connect(controller.endpoints)
+            self._book.forget()
             self._beat_wanted = True
 
     def _beat(self, now: float) -> None:

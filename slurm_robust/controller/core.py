@@ -133,9 +133,14 @@ class Core:
                 self.record(ev.NodeReturned(t=now.wall, node=beat.node))
         for text in beat.notes:
             self.note(text, beat.node, now)
-        self.emit(Send(node=beat.node, message=msg.Ack(epoch=self.state.epoch, seq=beat.seq)))
+        self._answer(beat, beat.seq)
         note_shared(self, beat)
-        self._stop_strays(beat)
+
+    def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
+        """An agent has nothing new to tell."""
+        beat = self.fleet.feel(pulse, now.mono)
+        if beat is not None:
+            self._answer(beat, pulse.seq)
 
     def on_stall(self, seconds: float) -> None:
         """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
@@ -174,11 +179,10 @@ class Core:
         self.agents_gone = True
         return self.on_tick(now)
 
-    def on_stacks(self, answer: msg.StacksTaken, now: Now) -> list[Effect]:
-        """An agent sent the stacks that it was asked for."""
+    def on_stacks(self, answer: msg.StacksTaken) -> None:
+        """An agent sent the stacks that it was asked for. Nothing is concluded before :meth:`on_tick`."""
         if answer.generation == self.state.generation:
             self.stacks.hear(answer)
-        return self.on_tick(now)
 
     def on_tests(self, diagnosis: Diagnosis, now: Now) -> list[Effect]:
         """Answer to TestNodes."""
@@ -341,7 +345,7 @@ class Core:
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""
         state = self.state
-        records = self.fleet.progress(state.slots, state.generation)
+        records = self.fleet.progress(state.slots, state.generation, now.mono)
         if self.config.detect.non_finite:
             records = [record.good for record in records]
         if not self.is_progress(records):
@@ -387,11 +391,15 @@ class Core:
             )
             self.send(node, order)
 
+    def _answer(self, beat: msg.Beat, seq: int) -> None:
+        """Tell the agent that it was heard, and that workers of another generation than today's must end."""
+        self.send(beat.node, msg.Ack(epoch=self.state.epoch, seq=seq))
+        self._stop_strays(beat)
+
     def _stop_strays(self, beat: msg.Beat) -> None:
-        """Workers of another generation than today's on a node that came back must end."""
         busy = beat.phase in (msg.Phase.STARTING, msg.Phase.RUNNING)
         over = beat.generation < self.state.generation or not self.state.running
-        stray = over or beat.node not in self.state.slots
+        stray = over or not self.state.placement.holds(beat.node)
         if busy and stray and beat.generation:
             order = msg.Stop(
                 epoch=self.state.epoch,

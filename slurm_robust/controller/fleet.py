@@ -9,7 +9,7 @@ from enum import Enum
 from msgspec import structs
 
 from slurm_robust.model.incident import NodeExit
-from slurm_robust.wire.messages import Beat, Phase, Progress
+from slurm_robust.wire.messages import Beat, Phase, Progress, Pulse
 
 
 class Heard(Enum):
@@ -22,10 +22,14 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest Beat of one node. ``heard`` is monotonic time; ``replaced`` counts agent changes."""
+    """The newest Beat of one node, which came at ``told``; ``replaced`` counts agent changes.
+
+    ``heard``: when the newest sign of life came. Both are monotonic time.
+    """
 
     beat: Beat
     heard: float
+    told: float
     replaced: int = 0
 
 
@@ -34,25 +38,43 @@ class Fleet:
     """All agents that ever spoke to this controller, by node."""
 
     views: dict[str, AgentView] = field(default_factory=dict)
+    # The newest answer of progress(), which is asked for several times in one turn.
+    _aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
 
     def hear(self, beat: Beat, now: float) -> Heard:
         """Take in a Beat that came at ``now``."""
+        self._aged = None
         known = self.views.get(beat.node)
         if known is None:
-            self.views[beat.node] = AgentView(beat, now)
+            self.views[beat.node] = AgentView(beat, now, now)
             return Heard.JOINED
         if known.beat.agent != beat.agent:
-            self.views[beat.node] = AgentView(beat, now, known.replaced + 1)
+            self.views[beat.node] = AgentView(beat, now, now, known.replaced + 1)
             return Heard.RESTARTED
         if beat.seq >= known.beat.seq:
-            known.beat = beat
+            known.beat, known.told = beat, now
         known.heard = now
         return Heard.SAME
 
+    def feel(self, pulse: Pulse, now: float) -> Beat | None:
+        """Take in a Pulse that came at ``now``; the Beat that still holds, None if it is not here."""
+        known = self.views.get(pulse.node)
+        if known is None or known.beat.agent != pulse.agent:
+            return None
+        known.heard = now
+        return known.beat if known.beat.seq == pulse.base else None
+
+    def forget(self, node: str) -> AgentView:
+        """``node`` has no agent any more; what was known of it. Raises ``KeyError``."""
+        self._aged = None
+        return self.views.pop(node)
+
     def forgive(self, seconds: float) -> None:
         """Do not count the last ``seconds`` as silence of anybody."""
+        self._aged = None
         for view in self.views.values():
             view.heard += seconds
+            view.told += seconds
 
     def beat(self, node: str) -> Beat | None:
         """Newest Beat of ``node``."""
@@ -77,20 +99,19 @@ class Fleet:
             if view is None or view.beat.generation != generation:
                 continue
             for exit in view.beat.exits:
-                aged = structs.replace(exit, age_s=exit.age_s + now - view.heard)
+                aged = structs.replace(exit, age_s=exit.age_s + now - view.told)
                 found.append(NodeExit(node=node, exit=aged))
         return found
 
-    def progress(self, nodes: Iterable[str], generation: int) -> list[Progress]:
-        """Step records of all ranks of ``generation`` that are known, with the ages of their Beats."""
+    def progress(self, nodes: tuple[str, ...], generation: int, now: float) -> list[Progress]:
+        """Step records of all ranks of ``generation`` that are known, as old as they are ``now``."""
+        if self._aged is not None and self._aged[:3] == (nodes, generation, now):
+            return self._aged[3]
         found: list[Progress] = []
         for node in nodes:
-            beat = self.beat(node)
-            if beat is not None and beat.generation == generation:
-                found.extend(beat.progress)
+            view = self.views.get(node)
+            if view is not None and view.beat.generation == generation:
+                seconds = max(0.0, now - view.told)
+                found.extend(record.aged(seconds) for record in view.beat.progress)
+        self._aged = nodes, generation, now, found
         return found
-
-    def aged(self, record: Progress, node: str, now: float) -> Progress:
-        """``record`` of a rank on ``node`` with its ``age_s`` counted until ``now``."""
-        view = self.views[node]
-        return record.aged(max(0.0, now - view.heard))

@@ -9,8 +9,6 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-import zmq
-
 from slurm_robust.analysis.ettr import productivity
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.config.schema import JobConfig
@@ -23,6 +21,7 @@ from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.tester import Tester
+from slurm_robust.controller.turns import Signals, Turns
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
@@ -36,7 +35,6 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.server import ControllerSocket
 
-TICK_MS = 250  # for what only time brings; all news wakes the loop
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
 
@@ -99,29 +97,36 @@ class Loop:
 
     def run(self) -> int:
         """Run until the core ends; returns the exit code of the job."""
-        with _Signals() as signals:
-            poller = zmq.Poller()
-            for source in (self._socket.socket, signals.fileno(), self._background.fileno()):
-                poller.register(source, zmq.POLLIN)
+        with Signals() as signals:
+            turns = Turns((self._socket.socket, self._background.fileno()), signals.fileno())
             self._in_background("learn switches", self._learn_switches, lambda text: None)
             self._do(self._core.on_tick(read_clocks()))
-            turned = time.monotonic()
+            turned, behind = time.monotonic(), False
             while self._code is None:
-                poller.poll(TICK_MS)
+                turns.wait()
                 stalled, turned = time.monotonic() - turned, time.monotonic()
-                if stalled > STALL_S:
+                if stalled > STALL_S or behind:
                     self._core.on_stall(stalled)
                 for number in signals.taken():
                     self._on_signal(number)
                 self._background.drain()
-                while self._code is None and (received := self._socket.recv()) is not None:
-                    self._on_message(*received)
+                behind = not self._take_messages(turned + STALL_S)
                 self._slow_tick()
-                self._do(self._core.on_tick(read_clocks()))
+                with turns.tick():
+                    effects = self._core.on_tick(read_clocks())
+                self._do(effects)
         self._tester.stop()
         return self._code
 
     # -- inputs ------------------------------------------------------------------------------------
+
+    def _take_messages(self, until: float) -> bool:
+        """Take in what has come; False if there is more than could be read until then."""
+        while self._code is None and (received := self._socket.recv()) is not None:
+            self._on_message(*received)
+            if time.monotonic() > until:
+                return False
+        return True
 
     def _on_message(self, identity: bytes, message: msg.ToController) -> None:
         now = read_clocks()
@@ -129,8 +134,10 @@ class Loop:
             case msg.Beat():
                 self._identities[message.node] = self._identities[message.agent] = identity
                 self._core.on_beat(message, now)
+            case msg.Pulse():
+                self._core.on_pulse(message, now)
             case msg.StacksTaken():
-                self._do(self._core.on_stacks(message, now))
+                self._core.on_stacks(message)
             case msg.Ping():
                 pong = msg.Pong(epoch=self._core.state.epoch, host=os.uname().nodename, pid=os.getpid())
                 self._socket.send(identity, pong)
@@ -367,33 +374,3 @@ class Loop:
 
     def _tested_in_vain(self, text: str) -> None:
         self._do(self._core.on_tests(Diagnosis(reason=text), read_clocks()))
-
-
-class _Signals:
-    """Signals as readable bytes, so that they come into the loop like everything else."""
-
-    WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-
-    def __enter__(self) -> _Signals:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._old = {number: signal.signal(number, lambda *_: None) for number in self.WATCHED}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._old_fd)
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-        os.close(self._read)
-        os.close(self._write)
-
-    def fileno(self) -> int:
-        """Readable when a signal came."""
-        return self._read
-
-    def taken(self) -> list[int]:
-        """Numbers of the signals that came since the last call."""
-        try:
-            return [n for n in os.read(self._read, 256) if n in self.WATCHED]
-        except BlockingIOError:
-            return []

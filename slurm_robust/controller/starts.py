@@ -122,7 +122,7 @@ class AgentStarts:
 
     def missed(self, core: Core, node: str, now: Now) -> None:
         """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""
-        heard = core.fleet.views.pop(node).heard
+        heard = core.fleet.forget(node).heard
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
         new = _NodeStart(first=now.mono, at=now.mono, times=old.times)
         if old.ended >= heard:

@@ -65,7 +65,7 @@ class Course:
         if quiet_s < PROGRESS_S:
             return
         self._told_at = now.mono
-        records = core.fleet.progress(core.state.slots, core.state.generation)
+        records = core.fleet.progress(core.state.slots, core.state.generation, now.mono)
         if not core.is_progress(records):
             core.emit(Say(text=f"generation {core.state.generation}: no step is done yet", ettr=True))
             return

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from slurm_robust.model.pace import PaceHistory
     from slurm_robust.model.progress import Progress
 
-EVERY_S = 0.25  # ten thousand records take tens of milliseconds
+EVERY_S = 0.25
+# A look at so many records takes tens of milliseconds; of more there is one look a second.
+MANY_RECORDS = 10_000
 LEARN_EVERY_S = 60.0
 
 _PACE = {"hang": Symptom.HANG, "slow": Symptom.SLOW}
@@ -48,7 +50,8 @@ class Vitals:
 
     def look(self, core: Core, now: Now) -> Trouble | None:
         """The first thing that is wrong, None while nothing new is."""
-        if now.mono - self._looked < EVERY_S:
+        many = core.state.placement.world_size / MANY_RECORDS
+        if now.mono - self._looked < max(EVERY_S, min(many, 1.0)):
             return None
         self._looked = now.mono
         return self._inspection(core, now) or self._numbers(core, now)
@@ -98,8 +101,8 @@ class Vitals:
         # Who has ended stands still for good, which is no hang.
         ended = {e.exit.rank for e in core.fleet.exits(state.slots, state.generation, now.mono)}
         records = [
-            core.fleet.aged(record, state.placement.node_of(record.rank), now.mono)
-            for record in core.fleet.progress(state.slots, state.generation)
+            record
+            for record in core.fleet.progress(state.slots, state.generation, now.mono)
             if record.rank not in ended
         ]
         self._pace.see(records, now.mono)
@@ -141,4 +144,4 @@ class Vitals:
 def _age(core: Core, node: str, now: Now) -> float:
     """Seconds since the newest alert of a node began."""
     view = core.fleet.views[node]
-    return min(alert.age_s for alert in view.beat.alerts) + max(0.0, now.mono - view.heard)
+    return min(alert.age_s for alert in view.beat.alerts) + max(0.0, now.mono - view.told)

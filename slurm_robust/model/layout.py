@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 
 from slurm_robust.model.record import Record
 
@@ -82,7 +83,7 @@ class ParallelLayout(Record):
         return f"{self.world_size}x{self.nproc_per_node}:" + "-".join(f"{n}{s}" for n, s in self.sizes)
 
 
-class Placement(Record):
+class Placement(Record, dict=True):
     """Which node stands in which slot. Ranks belong to slots, so a spare inherits coordinates.
 
     ``slots[i]`` is the name of the node in slot ``i``; every slot holds ``nproc_per_node`` ranks,
@@ -99,10 +100,18 @@ class Placement(Record):
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """Global ranks on ``node``, in order of local rank; empty for a node without a slot."""
-        if node not in self.slots:
+        if node not in self._numbers:
             return ()
-        first = self.slots.index(node) * self.nproc_per_node
+        first = self._numbers[node] * self.nproc_per_node
         return tuple(range(first, first + self.nproc_per_node))
+
+    def holds(self, node: str) -> bool:
+        """Whether ``node`` has a slot."""
+        return node in self._numbers
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {node: slot for slot, node in enumerate(self.slots)}
 
     def node_of(self, rank: int) -> str:
         """Node on which ``rank`` runs."""

@@ -8,8 +8,11 @@ from msgspec import structs
 
 from slurm_robust.model.record import Record
 
+# Ages are read a moment before or after the clock that they are compared by.
+_SAME_S = 0.01
 
-class Progress(Record):
+
+class Progress(Record, array_like=True):
     """Step record of one rank, read from outside the worker.
 
     ``step`` is the newest completed step, -1 before the first. ``reported`` is False when the number
@@ -44,6 +47,14 @@ class Progress(Record):
         if self.bad_step < 0:
             return self
         return structs.replace(self, step=min(self.step, self.bad_step - 1), loss=None, grad_norm=None)
+
+    def is_aged(self, before: Progress, seconds: float) -> bool:
+        """Whether nothing was done in the ``seconds`` since ``before``."""
+        aged = before.aged(seconds)
+        ages = zip((self.age_s, self.phase_s), (aged.age_s, aged.phase_s), strict=True)
+        if not all(math.isclose(mine, his, abs_tol=_SAME_S) for mine, his in ages):
+            return False
+        return structs.replace(self, age_s=aged.age_s, phase_s=aged.phase_s) == aged
 
     def aged(self, seconds: float) -> Progress:
         """The same, ``seconds`` later, if nothing was done meanwhile."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
+from functools import cached_property, singledispatch
 
 import msgspec
 
@@ -42,7 +42,7 @@ class OpenIncident(Record):
     generation: int
 
 
-class JobState(Record):
+class JobState(Record, dict=True):
     """All that decisions depend on.
 
     ``own_node``: where the newest controller runs. ``best_step``: newest step completed by all ranks in any
@@ -94,7 +94,7 @@ class JobState(Record):
     requeueing: ev.RequeueStarted | None = None
     ended: ev.RunEnded | None = None
 
-    @property
+    @cached_property
     def placement(self) -> Placement:
         """Nodes in their slots."""
         return Placement(slots=self.slots, nproc_per_node=self.nproc_per_node)

@@ -1,7 +1,7 @@
 """What controller and agents say to each other. MessagePack, tagged by ``kind``.
 
-The protocol is built on state, not on events: every :class:`Beat` carries all that the agent knows,
-so a lost message, a restarted controller or a late agent costs nothing but time. Orders carry the
+The protocol is built on state, not on events: every :class:`Beat` carries all that the agent knows
+(a :class:`Pulse` says that nothing of it has changed), so a lost message, a restarted controller or a late agent costs nothing but time. Orders carry the
 controller's epoch; an agent obeys only the highest epoch it has seen and ignores the rest. Orders
 are idempotent: the controller repeats one until a Beat shows that it was carried out.
 """
@@ -64,6 +64,19 @@ class Beat(Record, tag_field="kind", tag="beat"):
     alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
     traffic: Traffic | None = None  # of the links between nodes; None where there are none, or nothing came
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
+
+
+class Pulse(Record, tag_field="kind", tag="pulse"):
+    """All that the agent knows is as in its Beat ``base``, and as much older as that is by now.
+
+    Sent in place of a Beat which the controller has answered; it answers only if it still holds that one, and
+    without an answer the agent sends the next Beat.
+    """
+
+    node: str
+    agent: str
+    seq: int
+    base: int
 
 
 class StacksTaken(Record, tag_field="kind", tag="stacks"):
@@ -239,7 +252,7 @@ class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
     error: str = ""
 
 
-ToController: TypeAlias = Beat | StacksTaken | Ping | Drill | LookAtStacks
+ToController: TypeAlias = Beat | Pulse | StacksTaken | Ping | Drill | LookAtStacks
 FromController: TypeAlias = (
     Ack
     | Launch

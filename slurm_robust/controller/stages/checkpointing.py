@@ -48,7 +48,7 @@ class Checkpointing:
         if trouble is not None:
             core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
             return ToStopping(reason=trouble.detail, why=Why(trouble=trouble))
-        records = core.fleet.progress(core.state.slots, core.state.generation)
+        records = core.fleet.progress(core.state.slots, core.state.generation, now.mono)
         reported = [p for p in records if p.reported]
         if len(reported) < core.state.placement.world_size:
             core.note(f"{reason}: the script takes no checkpoint that could be asked for", "", now)

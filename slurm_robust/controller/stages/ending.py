@@ -107,7 +107,7 @@ class Observing:
             )
             core.emit(Say(text=f"observe mode, would do: {decision.reason}"))
         if not ended:
-            goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core)
+            goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core, now)
             return ToRunning(agents=self._agents) if goes_on else None
         code = 1
         if (root := root_exit(exits, core.log_rules)) is not None:

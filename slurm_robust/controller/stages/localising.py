@@ -49,7 +49,7 @@ class Localising:
 
     def enter(self, core: Core, now: Now) -> None:
         """Ask for the first round."""
-        self._steps_before = _slowest_step(core)
+        self._steps_before = _slowest_step(core, now)
         self._begun = now.mono - self._trouble.detect_s
         self._ask(core, now)
 
@@ -62,7 +62,7 @@ class Localising:
         trouble = find_trouble(core, self._agents, self._since, now)
         if trouble is not None:
             return leave(core, self._agents, Why(trouble=trouble), now)
-        if self._is_hang and _slowest_step(core) > self._steps_before:
+        if self._is_hang and _slowest_step(core, now) > self._steps_before:
             core.note("training goes on by itself: what looked like a hang was none", "", now)
             return ToRunning(agents=self._agents)
         if self._is_patient:
@@ -169,6 +169,6 @@ class Localising:
         return following
 
 
-def _slowest_step(core: Core) -> int:
-    records = core.fleet.progress(core.state.slots, core.state.generation)
+def _slowest_step(core: Core, now: Now) -> int:
+    records = core.fleet.progress(core.state.slots, core.state.generation, now.mono)
     return min((record.step for record in records), default=-1)

@@ -159,11 +159,10 @@ class Running:
 
     def _watch_steps(self, core: Core, now: Now) -> None:
         state = core.state
-        records = core.fleet.progress(state.slots, state.generation)
+        records = core.fleet.progress(state.slots, state.generation, now.mono)
         if not core.is_progress(records):
             return
         slowest = min(records, key=lambda p: (p.step, -p.age_s))
-        slowest = core.fleet.aged(slowest, state.placement.node_of(slowest.rank), now.mono)
         reported = all(p.reported for p in records)
         if not self._first_step_seen:
             self._first_step_seen = True

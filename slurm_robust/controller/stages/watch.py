@@ -112,10 +112,10 @@ def leave(core: Core, agents: dict[str, str], why: Why, now: Now) -> Transition:
     return ToStopping(reason=trouble.detail, why=why)
 
 
-def has_new_step(core: Core) -> bool:
+def has_new_step(core: Core, now: Now) -> bool:
     """Whether all ranks have completed a step since the incident began."""
     state = core.state
-    records = core.fleet.progress(state.slots, state.generation)
+    records = core.fleet.progress(state.slots, state.generation, now.mono)
     before = state.incident.step if state.incident is not None else -1
     return len(records) == state.placement.world_size and min(r.step for r in records) > before
 

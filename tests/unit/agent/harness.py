@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.agent.runtime import SHARED_MEMORY
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
-from slurm_robust.wire.messages import Ack, Beat, FromController, Launch, Stop
+from slurm_robust.wire.messages import Ack, Beat, FromController, Launch, Pulse, Stop
 from slurm_robust.wire.server import ControllerSocket
 
 
@@ -46,11 +47,19 @@ class ScriptedController:
         self.socket.socket.poll(20)
         while (received := self.socket.recv()) is not None:
             identity, message = received
+            if isinstance(message, Pulse):
+                message = self.meant(message)
             assert isinstance(message, Beat)
             self.identities[message.node] = identity
             self.beats.append((time.monotonic(), message))
             if self.answering:
                 self.socket.send(identity, Ack(epoch=self.epoch, seq=message.seq))
+
+    def meant(self, pulse: Pulse) -> Beat:
+        """The Beat of which the agent says that it still holds."""
+        beat = self.newest(pulse.node)
+        assert beat is not None
+        return structs.replace(beat, seq=pulse.seq)
 
     def newest(self, node: str) -> Beat | None:
         """The newest Beat of ``node``."""

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import pytest
+from msgspec import structs
+
 from slurm_robust.agent.beats import BeatBook
 from slurm_robust.agent.state import AgentState
+from slurm_robust.wire.messages import Beat, Progress, Pulse, encode
+
+AT_STEP_5 = Progress(rank=0, step=5, reported=True, age_s=0.5, loss=1.0)
 
 
 def test_beats_are_numbered_and_carry_notes_until_one_of_them_is_answered() -> None:
@@ -30,3 +36,51 @@ def test_programs_need_no_readiness_but_a_fatal_agent_is_never_ready() -> None:
     assert BeatBook("n", "a", always_ready=True).make(state, (), 0.0).ready
     state.fatal = "broken"
     assert not BeatBook("n", "a", always_ready=True).make(state, (), 0.0).ready
+
+
+def book_with(state: AgentState) -> tuple[BeatBook, Beat]:
+    """One whose first Beat the controller has answered."""
+    book = BeatBook("n1", "a", always_ready=False)
+    beat = book.make(state, (AT_STEP_5,), 10.0)
+    assert isinstance(beat, Beat)
+    book.on_ack(beat.seq)
+    return book, beat
+
+
+def test_a_beat_that_would_tell_nothing_new_is_a_pulse() -> None:
+    state = AgentState(kill_wait_s=1.0)
+    book, beat = book_with(state)
+    pulse = book.make(state, (AT_STEP_5.aged(3.0),), 13.0)
+    assert pulse == Pulse(node="n1", agent="a", seq=2, base=beat.seq)
+    assert len(encode(pulse)) < 60 < len(encode(beat))
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        structs.replace(AT_STEP_5, step=6, age_s=0.1),
+        structs.replace(AT_STEP_5.aged(3.0), loss=2.0),
+        structs.replace(AT_STEP_5.aged(3.0), phase="checkpoint", phase_s=1.0),
+        structs.replace(AT_STEP_5, age_s=0.1),  # the same step once more
+    ],
+)
+def test_whatever_else_but_time_has_changed_is_told(progress: Progress) -> None:
+    state = AgentState(kill_wait_s=1.0)
+    book, _ = book_with(state)
+    beat = book.make(state, (progress,), 13.0)
+    assert isinstance(beat, Beat)
+    assert beat.progress == (progress,)
+
+
+def test_without_an_answer_all_is_told_again() -> None:
+    """The Beat may be lost, or the controller another one by now, or it may have lost sight of this node."""
+    state = AgentState(kill_wait_s=1.0)
+    book, _ = book_with(state)
+    told = [book.make(state, (AT_STEP_5.aged(1.0 * i),), 10.0 + i) for i in range(1, 6)]
+    assert [type(message) for message in told] == [Pulse, Pulse, Pulse, Beat, Beat]
+    book.on_ack(5)
+    assert isinstance(book.make(state, (AT_STEP_5.aged(6.0),), 16.0), Beat)  # the fifth is no base, the sixth
+    book.on_ack(7)
+    assert isinstance(book.make(state, (AT_STEP_5.aged(7.0),), 17.0), Pulse)
+    book.forget()
+    assert isinstance(book.make(state, (AT_STEP_5.aged(8.0),), 18.0), Beat)

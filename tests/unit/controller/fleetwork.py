@@ -234,7 +234,8 @@ class Job:
             case TakeStacks(number=number) if node not in self.mute:
                 taken = tuple(self.stacks.get(p.rank, waiting(p.rank, node)) for p in beat.progress)
                 answer = StacksTaken(node=node, generation=beat.generation, number=number, stacks=taken)
-                self.act(self.core.on_stacks(answer, self.now()))
+                self.core.on_stacks(answer)
+                self.act(self.core.on_tick(self.now()))
             case Save(token=token):
                 self.saves[node] = message
                 if self.writes:

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.schema import JobConfig, Limits, SlurmConfig
-from slurm_robust.controller.effects import RequeueAnswer, Said
+from slurm_robust.controller.effects import RequeueAnswer, Said, Send
 from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
@@ -16,7 +16,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Symptom
 from slurm_robust.policy.restore import Ref
-from slurm_robust.wire.messages import Launch, Shutdown, Stop
+from slurm_robust.wire.messages import Ack, Launch, Pulse, Shutdown, Stop
 from tests.unit.controller.fleetwork import Job
 
 BUG = WorkerError(type="ValueError", message="bad shape", file="train.py", line=12, traceback="boom")
@@ -397,3 +397,41 @@ def test_the_state_is_the_fold_of_what_was_written() -> None:
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 3)
     assert fold(job.journal) == job.core.state
+
+
+# -- Pulses -----------------------------------------------------------------------------------------
+
+
+def pulse_of(job: Job, node: str, base: int | None = None) -> None:
+    beat = job.beats[node]
+    base = beat.seq if base is None else base
+    job.core.on_pulse(Pulse(node=node, agent=beat.agent, seq=beat.seq + 1, base=base), job.now())
+
+
+def test_a_pulse_is_a_sign_of_life_and_ages_go_on() -> None:
+    job = Job()
+    job.train_to(5)
+    slots, generation = job.core.state.slots, job.core.state.generation
+    for _ in range(8):
+        job.mono += 1.0
+        for node in job.beats:
+            pulse_of(job, node)
+        job.act(job.core.on_tick(job.now()))
+    assert job.stage == "Running"
+    assert not job.core.state.incident
+    records = job.core.fleet.progress(slots, generation, job.mono)
+    assert [(r.step, r.age_s) for r in records] == [(5, 8.0), (5, 8.0)]
+
+
+def test_a_pulse_is_answered_only_where_its_beat_is_known() -> None:
+    job = Job()
+    job.core.on_tick(job.now())
+    for base, answers in ((None, 1), (1_000, 0)):
+        pulse_of(job, "n1", base)
+        acks = [e for e in job.core.on_tick(job.now()) if isinstance(e, Send) and isinstance(e.message, Ack)]
+        assert len(acks) == answers
+    job.mono += 6.0
+    for node in job.beats:
+        pulse_of(job, node, 1_000)  # who speaks lives, whatever of it is not known here
+    job.act(job.core.on_tick(job.now()))
+    assert (job.stage, job.core.state.incident) == ("Running", None)

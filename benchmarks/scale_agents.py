@@ -1,0 +1,256 @@
+"""Agents of many nodes in one process: the agent's own state machine, Beats and socket, and made-up training.
+
+``python -m benchmarks.scale_agents FOLDER FIRST LAST SECONDS_PER_STEP``. What is missing of an agent is what
+belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the folder at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import zmq
+from msgspec import structs
+
+from benchmarks import stacks
+from slurm_robust.agent.beats import BeatBook
+from slurm_robust.agent.copies.service import CopyNews
+from slurm_robust.agent.state import AgentState
+from slurm_robust.agent.stimuli import (
+    DumpStacks,
+    End,
+    EpochSeen,
+    InjectSignal,
+    Instruction,
+    Kill,
+    LauncherSaid,
+    OrderCame,
+    SendBeat,
+    SpawnWorkers,
+    Stimulus,
+    Terminate,
+)
+from slurm_robust.model.copies import Copy, Tier
+from slurm_robust.model.traffic import Traffic
+from slurm_robust.wire.client import AgentSocket
+from slurm_robust.wire.keys import load_client
+from slurm_robust.wire.messages import (
+    Ack,
+    FromController,
+    Launch,
+    Phase,
+    Progress,
+    StacksTaken,
+    Stop,
+    TakeStacks,
+)
+from slurm_robust.wire.spawning import Exited, Ready, Spawned
+
+NPROC = 8
+HEARTBEAT_S = 1.0
+TRAFFIC_S = 10.0
+"""Counters of the network are read anew so often (``detect.network_s``)."""
+
+STACKS_S = 3.0
+"""py-spy is done within this time, by random."""
+
+IMAGE_BYTES = 10**10
+KEPT, PEER_KEPT = 3, 2
+"""Whole snapshots of each own rank, and of each rank of another node."""
+
+
+class Node:
+    """One agent and its ranks, which all train at the same pace."""
+
+    def __init__(self, number: int, step_s: float, socket: AgentSocket) -> None:
+        self.name = f"n{number}"
+        self.socket = socket
+        self._step_s = step_s
+        self._state = AgentState(kill_wait_s=5.0)
+        self._book = BeatBook(self.name, f"{self.name}-1-0", always_ready=False)
+        self._book.address, self._book.port = f"10.{number >> 8}.{number & 255}.1", 4000
+        self._launch: Launch | None = None
+        self._launched = 0.0
+        self._announced = True
+        self._wanted = True
+        self._due = random.uniform(0.0, HEARTBEAT_S)
+        self._taking: tuple[float, TakeStacks] | None = None
+        self._taken = False
+        self.ended = False
+        self.beats = self.bytes = 0
+        self.failed_at: float | None = None  # when a worker of ours ended by itself
+        self.stopped_at: float | None = None  # when the first order to stop came
+        self._take(EpochSeen(epoch=1))
+        self._take(LauncherSaid(message=Ready(import_s=4.0)))
+
+    def turn(self, now: float) -> None:
+        """Obey what has come and send what is due."""
+        while (order := self.socket.recv()) is not None:
+            self._on_message(order)
+        if self._taking is not None and now >= self._taking[0] and not self._taken:
+            self._taken = self.socket.send(self._stacks(self._taking[1]))
+        first = self._launch is not None and not self._announced and self._step(now) >= 0
+        self._announced |= first
+        if not (self._wanted or first or now >= self._due) or not self.socket.connected:
+            return
+        message = self._book.make(self._state, self._progress(now), now, self._copies(now), (), traffic(now))
+        if self.socket.send(message):
+            self._wanted, self._due = False, now + HEARTBEAT_S
+            self.beats += 1
+            if self.beats % 10 == 0:
+                self.bytes += 10 * len(msgspec.msgpack.encode(message))
+
+    def _on_message(self, message: FromController) -> None:
+        if isinstance(message, Ack):
+            self._book.on_ack(message.seq)
+            return
+        if isinstance(message, Stop) and self.stopped_at is None:
+            self.stopped_at = time.monotonic()
+        self._take(OrderCame(order=message))  # type: ignore[arg-type]
+
+    def _take(self, stimulus: Stimulus) -> None:
+        for instruction in self._state.handle(stimulus, time.monotonic()):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendBeat():
+                self._wanted = True
+            case SpawnWorkers(launch=launch):
+                self._launch, self._launched, self._announced = launch, time.monotonic(), False
+                for rank in launch.ranks:
+                    said = Spawned(generation=launch.generation, rank=rank, pid=1000 + rank)
+                    self._take(LauncherSaid(message=said))
+            case Terminate(pid=pid) | Kill(pid=pid):
+                self._exit(pid - 1000, 15)
+            case InjectSignal(pid=pid, number=number):
+                self.failed_at = time.monotonic()
+                self._exit(pid - 1000, number)
+            case DumpStacks(order=order) if self._taking is None or self._taking[1].number < order.number:
+                self._taking = time.monotonic() + random.uniform(0.5, STACKS_S), order
+            case End():
+                self.ended = True
+
+    def _stacks(self, order: TakeStacks) -> StacksTaken:
+        ranks = self._launch.ranks if self._launch is not None else ()
+        shown = (structs.replace(waiting(), rank=rank, node=self.name) for rank in ranks)
+        return StacksTaken(
+            node=self.name, generation=order.generation, number=order.number, stacks=tuple(shown)
+        )
+
+    def _exit(self, rank: int, number: int) -> None:
+        now = time.monotonic()
+        exited = Exited(
+            generation=self._state.generation, rank=rank, pid=1000 + rank, ended=now, signal=number
+        )
+        self._take(LauncherSaid(message=exited))
+
+    # -- the training --------------------------------------------------------------------------------
+
+    def _step(self, now: float) -> int:
+        return int((now - self._launched) / self._step_s) - 1
+
+    def _progress(self, now: float) -> tuple[Progress, ...]:
+        if self._launch is None or self._state.phase is not Phase.RUNNING:
+            return ()
+        step, base = self._step(now), 0
+        if self._launch.restore:
+            base = int(self._launch.restore.rpartition("-")[2]) + 1
+        age_s = (now - self._launched) % self._step_s if step >= 0 else now - self._launched
+        shown = base + step if step >= 0 else -1
+        return tuple(
+            Progress(
+                rank=rank,
+                step=shown,
+                reported=step >= 0,
+                age_s=age_s,
+                loss=2.0 + 1.0 / (2 + step),
+                grad_norm=1.0,
+                restored_s=1.5,
+                phase_s=age_s,
+            )
+            for rank in self._launch.ranks
+        )
+
+    def _copies(self, now: float) -> CopyNews:
+        launch = self._launch
+        if launch is None:
+            return CopyNews(port=5000)
+        newest = max((p.step for p in self._progress(now)), default=-1)
+        if newest < 0:
+            return CopyNews(port=5000, copies=self._kept)
+        others = (peer_source(rank, launch) for rank in launch.ranks)
+        self._kept = (
+            *self._held(launch.ranks, newest, KEPT, Tier.MEMORY),
+            *self._held(others, newest, PEER_KEPT, Tier.PEER),
+        )
+        return CopyNews(port=5000, copies=self._kept, lag_s=0.2)
+
+    _kept: tuple[Copy, ...] = ()
+
+    def _held(self, ranks: object, newest: int, kept: int, tier: Tier) -> tuple[Copy, ...]:
+        generation = self._state.generation
+        return tuple(
+            Copy(rank=rank, generation=generation, step=step, tier=tier, nbytes=IMAGE_BYTES)
+            for rank in ranks  # type: ignore[attr-defined]
+            for step in range(max(0, newest - kept + 1), newest + 1)
+        )
+
+
+@cache
+def waiting() -> stacks.RankStacks:
+    """A rank with helpers, of some 150 calls in all; made once, or its making would be what takes time."""
+    return stacks.pipeline(0)
+
+
+def peer_source(rank: int, launch: Launch) -> int:
+    """Whose second copy this node has, for one of its own ranks."""
+    return (rank + launch.world_size // 2) % launch.world_size
+
+
+def traffic(now: float) -> Traffic:
+    read_at = now // TRAFFIC_S * TRAFFIC_S
+    return Traffic(silent_s=0.0, pause_s=1.0, talked_s=read_at)
+
+
+def main(folder: Path, first: int, last: int, step_s: float) -> int:
+    """Serve until all agents were told to end, or the controller's port file is gone."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    keys = load_client(folder / "keys")
+    port = folder / "port"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    context.set(zmq.MAX_SOCKETS, last - first + 10)
+    nodes = [
+        Node(number, step_s, AgentSocket(keys, f"n{number}", context=context))
+        for number in range(first, last)
+    ]
+    for node in nodes:
+        node.socket.connect([f"tcp://127.0.0.1:{int(port.read_text())}"])
+    pause_s = 0.02 + 5e-5 * len(nodes)  # a round over all sockets costs some µs for each
+    while port.exists() and not all(node.ended for node in nodes):
+        for node in nodes:
+            node.turn(time.monotonic())
+        time.sleep(pause_s)
+    beats = sum(node.beats for node in nodes)
+    found = {
+        "beats": beats,
+        "beat_bytes": sum(node.bytes for node in nodes) / beats,
+        "failed_at": next((node.failed_at for node in nodes if node.failed_at), None),
+        "stopped_at": [node.stopped_at for node in nodes if node.stopped_at is not None],
+        "cpu_s": time.process_time(),
+    }
+    (folder / f"agents-{first}.json").write_text(json.dumps(found))
+    for node in nodes:
+        node.socket.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

@@ -1,0 +1,179 @@
+"""The controller of the simulated job: the real loop, core, socket and journal over a Slurm in memory.
+
+``python -m benchmarks.scale_controller FOLDER NODES SPARES``. Writes its port, and at the end
+``controller.json``: CPU seconds of the process (ZeroMQ's thread included) at the beginning of each stage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scale_agents import NPROC
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.config.replay import ReplayConfig
+from slurm_robust.config.schema import JobConfig, Timings
+from slurm_robust.controller import effects as fx
+from slurm_robust.controller import restoring
+from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.journal import Journal, fold
+from slurm_robust.controller.loop import Loop, read_clocks
+from slurm_robust.controller.preflight import open_directory
+from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.stages.table import build
+from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.transitions import ToGathering, Transition
+from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.model import events as ev
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
+from slurm_robust.testing.fake_replayer import FakeReplayer
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.wire import messages as msg
+from slurm_robust.wire.keys import load_server
+from slurm_robust.wire.server import ControllerSocket
+
+
+class TimedCore(Core):
+    """Counts its ticks and what they cost; once a second it notes what this process has taken."""
+
+    ticks, beats, tick_s, longest_s = 0, 0, 0.0, 0.0
+
+    def __init__(self, *given: Any) -> None:
+        """As the core does."""
+        self.samples: list[tuple[float, float, int, int]] = []
+        super().__init__(*given)
+
+    def on_beat(self, beat: msg.Beat, now: fx.Now) -> None:
+        """As the core does."""
+        self.beats += 1
+        super().on_beat(beat, now)
+
+    def on_pulse(self, pulse: msg.Pulse, now: fx.Now) -> None:
+        """As the core does."""
+        self.beats += 1
+        super().on_pulse(pulse, now)
+
+    def on_tick(self, now: fx.Now) -> list[fx.Effect]:
+        """As the core does."""
+        begun = time.thread_time()
+        effects = super().on_tick(now)
+        took = time.thread_time() - begun
+        self.ticks, self.tick_s = self.ticks + 1, self.tick_s + took
+        self.longest_s = max(self.longest_s, took)
+        if not self.samples or now.mono - self.samples[-1][0] >= 1.0:
+            self.samples.append((now.mono, time.process_time(), self.beats, self.ticks))
+        return effects
+
+
+class Marks:
+    """When each stage began, by the clock and by the CPU seconds of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: list[tuple[str, float, float]] = []
+
+    def build(self, transition: Transition) -> object:
+        """As the table of stages does."""
+        stage = build(transition)
+        self.found.append((type(stage).__name__, time.monotonic(), time.process_time()))
+        self.path.write_text(json.dumps(self.found))
+        return stage
+
+
+def main(folder: Path, nodes: int, spares: int) -> int:
+    """Serve the job until SIGTERM."""
+    directory = JobDirectory(folder)
+    open_directory(directory)
+    names = tuple(f"n{i}" for i in range(1, nodes + spares + 1))
+    journal = Journal(directory.journal)
+    for event in beginning(names, nodes):
+        journal.append(event)
+    # All nodes are on one machine, whose silences are not what is measured.
+    config = JobConfig(timings=Timings(node_dead_s=60.0, launch_s=600.0, agent_start_s=600.0))
+    slurm = FakeSlurm(FakeCluster(names))
+    job_id = slurm.submit(SubmitRequest(command=("job.sh",), nodes=len(names)))
+    marks = Marks(folder / "marks.json")
+    with closing(ControllerSocket(load_server(directory.keys))) as server:
+        core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())  # type: ignore[arg-type]
+        command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
+        loop = Loop(
+            core,
+            config=config,
+            directory=directory,
+            journal=journal,
+            socket=server,
+            steps=AgentSteps(slurm, slurm.allocation(job_id), ("true",), directory.agents),
+            requeuer=Requeuer(slurm, 7, 0, folder / "requeue.jsonl", start_now=False),
+            store=CheckpointStore(directory.checkpoints),
+            slurm=slurm,
+            tester=StepTester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), ""),
+        )
+        (folder / ".port").write_text(str(server.port))
+        (folder / ".port").rename(folder / "port")
+        loop.run()
+        (folder / "port").unlink()
+        statistics = server.statistics()
+    found = {
+        "marks": marks.found,
+        "samples": core.samples,
+        "ticks": core.ticks,
+        "tick_s": core.tick_s,
+        "longest_tick_s": core.longest_s,
+        "received": statistics.received,
+        "sent": statistics.sent,
+        "choose_s": timed(lambda: restoring.choose(core, read_clocks())),
+        "seal_s": timed(lambda: restoring.seal(core, core.state.generation, (), read_clocks(), None)),
+        "journal_events": len(journal.events),
+        "journal_bytes": directory.journal.stat().st_size,
+        "append_1250_s": timed(lambda: append(folder / "trial.jsonl", 1250)),
+    }
+    (folder / "controller.json").write_text(json.dumps(found))
+    return 0
+
+
+def beginning(names: tuple[str, ...], slots: int) -> tuple[ev.AnyEvent, ...]:
+    now = time.time()
+    return (
+        ev.RunStarted(
+            t=now,
+            run_id="scale",
+            job_id=7,
+            kind="script",
+            command=("train.py",),
+            cwd="/",
+            slots=slots,
+            spares=len(names) - slots,
+            nproc_per_node=NPROC,
+            version="0",
+        ),
+        ev.ControllerStarted(t=now, epoch=1, host="n1", pid=1, port=1),
+        ev.AllocationTaken(t=now, restart_count=0, nodes=names, slots=names[:slots], spares=names[slots:]),
+    )
+
+
+def append(path: Path, count: int) -> None:
+    journal = Journal(path)
+    journal.append(
+        *(ev.AgentJoined(t=time.time(), node=f"n{i}", agent="a", address="x") for i in range(count))
+    )
+    journal.close()
+
+
+def timed(work: Callable[[], object]) -> float:
+    """CPU seconds of this thread."""
+    begun = time.thread_time()
+    work()
+    return time.thread_time() - begun
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
