@@ -1,8 +1,8 @@
 """What the controller of a large job costs: simulated agents speak the real protocol to the real controller.
 
 Agents live in a few processes (``benchmarks.scale_agents``), the controller in one of its own
-(``benchmarks.scale_controller``) with its loop, core, ZeroMQ socket and journal. Figures are CPU seconds of the
-controller's process, so they hold on a machine that the agents keep busy.
+(``benchmarks.scale_controller``) with its loop, core, ZeroMQ socket and journal. Figures are CPU seconds of
+the controller's process, so they hold on a machine that the agents keep busy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -100,7 +101,7 @@ class SimulatedJob:
 
     def look(self) -> dict[str, object]:
         """The stacks of all ranks, as ``srobust stacks`` gets them."""
-        begun, cpu, nodes, bytes_ = time.monotonic(), self._cpu(), 0, 0
+        begun, cpu, nodes = time.monotonic(), self._cpu(), 0
         with closing(self._client()) as client:
             shown = StacksShown()
             while not shown.over:
@@ -180,7 +181,7 @@ def steady_state(samples: list[tuple[float, float, int, int]], nodes: int) -> di
 def spans(marks: list[tuple[str, float, float]]) -> dict[str, list[float]]:
     """CPU seconds of each stay in each stage but the last."""
     found: dict[str, list[float]] = {}
-    for (name, _, begun), (_, _, ended) in zip(marks, marks[1:], strict=False):
+    for (name, _, begun), (_, _, ended) in pairwise(marks):
         found.setdefault(name, []).append(ended - begun)
     return found
 

@@ -14,10 +14,10 @@ LONGEST_S = 0.25
 """For what only time brings."""
 
 REST_S = 0.1
-"""Between two ticks of a large job: a thousand heartbeats a second are not a thousand reasons to look at all."""
+"""Between two ticks of a large job: a thousand heartbeats a second are no thousand reasons to look at all."""
 
 REST_FACTOR = 9.0
-"""A tick that took less is followed by so many times as long a rest: a small job answers within milliseconds."""
+"""A tick that took less is followed by so many times as long a rest: small jobs answer within milliseconds."""
 
 
 class Turns:
