@@ -22,6 +22,7 @@ from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.wire import openfiles
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.spawning import Prepare
 from slurm_robust.worker.lookup import missing
@@ -43,6 +44,7 @@ class CannotBegin(SrobustError):
 
 def main() -> int:
     """Run the agent; exit code 0 after an order to end, 3 when it cannot begin."""
+    openfiles.raise_limit()
     arguments = _arguments()
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     job = JobDirectory(Path(arguments.job_dir).absolute())

@@ -56,6 +56,7 @@ from slurm_robust.agent.stimuli import (
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.record import Record
+from slurm_robust.wire import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys
@@ -350,6 +351,8 @@ class Agent:
                 failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason)
                 self._take(LauncherSaid(message=failed))
             return
+        if launch.slot == 0 and (short := openfiles.shortage(launch.world_size, "ranks at rank 0's store")):
+            self._book.note(short)
         self._flush = -1
         self._oom_kills.begin()
         self._copies.launched(launch)  # parts of other nodes come in while the workers start

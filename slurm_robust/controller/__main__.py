@@ -42,6 +42,7 @@ from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
+from slurm_robust.wire import openfiles
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
@@ -67,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def control(directory: JobDirectory, plan: Plan) -> int:
     """Take the job's next epoch, replay the journal, and go on from there."""
+    openfiles.raise_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
     with closing(ControllerSocket(load_server(directory.keys), plan.config.wire.port)) as server:
@@ -87,6 +89,9 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 node=os.environ.get("SLURMD_NODENAME", ""),
             )
         )
+        if short := openfiles.shortage(len(plan.nodes), "agents"):
+            say(short)
+            journal.append(ev.Noted(t=time.time(), text=short))
         rules = _log_rules(journal, plan)
         first = begin(journal, plan)
         core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)

@@ -18,6 +18,7 @@ from types import FrameType
 
 from slurm_robust.controller.output import say
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.wire import openfiles
 
 # So many starts within the window are bad luck; more are a defect that another start does not mend.
 MAX_STARTS = 6
@@ -27,6 +28,7 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, sig
 
 def keep(directory: Path) -> int:
     """Run controllers on ``directory`` until one ends by itself; returns its exit code."""
+    openfiles.raise_limit()
     command = [sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory)]
     child: subprocess.Popen[bytes] | None = None
     pending: list[int] = []

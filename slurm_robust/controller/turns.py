@@ -17,7 +17,7 @@ REST_S = 0.1
 """Between two ticks of a large job: a thousand heartbeats a second are no thousand reasons to look at all."""
 
 REST_FACTOR = 9.0
-"""A tick that took less is followed by so many times as long a rest: small jobs answer within milliseconds."""
+"""A tick that took less is followed by so many times as long a rest: a small job answers in milliseconds."""
 
 
 class Turns:

@@ -1,10 +1,10 @@
 """What controller and agents say to each other. MessagePack, tagged by ``kind``.
 
 The protocol is built on state, not on events: every :class:`Beat` carries all that the agent knows
-(a :class:`Pulse` says that nothing of it has changed), so a lost message, a restarted controller or a late
-agent costs nothing but time. Orders carry the controller's epoch; an agent obeys only the highest epoch it has
-seen and ignores the rest. Orders are idempotent: the controller repeats one until a Beat shows that it was
-carried out.
+(a :class:`Pulse` says that nothing of it has changed), so a lost message, a restarted controller or a
+late agent costs nothing but time. Orders carry the controller's epoch; an agent obeys only the highest
+epoch it has seen and ignores the rest. Orders are idempotent: the controller repeats one until a Beat
+shows that it was carried out.
 """
 
 from __future__ import annotations

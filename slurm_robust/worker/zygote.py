@@ -23,7 +23,7 @@ import traceback
 from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
-from slurm_robust.wire import spawning
+from slurm_robust.wire import openfiles, spawning
 from slurm_robust.wire.spawning import (
     Exited,
     Fatal,
@@ -263,6 +263,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m slurm_robust.worker.zygote", description=__doc__)
     parser.add_argument("--channel", type=int, required=True, help="descriptor of a SOCK_SEQPACKET socket")
     arguments = parser.parse_args()
+    openfiles.raise_limit()
     Zygote(socket.socket(fileno=arguments.channel)).serve()
 
 

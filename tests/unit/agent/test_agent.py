@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -94,6 +95,22 @@ def runtime_folders(job: LocalJob) -> list[Path]:
 
 def copies_folder(job: LocalJob) -> Path:
     return Path(f"/dev/shm/srobust-{os.getuid()}-{job.spec.run_id}-copies")
+
+
+def test_workers_may_open_as_many_files_as_the_hard_limit_allows(make_job: MakeJob) -> None:
+    """The store of rank 0 holds a connection to each rank, and shells hand on 1,024."""
+    job = make_job("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))")
+    controller = job.controller()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        job.start_agent("n1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    controller.wait_for("n1", lambda b: b.ready, 60)
+    controller.launch("n1", 1, (0,))
+    controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert job.output(1, 0) == f"({min(hard, 2**20)}, {hard})\n"
 
 
 def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> None:
