@@ -26,7 +26,7 @@ from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.ports import PortHolder, local_address
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.runtime import RuntimeFolder
-from slurm_robust.agent.slowfiles import SlowFiles, read_tail
+from slurm_robust.agent.slowfiles import SlowFiles, make_log_folders, read_tail
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -355,6 +355,7 @@ class Agent:
             self._book.note(short)
         self._flush = -1
         self._oom_kills.begin()
+        self._files.submit(partial(make_log_folders, self._setup.job, launch.generation, launch.ranks))
         self._copies.launched(launch)  # parts of other nodes come in while the workers start
         spec, job = self._setup.spec, self._setup.job
         self._launcher.spawn(rankenv.build_spawn(spec, job, launch, folder, self._copies.places))

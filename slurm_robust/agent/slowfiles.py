@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from slurm_robust.model.job import JobDirectory
+
 T = TypeVar("T")
 
 _TAIL_BYTES = 16 * 1024
@@ -23,7 +25,7 @@ class SlowFiles(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], T] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], T | None] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # A daemon: a thread that hangs in the kernel must not keep the agent from its end.
@@ -34,8 +36,8 @@ class SlowFiles(Generic[T]):
         """Descriptor for a poller."""
         return self._read
 
-    def submit(self, job: Callable[[], T]) -> None:
-        """Have ``job`` done; its result comes from :meth:`results`."""
+    def submit(self, job: Callable[[], T | None]) -> None:
+        """Have ``job`` done; its result, unless that is None, comes from :meth:`results`."""
         self._jobs.put(job)
 
     def results(self) -> list[T]:
@@ -60,13 +62,22 @@ class SlowFiles(Generic[T]):
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._results.put(job())
+                result = job()
             except OSError:
                 continue
+            if result is None:
+                continue
+            self._results.put(result)
             try:
                 os.write(self._write, b"x")
             except BlockingIOError:
                 pass  # full of wake-ups already
+
+
+def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:
+    """Make the folders in which these workers are about to write. Raises ``OSError``."""
+    for folder in {job.worker_log(generation, rank, "out").parent for rank in ranks}:
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def read_tail(paths: tuple[Path, ...], lines: int = 20) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ ends or is gone. Layout (all files are images, :mod:`slurm_robust.checkpoint.ima
         peer-00007.0 …   copies of rank 7 of another node, streamed by its agent
         fetched-00003    a part that was fetched from another node for a restore
         fetched-00003.error   why it could not be fetched: text
+        fetched-00003.size    how many bytes are on their way: text
         plan-00003.json  how many buffers fit, as rank 3 found out (:mod:`slurm_robust.checkpoint.budget`)
         run              how often the job had been restarted when its agent began: for the epilog
 
@@ -85,6 +86,11 @@ class MemoryFolder:
         """Where the reason appears if it could not be fetched."""
         path = self.fetched(rank)
         return path.with_name(f"{path.name}.error")
+
+    def fetch_size(self, rank: int) -> Path:
+        """Where it is told how many bytes are on their way."""
+        path = self.fetched(rank)
+        return path.with_name(f"{path.name}.size")
 
     def inventory(self) -> tuple[Copy, ...]:
         """The whole copies here, of all tiers that lie in memory; what was fetched is not among them."""

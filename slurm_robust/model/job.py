@@ -7,6 +7,10 @@ from pathlib import Path
 
 from slurm_robust.model.record import Record
 
+RANKS_PER_FOLDER = 64
+"""Two files each. Lustre and NFS make files of one folder one after the other, so ten thousand ranks that open
+theirs at once would wait 5 to 30 s, in each restart."""
+
 
 class CommandKind(str, Enum):
     """How the words of the user's command are to be run."""
@@ -116,5 +120,16 @@ class JobDirectory:
         return self.path / "logs" / f"gen-{generation:03d}"
 
     def worker_log(self, generation: int, rank: int, stream: str) -> Path:
-        """File of one worker's ``out`` or ``err`` stream."""
-        return self.logs(generation) / f"rank-{rank:05d}.{stream}"
+        """File of one worker's ``out`` or ``err`` stream.
+
+        Those of the first ranks lie in the generation's folder, of the others in folders of 64 ranks in it.
+        """
+        folder, first = self.logs(generation), rank - rank % RANKS_PER_FOLDER
+        if first:
+            folder /= f"ranks-{first:05d}"
+        return folder / f"rank-{rank:05d}.{stream}"
+
+    def worker_logs(self, generation: int, stream: str) -> dict[int, Path]:
+        """Files of a stream that there are, by rank."""
+        paths = self.logs(generation).rglob(f"rank-*.{stream}")
+        return {int(path.stem.removeprefix("rank-")): path for path in paths}

@@ -128,8 +128,7 @@ class Logs:
         if wanted.rank is not None:
             ranks = {wanted.rank}
         else:
-            paths = self._directory.logs(generation).glob(f"rank-*.{wanted.stream}")
-            ranks = {int(path.stem.removeprefix("rank-")) for path in paths}
+            ranks = set(self._directory.worker_logs(generation, wanted.stream))
         found = dict(known)
         for rank in ranks - known.keys():
             path = self._directory.worker_log(generation, rank, wanted.stream)
@@ -157,8 +156,7 @@ class Logs:
             error = NoSuchJob(f"generation {generation} has no output in {self._directory.logs(0).parent}")
             error.fix = f"give one of {min(there)} to {max(there)}"
         else:
-            paths = self._directory.logs(generation).glob(f"rank-*.{wanted.stream}")
-            ranks = sorted(int(path.stem.removeprefix("rank-")) for path in paths)
+            ranks = sorted(self._directory.worker_logs(generation, wanted.stream))
             name = "any rank" if wanted.rank is None else f"rank {wanted.rank}"
             error = NoSuchJob(f"no output of {name} in generation {generation}")
             error.fix = f"give one of {ranks[0]} to {ranks[-1]}" if ranks else "-f waits for the output"

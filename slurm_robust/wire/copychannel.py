@@ -12,7 +12,11 @@ errors, not against forgery). Little-endian; C is who connects, S who listens::
 Then requests and answers, each a u32 of its bytes and MessagePack::
 
     C  Put      S  Answer GO, HAVE or REFUSED;       after GO  C  bytes 8 to total of the image    S  Answer
-    C  Get      S  Answer GO with total, or REFUSED; after GO  S  bytes 8 to total of the image    C  Answer
+    C  Get      S  Answer GO with total, or REFUSED; after GO  C  Answer GO with the memory at hand, or REFUSED
+                after GO  S  bytes 8 to total of the image    C  Answer
+
+Who receives reserves memory before the first byte is sent: it takes half a second per GiB, in which whoever
+sends would believe the way to be cut.
 
 Every wait has a limit, so a cut network costs seconds and never a thread.
 """
@@ -51,6 +55,7 @@ _MAX_FRAME = 64 * 1024
 _PIECE = 16 * 2**20
 # What the other side may need per byte for reserving memory, or for its sums, at the very worst.
 _WORK_BYTES_S = 100e6
+_TRANSFER_S = 60.0
 
 
 class ChannelError(ConnectionError):
@@ -103,6 +108,11 @@ Request: TypeAlias = Put | Get
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def transfer_s(nbytes: int) -> float:
+    """How long it may take in all to fetch an image of so many bytes, in seconds, as long as bytes arrive."""
+    return _TRANSFER_S + nbytes / _WORK_BYTES_S
 
 
 def derive_key(secret: str) -> bytes:

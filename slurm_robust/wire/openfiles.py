@@ -1,7 +1,7 @@
 """The limit of open files: a large job holds a connection to each agent, and rank 0's store one to each rank.
 
-Slurm hands the limits of the shell that submitted the job on to its steps, and shells usually have a soft one of
-1,024, as the hard one was meant to be used by who knows that he needs it.
+Slurm hands the limits of the shell that submitted the job on to its steps, and a shell's soft limit is usually
+1,024: the hard one is for programs that know that they need more.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def shortage(connections: int, of_what: str) -> str:
     if _number(soft) >= needed:
         return ""
     return (
-        f"this process may open {soft} files and needs about {needed}, one for each of {connections} {of_what}: "
-        "raise the hard limit (LimitNOFILE of slurmd, or nofile in limits.conf where the job is submitted)"
+        f"this process may open {soft} files and needs about {needed}, one for each of {connections} "
+        f"{of_what}: raise the hard limit (LimitNOFILE of slurmd, or nofile in limits.conf where the job is "
+        "submitted)"
     )
 
 

@@ -69,8 +69,7 @@ def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
     try:
         for path, target in ((worker.out, 1), (worker.err, 2)):
             place = path
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+            descriptor = _open_log(path)
             os.dup2(descriptor, target)
             os.close(descriptor)
         place = spawn.cwd
@@ -82,6 +81,17 @@ def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
         return False
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return True
+
+
+def _open_log(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        return os.open(path, flags, 0o640)
+    except (
+        FileNotFoundError
+    ):  # the agent, which makes the folder for all ranks of the node, is not so far yet
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o640)
 
 
 def _execute(spawn: Spawn, worker: WorkerSpec) -> int:

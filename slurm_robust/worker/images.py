@@ -20,10 +20,10 @@ from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
 from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 
-# How long an agent may take to fetch a part from another node, and how often to look.
-FETCH_S = 120.0
+# How often to look whether the agent has fetched a part.
 LOOK_EVERY_S = 0.01
 
 _READ_THREADS = 2
@@ -42,12 +42,21 @@ class ImageReader:
     """Reads this rank's state from whole copies. They stay locked until :meth:`close`."""
 
     def __init__(
-        self, environment: WorkerEnvironment, rank: int, world_size: int, *, fetch_s: float = FETCH_S
+        self,
+        environment: WorkerEnvironment,
+        rank: int,
+        world_size: int,
+        *,
+        patience: Callable[[int], float] = transfer_s,
     ) -> None:
+        """``patience``: seconds in which the agent has to fetch a part of so many bytes (0: not known yet).
+
+        It tells at once when nothing arrives any more.
+        """
         self._environment = environment
         self._rank = rank
         self._world_size = world_size
-        self._fetch_s = fetch_s
+        self._patience = patience
         self._folder = MemoryFolder(environment.copies, environment.run_id) if environment.copies else None
         self._images: list[Image] = []
 
@@ -81,16 +90,16 @@ class ImageReader:
         self._images.clear()
 
     def _part(self, rank: int, ref: CheckpointRef, *, wait: bool) -> _Part:
-        image = self._open(rank, ref, time.monotonic() + (self._fetch_s if wait else 0.0))
+        image = self._open(rank, ref, wait=wait)
         self._images.append(image)
         check_header(image.header, self._expected(rank, ref), image.path)
         with _removed_if_damaged(image):
             tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
             return _Part(image, tensors, tree=unflatten(image.tree, tensors))
 
-    def _open(self, rank: int, ref: CheckpointRef, deadline: float) -> Image:
+    def _open(self, rank: int, ref: CheckpointRef, *, wait: bool) -> Image:
         """The nearest whole copy, as soon as there is one."""
-        pause = threading.Event()
+        pause, began = threading.Event(), time.monotonic()
         while True:
             for find in self._places():
                 path = find(rank, ref)
@@ -104,7 +113,7 @@ class ImageReader:
                     path.unlink(missing_ok=True)
                     raise
             self._raise_if_not_fetched(rank, ref)
-            if time.monotonic() >= deadline:
+            if not wait or time.monotonic() - began >= self._patience(self._on_its_way(rank)):
                 raise MissingCheckpoint(self._missing(rank, ref))
             pause.wait(LOOK_EVERY_S)
 
@@ -133,6 +142,13 @@ class ImageReader:
         raise MissingCheckpoint(
             f"{_words(rank)} of checkpoint {ref.token()} was not fetched: {reason.strip()}"
         )
+
+    def _on_its_way(self, rank: int) -> int:
+        """Bytes of the part of ``rank`` that is being fetched, 0 while that is not known."""
+        try:
+            return int(self._folder.fetch_size(rank).read_text()) if self._folder else 0
+        except FileNotFoundError:
+            return 0
 
     def _missing(self, rank: int, ref: CheckpointRef) -> str:
         places = [str(self._folder.path)] if self._folder else []

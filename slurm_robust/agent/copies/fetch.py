@@ -76,7 +76,9 @@ class Fetches:
             answer = channel.answer()
             if answer.verdict is not Verdict.GO:
                 raise MissingCheckpoint(answer.reason)
-            with _Filling(self._folder.fetched(source.rank), answer.total) as filling:
+            _write(self._folder.fetch_size(source.rank), str(answer.total))
+            with _reserved(channel, self._folder.fetched(source.rank), answer.total) as filling:
+                channel.send(Answer(verdict=Verdict.GO))
                 channel.receive_into(filling.view)
                 try:
                     header = filling.adopt()
@@ -95,6 +97,15 @@ class Fetches:
         if said != (self._run_id, rank, ref.generation, ref.step):
             self._folder.fetched(rank).unlink(missing_ok=True)
             raise CorruptPart("what arrived is another image than was asked for")
+
+
+def _reserved(channel: Channel, path: Path, total: int) -> _Filling:
+    """Memory for what is to come, or word to the other side that there is none. Raises ``OSError``."""
+    try:
+        return _Filling(path, total)
+    except (OSError, BufferInUse) as error:
+        channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
+        raise
 
 
 class _Filling:

@@ -144,6 +144,8 @@ class CopyServer:
             return
         try:
             channel.send(Answer(verdict=Verdict.GO, total=image.nbytes))
+            if channel.answer(image.nbytes).verdict is not Verdict.GO:
+                return  # it has no memory for it
             channel.send_file(image.fileno, image.nbytes, None)
             if channel.answer(image.nbytes).verdict is Verdict.REFUSED:
                 self._remove_if_damaged(image)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Tier
-from slurm_robust.wire.copychannel import Get, Put
+from slurm_robust.model.copies import SHARED, Source, Tier
+from slurm_robust.wire.copychannel import Answer, Channel, Get, Put, Verdict, derive_key
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.harness import pause
 from tests.unit.agent.nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
@@ -93,6 +94,44 @@ def test_no_memory_for_a_fetched_part_is_the_reason(make: MakeNode, monkeypatch:
     b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
     assert "No space left" in b.folder.fetch_error(0).read_text()
+
+
+def test_memory_is_reserved_before_the_first_byte_is_sent(
+    make: MakeNode, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half a second per GiB; whoever sends meanwhile would believe the way to be cut after 5 s."""
+    b, happened = make("b"), list[str]()
+    image = fill(b.base / "image", 0, 5, 1, MIB)
+    reserve, slowly = os.posix_fallocate, threading.Event()
+
+    def reserved(*arguments: int) -> None:
+        slowly.wait(10)
+        happened.append("reserved")
+        reserve(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserved)
+
+    def serve(listener: socket.socket) -> None:
+        channel = Channel.accept(listener.accept()[0], derive_key(keys_in(job).client.secret))
+        assert channel.request() == Get(run_id=RUN, rank=0, generation=1, step=5)
+        channel.send(Answer(verdict=Verdict.GO, total=image.stat().st_size))
+        wait_for(b.folder.fetch_size(0).exists)
+        slowly.set()
+        happened.append(channel.answer().verdict.value)
+        with image.open("rb") as file:
+            channel.send_file(file.fileno(), image.stat().st_size, None)
+        happened.append(channel.answer().verdict.value)
+        channel.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        source = Source(rank=0, tier=Tier.MEMORY, address="127.0.0.1", port=listener.getsockname()[1])
+        b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(source,))
+        thread.join(20)
+    assert happened == ["reserved", "go", "go"]
+    check(b.folder.fetched(0), 0, 5)
+    assert int(b.folder.fetch_size(0).read_text()) == image.stat().st_size
 
 
 def test_two_new_snapshots_replace_what_was_fetched_and_what_other_ranks_left(make: MakeNode) -> None:

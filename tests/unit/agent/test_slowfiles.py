@@ -4,7 +4,8 @@ import select
 import threading
 from pathlib import Path
 
-from slurm_robust.agent.slowfiles import SlowFiles, read_tail
+from slurm_robust.agent.slowfiles import SlowFiles, make_log_folders, read_tail
+from slurm_robust.model.job import JobDirectory
 
 
 def collect(files: SlowFiles[str], count: int) -> list[str]:
@@ -61,3 +62,14 @@ def test_a_huge_line_and_broken_text_are_bounded(tmp_path: Path) -> None:
     err.write_bytes(b"\xff" * 1_000_000)
     (line,) = read_tail((err,))
     assert line == "\N{REPLACEMENT CHARACTER}" * 500
+
+
+def test_folders_for_output_are_made_without_a_result(tmp_path: Path) -> None:
+    files: SlowFiles[str] = SlowFiles()
+    job = JobDirectory(tmp_path)
+    files.submit(lambda: make_log_folders(job, 2, (56, 63, 64, 71)))
+    files.submit(lambda: "after it")
+    assert collect(files, 1) == ["after it"]
+    assert job.logs(2).is_dir()
+    assert job.worker_log(2, 64, "out").parent.is_dir()
+    files.close()

@@ -32,6 +32,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED
+from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.unit.worker import training
@@ -233,13 +234,24 @@ def test_a_part_that_cannot_be_fetched_is_told(trained: Model, node: Node, launc
         Model().train(7)
 
 
-def test_a_fetch_that_takes_too_long_is_told(node: Node) -> None:
+def test_a_fetch_that_takes_too_long_for_its_size_is_told(node: Node) -> None:
+    """The larger the part, the longer it may take: 480 GB at 3 GB/s take 160 s."""
+    assert transfer_s(0) == 60.0
+    assert transfer_s(60 * 10**9) == 660.0
     environment = WorkerEnvironment.from_env(node.environ(2, restore=token(5), tier="peer"))
     assert environment is not None
+    node.copies.fetch_size(0).write_text("1000")
+    asked: list[int] = []
+
+    def patience(nbytes: int) -> float:
+        asked.append(nbytes)
+        return 0.1
+
     with pytest.raises(MissingCheckpoint, match=f"is not in {re.escape(str(node.copies.path))}"):
-        ImageReader(environment, 0, 1, fetch_s=0.1).load(
+        ImageReader(environment, 0, 1, patience=patience).load(
             CheckpointRef(generation=1, step=5), Training(entries={})
         )
+    assert set(asked) == {1000}
 
 
 def test_a_copy_on_the_local_disk_is_read(trained: Model, node: Node, launch: Launcher) -> None:
