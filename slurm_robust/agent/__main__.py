@@ -16,6 +16,7 @@ from slurm_robust.agent.inspection.inspector import Inspector
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
+from slurm_robust.agent.networks import NoAddress, address_in
 from slurm_robust.agent.ports import PortHolder
 from slurm_robust.agent.runtime import SHARED_MEMORY, RuntimeFolder
 from slurm_robust.agent.stacks import StackTaker
@@ -107,7 +108,12 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
     except OSError as error:
         runtime.close()
         raise CannotBegin(str(error), "configure more rendezvous ports, or none to use any") from error
+    try:
+        data_address = address_in(spec.copies.network) if spec.copies.network else ""
+    except NoAddress as error:
+        raise CannotBegin(str(error), error.fix, ExitCode.CONFIG) from error
     copies = CopyService(spec, job, keys, spare_ports(ports))
+    copies.pace_by(data_address or address)
     rankenv.prepare_inherited(os.environ)
     prepare = Prepare(
         command_kind=spec.kind,
@@ -117,7 +123,9 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
         preload=spec.preload,
     )
     identity = f"{node}-{os.getpid()}-{os.urandom(4).hex()}"
-    setup = Setup(spec=spec, job=job, keys=keys, node=node, agent=identity, address=address)
+    setup = Setup(
+        spec=spec, job=job, keys=keys, node=node, agent=identity, address=address, data_address=data_address
+    )
     inspection = Inspection(Inspector(spec.inspection) if spec.inspection else None)
     return Agent(
         setup, ZygoteLauncher(prepare), runtime, holder, copies, StackTaker(runtime.path), inspection

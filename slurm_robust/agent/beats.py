@@ -17,7 +17,7 @@ _UNANSWERED = 3
 
 
 class BeatBook:
-    """Numbers the Beats of one agent. ``address`` and ``port`` may change between Beats."""
+    """Numbers the Beats of one agent. Addresses and ``port`` may change between Beats."""
 
     def __init__(self, node: str, agent: str, *, always_ready: bool) -> None:
         self._node = node
@@ -27,7 +27,7 @@ class BeatBook:
         self._notes: list[tuple[int, str]] = []  # with the Beat that first carries it
         self._base: tuple[Beat, float] | None = None  # the newest Beat, and when it was made
         self._answered = 0
-        self.address = ""
+        self.address = self.data_address = ""
         self.port = 0
 
     def note(self, text: str) -> None:
@@ -69,6 +69,7 @@ class BeatBook:
             timings=dict(state.timings),
             notes=tuple(text for _, text in self._notes),
             data_port=news.port,
+            data_address=self.data_address,
             copies=news.copies,
             lag_s=news.lag_s,
             flushed=news.flushed,

@@ -79,7 +79,7 @@ class EpochLooked(Record):
 
 @dataclass(frozen=True)
 class Setup:
-    """What an agent is made of. ``address``: how other nodes reach this one, "" to find out."""
+    """What an agent is made of. How other nodes reach this one ("": find out), for copies too ("": as well)."""
 
     spec: JobSpec
     job: JobDirectory
@@ -87,6 +87,7 @@ class Setup:
     node: str
     agent: str
     address: str = ""
+    data_address: str = ""
 
 
 class Agent:
@@ -112,6 +113,7 @@ class Agent:
         self._state = AgentState(kill_wait_s=spec.kill_wait_s)
         self._book = BeatBook(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
+        self._book.data_address = setup.data_address
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
         self._files: SlowFiles[EpochLooked | TailRead] = SlowFiles()
@@ -261,6 +263,7 @@ class Agent:
             self._book.address = local_address(host.strip("[]"), int(port))
         except OSError as error:
             self._book.note(f"no own address found on the way to {endpoint}: {error}; give --address")
+        self._copies.pace_by(self._setup.data_address or self._book.address)
         self._beat_wanted = True
 
     def _on_result(self, result: EpochLooked | TailRead) -> None:

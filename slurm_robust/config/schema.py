@@ -6,6 +6,7 @@ cannot work is refused with :class:`~slurm_robust.config.errors.InvalidValue`, w
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -140,8 +141,12 @@ class CheckpointConfig:
     peers: bool = True
     """Keep second copies of the snapshots in the memory of other nodes, where there are any."""
 
+    peer_network: str | None = None
+    """Network of these copies: a subnet (``10.20.0.0/16``) or an interface; null: that of the heartbeats."""
+
     peer_mb_s: float | None = None
-    """Most that one node sends to its peers, in MB (10^6 bytes) per second; null: as fast as it goes."""
+    """Most that one node sends to its peers, in MB (10^6 bytes) per second; null: a quarter of what the
+    interface can carry, where the kernel tells that."""
 
     every_s: float = 600.0
     """A checkpoint goes from memory to storage when the newest there is so old, in seconds."""
@@ -156,6 +161,16 @@ class CheckpointConfig:
         """Refuse empty folder names, keeping nothing, and intervals that are none."""
         not_empty(self, "directory", "name a folder, or leave the key out")
         not_empty(self, "local_directory", "name a folder on the nodes' own disks, or leave the key out")
+        not_empty(self, "peer_network", "name a subnet or an interface, or leave the key out")
+        if self.peer_network is not None and "/" in self.peer_network:
+            try:
+                ipaddress.ip_network(self.peer_network, strict=False)
+            except ValueError as error:
+                raise InvalidValue(
+                    ("peer_network",),
+                    f"peer_network is {self.peer_network!r}: {error}",
+                    'write a subnet, e.g. "10.20.0.0/16", or the name of an interface, e.g. "ib0"',
+                ) from error
         for name in ("keep", "keep_every", "every_steps"):
             at_least(self, name, 1)
         positive(self, "every_s")

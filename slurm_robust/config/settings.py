@@ -75,6 +75,7 @@ _EXAMPLES: dict[str, object] = {
     "detect.log_rules": ["/etc/slurm-robust/log-rules"],
     "checkpoint.directory": "/shared/me/checkpoints",
     "checkpoint.keep_every": 10000,
+    "checkpoint.peer_network": "10.20.0.0/16",
     "checkpoint.peer_mb_s": 2000,
     "checkpoint.every_steps": 500,
     "checkpoint.local_directory": "/scratch/me",

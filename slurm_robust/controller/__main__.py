@@ -185,6 +185,7 @@ def _copies(config: CheckpointConfig) -> CopySpec:
         memory=config.memory,
         peers=config.peers,
         peer_bytes_s=(config.peer_mb_s or 0.0) * 1e6,
+        network=config.peer_network or "",
         local_directory=config.local_directory or "",
         keep=config.keep,
     )

@@ -94,7 +94,7 @@ def holdings(core: Core, now: Now) -> list[Holding]:
         if beat is None or silence > core.config.timings.node_dead_s:
             continue
         copies = tuple(c for c in beat.copies if c.generation not in foreign)
-        found.append(Holding(node=node, copies=copies, address=beat.address, port=beat.data_port))
+        found.append(Holding(node=node, copies=copies, address=_for_copies(beat), port=beat.data_port))
     return found
 
 
@@ -234,6 +234,10 @@ def peers_of(core: Core) -> dict[str, tuple[Peer, ...]]:
     for slot, peer in enumerate(peer_slots(layout_now(core), switches)):
         node, beat = placement.slots[slot], core.fleet.beat(placement.slots[peer])
         if beat is not None and beat.data_port:
-            to = Peer(rank=0, node=beat.node, address=beat.address, port=beat.data_port)
+            to = Peer(rank=0, node=beat.node, address=_for_copies(beat), port=beat.data_port)
             found[node] = tuple(structs.replace(to, rank=rank) for rank in placement.ranks_of(node))
     return found
+
+
+def _for_copies(beat: Beat) -> str:
+    return beat.data_address or beat.address

@@ -8,8 +8,8 @@ from pathlib import Path
 from slurm_robust.model.record import Record
 
 RANKS_PER_FOLDER = 64
-"""Two files each. Lustre and NFS make files of one folder one after the other, so ten thousand ranks that open
-theirs at once would wait 5 to 30 s, in each restart."""
+"""Two files each. Lustre and NFS make the files of one folder one after the other, so ten thousand ranks that
+open theirs at once would wait 5 to 30 s, in each restart."""
 
 
 class CommandKind(str, Enum):
@@ -24,7 +24,8 @@ class CopySpec(Record):
     """What agents do about copies of checkpoints beyond shared storage.
 
     ``memory``: snapshots in the node's memory; ``peers``: second copies on other nodes, with at most
-    ``peer_bytes_s`` bytes per second and node (0: as fast as it goes); ``local_directory``: folder on each
+    ``peer_bytes_s`` bytes per second and node (0: a share of what the interface can carry), over ``network``
+    (a subnet or an interface, "" for that of the heartbeats); ``local_directory``: folder on each
     node's own disk for what :class:`~slurm_robust.wire.messages.Flush` asks for, "" for none, of which
     the newest ``keep`` stay.
     """
@@ -32,6 +33,7 @@ class CopySpec(Record):
     memory: bool = True
     peers: bool = True
     peer_bytes_s: float = 0.0
+    network: str = ""
     local_directory: str = ""
     keep: int = 2
 

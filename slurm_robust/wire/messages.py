@@ -58,6 +58,7 @@ class Beat(Record, tag_field="kind", tag="beat"):
     timings: dict[str, float] = {}  # seconds of the phases of the last launch and stop, by name
     notes: tuple[str, ...] = ()  # facts for the journal: resources missing, what could not be done
     data_port: int = 0  # TCP port at which other agents reach this one's copies, 0 for none
+    data_address: str = ""  # address for that port, where it is not ``address``
     copies: tuple[Copy, ...] = ()  # whole copies that this node holds, in memory and on its disk
     lag_s: float = 0.0  # from a snapshot's completion until its peer had it, slowest of the last ones
     flushed: int = -1  # newest step of this generation that this node has put on storage for Flush

@@ -1,7 +1,7 @@
 """The limit of open files: a large job holds a connection to each agent, and rank 0's store one to each rank.
 
-Slurm hands the limits of the shell that submitted the job on to its steps, and a shell's soft limit is usually
-1,024: the hard one is for programs that know that they need more.
+Slurm hands the limits of the shell that submitted the job on to its steps, and a shell's soft limit is
+usually 1,024: the hard one is for programs that know that they need more.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.copies.watch import SnapshotWatch
+from slurm_robust.agent.networks import interface_of, speed_of
 from slurm_robust.agent.ports import bind_free
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
@@ -33,6 +34,9 @@ from slurm_robust.model.record import Record
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Launch, Phase, Save
+
+PEER_SHARE = 0.25
+"""Of what an interface can carry. Heartbeats, Slurm and often the shared storage share it with the copies."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,11 @@ class CopyService:
     def wake_by(self, wake: Callable[[], None]) -> None:
         """``wake`` is called in some thread when an answer to a question has changed."""
         self._wake = wake
+
+    def pace_by(self, address: str) -> None:
+        """Copies leave by the interface with ``address`` ("": not known yet), and others need it, too."""
+        if not self._spec.copies.peer_bytes_s and address:
+            self._pace.bytes_s = PEER_SHARE * speed_of(interface_of(address))
 
     def launched(self, launch: Launch) -> None:
         """The workers of ``launch`` are about to start."""

@@ -16,7 +16,7 @@ import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Source, Tier
-from slurm_robust.model.job import CommandKind, JobSpec
+from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
 from slurm_robust.wire.messages import Beat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
 from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause
 from tests.unit.agent.nodes import MIB, fill
@@ -111,6 +111,16 @@ def test_workers_may_open_as_many_files_as_the_hard_limit_allows(make_job: MakeJ
     controller.launch("n1", 1, (0,))
     controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
     assert job.output(1, 0) == f"({min(hard, 2**20)}, {hard})\n"
+
+
+def test_an_agent_outside_of_the_network_for_copies_says_so_and_ends(make_job: MakeJob) -> None:
+    job = make_job(SLEEPER, copies=CopySpec(network="203.0.113.0/24"))
+    job.controller()
+    assert job.start_agent("n1").wait(20) == 3
+    told = json.loads((job.folder / "agent-n1.log").read_text())
+    assert "is in checkpoint.peer_network 203.0.113.0/24; it has" in told["srobust_agent_error"]
+    assert (told["node"], told["job_code"]) == ("n1", 78)
+    assert "that every node of the job has" in told["fix"]
 
 
 def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> None:

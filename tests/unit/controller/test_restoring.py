@@ -98,6 +98,21 @@ def test_a_lost_node_comes_back_from_its_peer() -> None:
     assert source(job, "n1", SHARED) == Source(rank=SHARED, tier=Tier.MEMORY)
 
 
+def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
+    job = Job(memory=True, shared=True)
+    for node in job.beats:
+        job.change(node, data_address=f"10.20.0.{node[1:]}")
+    for step in range(3):
+        job.train_to(step)
+    job.kill_rank(0)
+    assert {p.address for n in ("n1", "n2") for p in job.orders[n].peers} == {"10.20.0.1", "10.20.0.2"}
+    job.train_to(4)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 3)
+    assert source(job, "n3", 1) == Source(rank=1, tier=Tier.PEER, address="10.20.0.1", port=5000)
+    assert job.orders["n1"].master_addr == "10.0.0.1"
+
+
 def test_when_both_copies_are_lost_storage_has_it() -> None:
     job = Job(slots=("n1", "n2", "n4"), spares=("n3", "n5"), memory=True)
     for step in range(5):

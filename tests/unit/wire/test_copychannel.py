@@ -77,6 +77,21 @@ def test_messages_cross_in_both_directions() -> None:
         channel.close()
 
 
+def test_copies_come_after_everything_else_in_the_queues_of_the_network() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look(channel: Channel) -> None:
+        connection = channel._socket
+        priority = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
+        seen.append((connection.getsockopt(socket.IPPROTO_IP, socket.IP_TOS), priority))
+
+    with pair(look) as port:  # type: ignore[attr-defined]
+        channel = Channel.connect("127.0.0.1", port, KEY)
+        look(channel)
+        channel.close()
+    assert seen == [(8 << 2, 2)] * 2
+
+
 def test_the_bytes_of_a_file_arrive_but_the_first_eight(tmp_path: Path) -> None:
     content = os.urandom(3_000_017)
     (tmp_path / "image").write_bytes(content)
