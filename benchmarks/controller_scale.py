@@ -30,7 +30,7 @@ from slurm_robust.wire.messages import Drill, DrillReply, LookAtStacks, StacksSh
 
 NODES = (1250,)
 SPARES = 10
-STEPS_S = (20.0, 1.0)
+STEPS_S = (10.0, 1.0)
 """Seconds per step: of a large model, and of one whose every heartbeat tells of a new step and new copies."""
 
 STEADY_S = 10.0
@@ -66,7 +66,7 @@ def measure(nodes: int, step_s: float) -> dict[str, object]:
     """One job: join, launch, steady state, a look at all stacks, a killed rank and the launch after it."""
     with job_of(nodes, step_s) as job:
         job.wait("Running")
-        time.sleep(SETTLE_S + 2 * step_s)  # past the first steps
+        time.sleep(SETTLE_S + step_s)  # past the first step
         begun = time.monotonic()
         time.sleep(STEADY_S)
         steady = begun, time.monotonic()

@@ -79,7 +79,7 @@ class EpochLooked(Record):
 
 @dataclass(frozen=True)
 class Setup:
-    """What an agent is made of. How other nodes reach this one ("": find out), for copies too ("": as well)."""
+    """What an agent is made of. How others reach this node ("": find out), for copies too ("": as well)."""
 
     spec: JobSpec
     job: JobDirectory
