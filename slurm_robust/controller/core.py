@@ -112,7 +112,7 @@ class Core:
         self.slurm_gone: frozenset[str] = frozenset()  # nodes that it has given up, by its newest answer
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()
-        self._progress_at = now.mono
+        self._progress_at = self._watched_at = now.mono
         self._pruned: tuple[int, int, float] = (0, -1, now.mono)  # generation, step, when
         self.stage.enter(self, now)
 
@@ -344,7 +344,9 @@ class Core:
 
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""
-        state = self.state
+        if not force and now.mono - self._watched_at < PRUNE_EVERY_S:
+            return
+        self._watched_at, state = now.mono, self.state
         records = self.fleet.progress(state.slots, state.generation, now.mono)
         if self.config.detect.non_finite:
             records = [record.good for record in records]

@@ -141,12 +141,13 @@ def spoils(exits: Iterable[WorkerExit], *, lost: bool, new_steps: bool) -> bool:
 
 
 def _index(holdings: Iterable[Holding]) -> _Index:
-    found: _Index = defaultdict(lambda: defaultdict(list))
+    # A large job has a hundred thousand copies, of few steps: what is equal for many is made once.
+    found: dict[tuple[int, int], dict[int, list[_Where]]] = defaultdict(lambda: defaultdict(list))
     for holder in holdings:
+        where = {tier: _Where(holder=holder, tier=tier) for tier in Tier}
         for copy in holder.copies:
-            ref = Ref(step=copy.step, generation=copy.generation)
-            found[ref][copy.rank].append(_Where(holder=holder, tier=copy.tier))
-    return found
+            found[copy.step, copy.generation][copy.rank].append(where[copy.tier])
+    return {Ref(step=step, generation=generation): parts for (step, generation), parts in found.items()}
 
 
 def _whole(parts: Mapping[int, object], world_size: int, shared: bool) -> bool:
