@@ -41,9 +41,9 @@ class Turns:
 
     def wait(self) -> None:
         """Return when it is time for the next turn."""
-        self._news.poll(1000 * LONGEST_S)
+        self._news.poll(int(1000 * LONGEST_S))
         if (rest_s := self.rest_s) > 0:
-            self._urgent.poll(1000 * rest_s)
+            self._urgent.poll(int(1000 * rest_s) + 1)
 
     @property
     def rest_s(self) -> float:

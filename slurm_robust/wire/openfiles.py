@@ -36,5 +36,5 @@ def shortage(connections: int, of_what: str) -> str:
     )
 
 
-def _number(limit: int) -> float:
-    return float("inf") if limit == resource.RLIM_INFINITY else limit
+def _number(limit: int) -> int:
+    return 2**62 if limit == resource.RLIM_INFINITY else limit
