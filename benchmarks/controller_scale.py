@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import psutil
@@ -50,13 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--steps-s", type=float, nargs="+", default=STEPS_S, help="seconds per step")
     chosen = options.parse_args(argv)
     machine = common.machine()
-    runs = [
-        measure(nodes, step_s)
-        for nodes in chosen.nodes
-        for step_s in chosen.steps_s
-        for _ in range(chosen.reps)
-    ]
-    path = common.write("controller_scale", {"machine": machine, "runs": runs})
+    runs: list[dict[str, object]] = []
+    for nodes, step_s, _ in product(chosen.nodes, chosen.steps_s, range(chosen.reps)):
+        runs.append(measure(nodes, step_s))
+        path = common.write("controller_scale", {"machine": machine, "runs": runs})
     show(runs)
     print(f"written to {path}", file=sys.stderr)
     return 0
