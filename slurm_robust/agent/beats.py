@@ -41,6 +41,7 @@ class BeatBook:
         news: CopyNews = NO_COPIES,
         alerts: tuple[Alert, ...] = (),
         traffic: Traffic | None = None,
+        still_s: float | None = None,
     ) -> Beat:
         """The next Beat. When workers have ended, it holds what they have left: they change no copy now."""
         self._seq += 1
@@ -65,5 +66,6 @@ class BeatBook:
             saved=news.saved,
             alerts=alerts,
             traffic=traffic,
+            still_s=still_s,
             fatal=state.fatal,
         )

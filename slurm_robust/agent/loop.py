@@ -18,6 +18,7 @@ from slurm_robust.agent.beats import BeatBook
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.dumps import Dumps, StackTaking
+from slurm_robust.agent.dying import DeathWatch
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
@@ -116,6 +117,7 @@ class Agent:
         self._files: SlowFiles[EpochLooked | TailRead] = SlowFiles()
         self._dumps = Dumps(stacks, setup.node)
         self._steps = StepWatch()
+        self._deaths = DeathWatch()
         self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
         self._beat_wanted = True
@@ -286,7 +288,13 @@ class Agent:
             return
         progress, seen = self._steps.read(now), self._inspection
         beat = self._book.make(
-            self._state, progress, now, self._copies.news(), seen.alerts(now), seen.traffic
+            self._state,
+            progress,
+            now,
+            self._copies.news(),
+            seen.alerts(now),
+            seen.traffic,
+            self._deaths.still_s(self._state.killed, now),
         )
         self._beat_wanted = not self._socket.send(beat)
 

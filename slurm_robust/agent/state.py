@@ -6,6 +6,7 @@ repeats them until a Beat shows that they were carried out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -39,6 +40,7 @@ from slurm_robust.agent.stimuli import (
     Ticked,
 )
 from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.job import LEAVING_S
 from slurm_robust.wire.messages import (
     Flush,
     Inject,
@@ -90,6 +92,7 @@ class AgentState:
         self._ordered = 0.0  # when the launch in progress was ordered
         self._stop_began: float | None = None
         self._kill_at: float | None = None
+        self._killed_at = 0.0
         self._give_up_at: float | None = None
         self._ending = False
         # Only an order to end says that the job does not come back; the end of a step may be a requeue.
@@ -104,6 +107,13 @@ class AgentState:
         """When a Ticked is due at the latest; None when only stimuli matter."""
         times = [t for t in (self._kill_at, self._give_up_at) if t is not None]
         return min(times, default=None)
+
+    @property
+    def killed(self) -> tuple[int, ...]:
+        """Pids of workers that got SIGKILL and are still there."""
+        if self._stop_began is None or self._kill_at is not None:
+            return ()
+        return tuple(w.pid for w in self._living() if w.pid is not None)
 
     def exits(self, now: float) -> tuple[WorkerExit, ...]:
         """How workers of the generation ended, with their age at ``now``."""
@@ -231,6 +241,8 @@ class AgentState:
         if self._stop_began is not None:
             if self._kill_at is not None:
                 self._kill_at = min(self._kill_at, now + grace_s)
+            elif self._ending:
+                self._give_up_at = min(self._give_up_at or math.inf, now + LEAVING_S)
             return []
         self.phase = Phase.STOPPING
         self._stop_began, self._kill_at = now, now + grace_s
@@ -335,13 +347,14 @@ class AgentState:
             stuck = ", ".join(f"rank {w.rank} (pid {w.pid})" for w in self._living())
             self.new_notes.append(
                 f"unkillable: {stuck} of generation {self.generation} still there "
-                f"{self._kill_wait_s:.0f} s after SIGKILL; a device or file system hangs"
+                f"{now - self._killed_at:.0f} s after SIGKILL; a device or file system hangs"
             )
             return self._end() if self._ending else [SendBeat()]
         return []
 
     def _kill_all(self, now: float) -> list[Instruction]:
-        self._kill_at, self._give_up_at = None, now + self._kill_wait_s
+        patience_s = min(self._kill_wait_s, LEAVING_S) if self._ending else self._kill_wait_s
+        self._kill_at, self._killed_at, self._give_up_at = None, now, now + patience_s
         return [Kill(pid=w.pid) for w in self._living() if w.pid is not None]
 
     # -- transitions that several stimuli lead to --------------------------------------------------

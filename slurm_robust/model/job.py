@@ -7,6 +7,10 @@ from pathlib import Path
 
 from slurm_robust.model.record import Record
 
+LEAVING_S = 5.0
+"""Who leaves for good waits no longer for killed workers: Slurm's ``KillWait`` is running, and Slurm itself
+sees to what is left."""
+
 
 class CommandKind(str, Enum):
     """How the words of the user's command are to be run."""
@@ -59,7 +63,7 @@ class JobSpec(Record):
     nproc_per_node: int
     preload: tuple[str, ...] = ()
     heartbeat_s: float = 1.0
-    kill_wait_s: float = 5.0
+    kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
     inspection: InspectionSpec | None = None

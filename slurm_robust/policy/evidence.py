@@ -8,9 +8,12 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
+from slurm_robust.model.text import some_of
 from slurm_robust.policy.rules import Rules
 
 NODE_SIGNATURE = "node "
+STUCK = "its workers cannot be killed"
+SLOW_TO_DIE = "workers slow to die"
 _IS_FULL = " is full"
 _LAST_LINES = 5
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
@@ -44,6 +47,7 @@ def against(failed: GenerationFailed, node: str) -> tuple[str, ...]:
     """What was seen and found out about one node, a line each, for the person who repairs it."""
     lines = [failed.named[node]] if node in failed.named else []
     lines += [f"unable: {failed.unable[node]}"] if node in failed.unable else []
+    lines += [STUCK] if node in failed.stuck else []
     lines += ["no sign of life"] if node in failed.lost else []
     lines += [failed.unstarted[node]] if node in failed.unstarted else []
     for found in filter(None, (failed.diagnosis, failed.replayed)):
@@ -71,6 +75,8 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     """Rungs 1 and 2: what was observed names the nodes by itself."""
     everywhere = bool(failed.unable) and not failed.lost and set(failed.unable) >= set(failed.alive)
     unable = {} if everywhere else failed.unable
+    # A worker is slow to die by what it held. Where that goes on for ever on one node only, it is the node.
+    unable = unable | (dict.fromkeys(failed.stuck, STUCK) if len(failed.stuck) == 1 else {})
     why = {node: f"{node} gives no sign of life" for node in failed.lost}
     why |= {node: f"{node}: {text}" for node, text in (failed.named | unable).items() if node not in why}
     if not why:
@@ -172,6 +178,23 @@ def tests_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         suspects=diagnosis.suspects,
         confidence=0.9,
         allowed=rules.limits.per_signature,
+    )
+
+
+def slow_to_die(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: killed workers of several nodes are still there, which is nobody's fault.
+
+    Tests would find their memory taken and blame the innocent. Only the bounds of all restarts hold.
+    """
+    if not failed.stuck:
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=SLOW_TO_DIE,
+        reason=f"{unexplained(failed).reason}; {some_of(failed.stuck)}: killed workers are still there",
+        confidence=0.5,
+        allowed=rules.limits.total,
     )
 
 

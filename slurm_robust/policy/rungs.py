@@ -17,6 +17,7 @@ from slurm_robust.policy.evidence import (
     must_be_tested,
     nodes_named,
     out_of_memory,
+    slow_to_die,
     tests_named,
     unexplained,
     unstarted,
@@ -137,6 +138,7 @@ LADDER: tuple[Rung, ...] = (
     tests_named,
     wrong_code,
     stacks_named,
+    slow_to_die,
     must_be_tested,
     transient,
 )

@@ -63,6 +63,7 @@ class Beat(Record, tag_field="kind", tag="beat"):
     saved: str = ""  # checkpoint of the newest Save that was carried out
     alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
     traffic: Traffic | None = None  # of the links between nodes; None where there are none, or nothing came
+    still_s: float | None = None  # since killed workers that are still there last got further, if it is known
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
 
 

@@ -33,8 +33,8 @@ from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFaile
 class Machine:
     """A state machine with a clock that the test turns, and two ranks with pids 100 + rank."""
 
-    def __init__(self, *, ready: bool = True) -> None:
-        self.state = AgentState(kill_wait_s=5.0)
+    def __init__(self, *, ready: bool = True, kill_wait_s: float = 5.0) -> None:
+        self.state = AgentState(kill_wait_s=kill_wait_s)
         self.now = 1000.0
         if ready:
             self.say(Ready(import_s=1.0))
@@ -388,3 +388,28 @@ def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
     done = m.state.handle(TermCame(grace_s=10.0), m.now)
     assert done == [Terminate(pid=100), Terminate(pid=101), BEAT]
     assert m.tick(10.0) == [Kill(pid=100), Kill(pid=101)]
+
+
+def test_only_workers_that_got_kill_and_are_still_there_are_dying() -> None:
+    m = Machine()
+    m.run()
+    assert m.state.killed == ()
+    m.order(stop())
+    assert m.state.killed == ()
+    m.tick(3.0)
+    assert m.state.killed == (100, 101)
+    m.exited(0, signal=9)
+    assert m.state.killed == (101,)
+    m.exited(1, signal=9)
+    assert m.state.killed == ()
+
+
+def test_an_agent_that_ends_waits_shortly_for_what_it_has_killed_before() -> None:
+    m = Machine(kill_wait_s=180.0)
+    m.run()
+    m.order(stop())
+    m.tick(3.0)
+    m.tick(20.0)
+    m.order(Shutdown(epoch=1, grace_s=2.0))
+    assert m.state.deadline == m.now + 5.0
+    assert m.tick(5.0) == [BEAT, End()]
