@@ -9,10 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from slurm_robust.model.record import Record
+from slurm_robust.wire.epochs import EpochRecord, newest_epoch
+
 T = TypeVar("T")
 
 _TAIL_BYTES = 16 * 1024
 _LINE_CHARS = 500
+
+
+class EpochLooked(Record):
+    """Result of a look at the job's epochs; ``failed`` when the job directory could not be read."""
+
+    newest: EpochRecord | None
+    failed: bool = False
 
 
 class SlowFiles(Generic[T]):
@@ -67,6 +77,14 @@ class SlowFiles(Generic[T]):
                 os.write(self._write, b"x")
             except BlockingIOError:
                 pass  # full of wake-ups already
+
+
+def look_up(epochs: Path) -> EpochLooked:
+    """Who controls the job, by the folder of its epochs."""
+    try:
+        return EpochLooked(newest=newest_epoch(epochs))
+    except OSError:
+        return EpochLooked(newest=None, failed=True)
 
 
 def read_tail(paths: tuple[Path, ...], lines: int = 20) -> tuple[str, ...]:

@@ -389,7 +389,7 @@ class Core:
 
     def _stop_strays(self, beat: msg.Beat) -> None:
         """Workers of another generation than today's on a node that came back must end."""
-        busy = beat.phase in (msg.Phase.STARTING, msg.Phase.RUNNING)
+        busy = beat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
         over = beat.generation < self.state.generation or not self.state.running
         stray = over or beat.node not in self.state.slots
         if busy and stray and beat.generation:

@@ -13,6 +13,8 @@ from slurm_robust.policy.rules import Rules
 
 NODE_SIGNATURE = "node "
 STUCK = "its workers cannot be killed"
+NOT_FREE = "GPU memory not free yet"
+_GPU_OOM = "gpu_oom"
 SLOW_TO_DIE = "workers slow to die"
 _IS_FULL = " is full"
 _LAST_LINES = 5
@@ -195,6 +197,27 @@ def slow_to_die(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         reason=f"{unexplained(failed).reason}; {some_of(failed.stuck)}: killed workers are still there",
         confidence=0.5,
         allowed=rules.limits.total,
+    )
+
+
+def gpu_memory_not_free(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: a rank that follows killed ones ran out of GPU memory before its first step, once.
+
+    What these held may not have been free yet; their driver gives it back after their end.
+    """
+    is_oom = failed.cause is not None and failed.cause.symptom == _GPU_OOM
+    if not is_oom or failed.root is None or state.generation < 2 or state.steps_here >= 0:
+        return None
+    if any(attempt.signature == NOT_FREE for attempt in state.in_vain):
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=NOT_FREE,
+        reason=f"{failed.root.exit.describe()} on {failed.root.node}, before the first step: the GPU may not "
+        "have been free of the workers before",
+        confidence=0.5,
+        allowed=min(1, rules.limits.per_signature),
     )
 
 

@@ -13,6 +13,7 @@ from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdic
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
     full_disk,
+    gpu_memory_not_free,
     log_named,
     must_be_tested,
     nodes_named,
@@ -136,6 +137,7 @@ LADDER: tuple[Rung, ...] = (
     log_named,
     full_disk,
     tests_named,
+    gpu_memory_not_free,
     wrong_code,
     stacks_named,
     slow_to_die,

@@ -26,6 +26,7 @@ class Phase(str, Enum):
     """What the workers of an agent are doing."""
 
     IDLE = "idle"  # no worker of any generation is alive or waiting to be started
+    FREEING = "freeing"  # a launch order was taken; ended workers still hold memory of the GPUs
     STARTING = "starting"  # a launch order was taken; the zygote is not ready yet or forks now
     RUNNING = "running"  # at least one worker of the generation is alive
     STOPPING = "stopping"  # TERM was sent, KILL follows

@@ -24,9 +24,12 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Finish, Symptom
 from slurm_robust.policy import decide
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Beat, Launch, Phase
 
 RESEND_S = 2.0
+# GPUs that are free within this time are not worth a line.
+FREEING_S = 3.0
 
 
 class Launching:
@@ -36,6 +39,7 @@ class Launching:
         self._agents: dict[str, str] = {}
         self._since = self._sent = 0.0
         self._orders: dict[str, Launch] = {}
+        self._told = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Choose the rendezvous and the checkpoint, and send the orders."""
@@ -108,7 +112,19 @@ class Launching:
             return leave(core, self._agents, Why(trouble=late_trouble), now)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
+        if not self._told and waited > FREEING_S:
+            self._tell_freeing(core)
         return None
+
+    def _tell_freeing(self, core: Core) -> None:
+        """Of whose GPUs launching waits."""
+        generation = core.state.generation
+        waiting = [n for n in core.state.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
+        if waiting:
+            self._told = True
+            core.emit(
+                Say(text=f"generation {generation}: waiting for the GPUs of {fold(waiting)} to be free")
+            )
 
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono

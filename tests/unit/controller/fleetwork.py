@@ -90,6 +90,7 @@ class Job:
         self.cut: set[str] = set()  # nodes that the controller does not hear, and that do not hear it
         self.stubborn: set[str] = set()  # workers end by no signal, and nothing moves at them
         self.slow: dict[str, float] = {}  # workers end so many seconds after the order, and move until then
+        self.freeing: set[str] = set()  # its GPUs are not free yet
         self._dying: dict[str, float] = {}  # since when the order to stop is there
         self._pending: dict[str, Launch] = {}  # until the workers before have ended
         self.mute: set[str] = set()  # sends no stacks
@@ -222,7 +223,8 @@ class Job:
             case Launch(generation=generation, ranks=ranks) if generation > beat.generation:
                 self.orders[node] = message
                 progress = tuple(Progress(rank=r, step=-1, reported=False, age_s=0.0) for r in ranks)
-                self.change(node, generation=generation, phase=Phase.RUNNING, progress=progress, exits=())
+                phase = Phase.FREEING if node in self.freeing else Phase.RUNNING
+                self.change(node, generation=generation, phase=phase, progress=progress, exits=())
             case Stop() if node in (*self.stubborn, *self.slow) and beat.phase in BUSY:
                 self._dying.setdefault(node, self.mono)
                 self.change(node, phase=Phase.STOPPING)

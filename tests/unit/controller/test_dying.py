@@ -13,12 +13,17 @@ from tests.unit.controller.fleetwork import Job
 NODES = ("n1", "n2", "n3", "n4")
 
 
-def crashed(slow: dict[str, float] | None = None, stubborn: tuple[str, ...] = (), **more: object) -> Job:
+def crashed(
+    slow: dict[str, float] | None = None,
+    stubborn: tuple[str, ...] = (),
+    freeing: frozenset[str] | set[str] = frozenset(),
+    **more: object,
+) -> Job:
     """Rank 0 has just ended by a signal; ``slow`` nodes need so many seconds to end their workers."""
     job = Job(NODES, ("n5",), memory=True, **more)  # type: ignore[arg-type]
     job.train_to(5)
     job.pass_time(2)
-    job.slow, job.stubborn = dict(slow or {}), set(stubborn)
+    job.slow, job.stubborn, job.freeing = dict(slow or {}), set(stubborn), set(freeing)
     job.kill_rank(0)
     return job
 
@@ -91,3 +96,11 @@ def test_an_order_to_leave_waits_no_longer_than_slurm_does() -> None:
     job.until(lambda: job.code is not None, limit=30)
     assert job.mono - began < 25, "KillWait is 30 s by default"
     assert evicted(job) == set()
+
+
+def test_a_launch_that_waits_for_gpus_says_so() -> None:
+    job = crashed(freeing={"n3"})
+    job.until(lambda: "generation 2: waiting for the GPUs of n3 to be free" in job.said, limit=10)
+    assert job.stage == "Launching"
+    job.change("n3", phase=Phase.RUNNING)
+    assert job.stage == "Running"
