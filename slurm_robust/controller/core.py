@@ -24,6 +24,7 @@ from slurm_robust.controller.effects import (
     Write,
 )
 from slurm_robust.controller.fleet import Fleet, Heard
+from slurm_robust.controller.knocking import Knocks
 from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.starts import AgentStarts
@@ -97,6 +98,7 @@ class Core:
         self.ending: str | None = None  # why the end of this run approaches, once it does
         self.leaving: str | None = None  # why we were told to go at once
         self.starts = AgentStarts()
+        self.knocks = Knocks()
         self.leaving_code = ExitCode.TERMINATED
         self.listing = Listing()  # of the checkpoints on storage
         self.switches: dict[str, str] = {}  # leaf switch of each node, as far as Slurm tells
@@ -147,6 +149,7 @@ class Core:
             self.stage = self._table(following)
             self.stage.enter(self, now)
         self._ask_for_stacks(now)
+        self.knocks.step(self, now)
         effects, self._effects = self._effects, []
         return effects
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,6 +10,7 @@ from enum import Enum
 from msgspec import structs
 
 from slurm_robust.model.incident import NodeExit
+from slurm_robust.policy.silence import counted
 from slurm_robust.wire.messages import Beat, Phase, Progress
 
 
@@ -22,11 +24,15 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest Beat of one node. ``heard`` is monotonic time; ``replaced`` counts agent changes."""
+    """The newest Beat of one node. Times are monotonic; ``replaced`` counts agent changes.
+
+    ``sign``: when the node last gave another sign of life than a Beat.
+    """
 
     beat: Beat
     heard: float
     replaced: int = 0
+    sign: float = -math.inf
 
 
 @dataclass
@@ -62,7 +68,7 @@ class Fleet:
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
         view = self.views.get(node)
-        return now - (view.heard if view else since)
+        return counted(now - view.heard, now - view.sign) if view else now - since
 
     def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
         """Whether every node describes workers of ``generation`` in one of ``phases``."""

@@ -88,6 +88,7 @@ class Job:
         self.beats: dict[str, Beat] = {}
         self.dead: set[str] = set()
         self.cut: set[str] = set()  # nodes that the controller does not hear, and that do not hear it
+        self.stalled: set[str] = set()  # of those, nodes whose agent is stopped: the kernel answers
         self.stubborn: set[str] = set()  # workers end by no signal, and nothing moves at them
         self.slow: dict[str, float] = {}  # workers end so many seconds after the order, and move until then
         self.freeing: set[str] = set()  # its GPUs are not free yet
@@ -148,6 +149,9 @@ class Job:
                     self.asked.append(nodes)
                     found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
                     self.act(self.core.on_nodes(found, self.now()))
+                case fx.Knock(places=places):
+                    answering = [n for n in places if n in self.beats and n not in self.cut - self.stalled]
+                    self.core.knocks.hear(self.core, answering, self.now())
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
                         self.tell_storage(generation)
