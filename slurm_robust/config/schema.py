@@ -50,11 +50,16 @@ class Timings:
     unreachable_s: float = 300.0
     """How long nodes that fell silent together are waited for: the network between them may heal."""
 
-    agent_start_s: float = 60.0
-    """From the start of the agents' step until an agent has to have reported for the first time."""
+    agent_start_s: float = 300.0
+    """From the start of the agents' step until the first agent has to have reported.
 
-    launch_s: float = 120.0
-    """From the order to launch until all ranks run."""
+    Python and its libraries come from one storage for all nodes, which takes minutes for a thousand of them.
+    Once one has come, the others are late when none has come for a minute."""
+
+    launch_s: float = 600.0
+    """From then until the first node has imported torch, and from the order to launch until ranks run on one.
+
+    Once one is ready, the others are late after two minutes, unless one has become ready within a minute."""
 
     stop_grace_s: float = 5.0
     """From TERM to KILL when workers are stopped."""

@@ -40,12 +40,14 @@ class Fleet:
     """All agents that ever spoke to this controller, by node."""
 
     views: dict[str, AgentView] = field(default_factory=dict)
+    _joined: float = -math.inf  # when the newest agent came
 
     def hear(self, beat: Beat, now: float) -> Heard:
         """Take in a Beat that came at ``now``."""
         known = self.views.get(beat.node)
         if known is None:
             self.views[beat.node] = AgentView(beat, now)
+            self._joined = now
             return Heard.JOINED
         if known.beat.agent != beat.agent:
             self.views[beat.node] = AgentView(beat, now, known.replaced + 1)
@@ -59,6 +61,10 @@ class Fleet:
         """Do not count the last ``seconds`` as silence of anybody."""
         for view in self.views.values():
             view.heard += seconds
+
+    def joined_s(self, now: float) -> float | None:
+        """Seconds since the newest agent came, None while there is none."""
+        return now - self._joined if self.views else None
 
     def beat(self, node: str) -> Beat | None:
         """Newest Beat of ``node``."""

@@ -23,11 +23,14 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Finish, Symptom
 from slurm_robust.policy import decide
+from slurm_robust.policy.lateness import Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Beat, Launch, Phase
 
 RESEND_S = 2.0
+# A node has at least this time to start its workers, however early the others did.
+LEAST_S = 120.0
 # GPUs that are free within this time are not worth a line.
 FREEING_S = 3.0
 
@@ -40,6 +43,7 @@ class Launching:
         self._since = self._sent = 0.0
         self._orders: dict[str, Launch] = {}
         self._told = False
+        self._started = Growth()
 
     def enter(self, core: Core, now: Now) -> None:
         """Choose the rendezvous and the checkpoint, and send the orders."""
@@ -105,7 +109,8 @@ class Launching:
         if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
             return ToRunning(agents=self._agents, launched=self._since)
         waited = now.mono - self._since
-        if waited > core.config.timings.launch_s:
+        started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
+        if waited > patience_s(core.config.timings.launch_s, LEAST_S, self._started.see(started, now.mono)):
             late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
             detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
             late_trouble = Trouble(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
