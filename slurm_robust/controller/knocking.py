@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from slurm_robust.controller.core import Core
 
+LOOK_EVERY_S = 0.25
 EVERY_S = 1.5
 ASK_EVERY_S = 5.0
 # More of them have one cause, which is judged without.
@@ -23,14 +24,15 @@ class Knocks:
     """Looks after the nodes whose agents have missed Beats, until these count as silent or speak again."""
 
     def __init__(self) -> None:
-        self._knocked = self._asked = -math.inf
+        self._looked = self._knocked = self._asked = -math.inf
         self._told: set[str] = set()
 
     def step(self, core: Core, now: Now) -> None:
         """Ask the witnesses when it is due."""
         dead_s, views = core.config.timings.node_dead_s, core.fleet.views
-        if now.mono - self._knocked < EVERY_S:
+        if now.mono - self._looked < LOOK_EVERY_S or now.mono - self._knocked < EVERY_S:
             return
+        self._looked = now.mono
         silent = {
             node: views[node].heard
             for node in (*core.state.slots, *core.state.spares)
@@ -56,10 +58,12 @@ class Knocks:
     def hear(self, core: Core, answering: Iterable[str], now: Now) -> None:
         """The kernels of these nodes have answered."""
         for node in answering:
-            if node in core.fleet.views and node not in core.slurm_gone:
+            if node in core.fleet.views:
                 self._sign(core, node, now.mono, "its node answers", now)
 
     def _sign(self, core: Core, node: str, at: float, why: str, now: Now) -> None:
+        if node in core.slurm_gone:
+            return
         view = core.fleet.views[node]
         view.sign = max(view.sign, at)
         if node not in self._told and now.mono - view.heard > core.config.timings.node_dead_s:
