@@ -22,6 +22,7 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.signals import Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
@@ -102,7 +103,7 @@ class Loop:
 
     def run(self) -> int:
         """Run until the core ends; returns the exit code of the job."""
-        with _Signals() as signals:
+        with Signals() as signals:
             poller = zmq.Poller()
             for source in (self._socket.socket, signals.fileno(), self._background.fileno()):
                 poller.register(source, zmq.POLLIN)
@@ -376,33 +377,3 @@ class Loop:
 
     def _tested_in_vain(self, text: str) -> None:
         self._do(self._core.on_tests(Diagnosis(reason=text), read_clocks()))
-
-
-class _Signals:
-    """Signals as readable bytes, so that they come into the loop like everything else."""
-
-    WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-
-    def __enter__(self) -> _Signals:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._old = {number: signal.signal(number, lambda *_: None) for number in self.WATCHED}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._old_fd)
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-        os.close(self._read)
-        os.close(self._write)
-
-    def fileno(self) -> int:
-        """Readable when a signal came."""
-        return self._read
-
-    def taken(self) -> list[int]:
-        """Numbers of the signals that came since the last call."""
-        try:
-            return [n for n in os.read(self._read, 256) if n in self.WATCHED]
-        except BlockingIOError:
-            return []
