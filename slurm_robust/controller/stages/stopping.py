@@ -93,8 +93,9 @@ class Stopping:
         waited = now.mono - self._since
         most_s = min(timings.kill_wait_s, LEAVING_S) if core.leaving else timings.kill_wait_s
         done = True
+        self._stuck = []  # anew: what stood still may move again while others are waited for
         for node in core.state.slots:
-            if node in self._lost or node in self._stuck:
+            if node in self._lost:
                 continue
             beat = core.fleet.beat(node)
             if beat is None or beat.agent != self._agents.get(node):

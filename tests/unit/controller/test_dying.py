@@ -74,6 +74,15 @@ def test_one_node_whose_workers_move_without_end_is_replaced_at_the_bound() -> N
     assert evicted(job) == {"n3"}
 
 
+def test_a_node_that_stood_still_and_ends_while_others_are_waited_for_is_well() -> None:
+    job = crashed({"n2": 60.0}, stubborn=("n3",))
+    job.pass_time(45)
+    assert job.stage == "Stopping"
+    job.stubborn.clear()
+    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", limit=30)
+    assert evicted(job) == set()
+
+
 @pytest.mark.parametrize("requeue", [True, False])
 def test_workers_of_several_nodes_that_never_end_convict_nobody(requeue: bool) -> None:
     job = crashed(stubborn=("n2", "n3"), config=JobConfig(slurm=SlurmConfig(requeue=requeue)))
