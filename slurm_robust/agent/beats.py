@@ -48,6 +48,7 @@ class BeatBook:
         news: CopyNews = NO_COPIES,
         alerts: tuple[Alert, ...] = (),
         traffic: Traffic | None = None,
+        still_s: float | None = None,
     ) -> Beat | Pulse:
         """The next Beat, or a Pulse where the last Beat says it all.
 
@@ -76,6 +77,7 @@ class BeatBook:
             saved=news.saved,
             alerts=alerts,
             traffic=traffic,
+            still_s=still_s,
             fatal=state.fatal,
         )
         if self._base is not None and self._still_holds(*self._base, beat, now):

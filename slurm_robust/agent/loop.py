@@ -7,7 +7,6 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 import zmq
@@ -18,6 +17,8 @@ from slurm_robust.agent.beats import BeatBook
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.dumps import Dumps, StackTaking
+from slurm_robust.agent.dying import DeathWatch
+from slurm_robust.agent.gpuwait import FREE, GpuWait
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
@@ -26,7 +27,7 @@ from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.ports import PortHolder, local_address
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.runtime import RuntimeFolder
-from slurm_robust.agent.slowfiles import SlowFiles, make_log_folders, read_tail
+from slurm_robust.agent.slowfiles import EpochLooked, SlowFiles, look_up, make_log_folders, read_tail
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -35,6 +36,7 @@ from slurm_robust.agent.stimuli import (
     End,
     EpochSeen,
     ForgetRecords,
+    GpusSaid,
     InjectSignal,
     Instruction,
     Kill,
@@ -53,12 +55,11 @@ from slurm_robust.agent.stimuli import (
     TermCame,
     Terminate,
     Ticked,
+    WatchGpus,
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
-from slurm_robust.model.record import Record
 from slurm_robust.wire import openfiles
 from slurm_robust.wire.client import AgentSocket
-from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Pong, StacksShown
 from slurm_robust.wire.spawning import Exited, SpawnFailed
@@ -68,13 +69,6 @@ TERM_GRACE_S = 10.0
 # How often records are read: until the first step often, since the recovery ends with it.
 _FIRST_STEP_POLL_S = 0.02
 _STEP_POLL_S = 0.05
-
-
-class EpochLooked(Record):
-    """Result of a look at the job's epochs; ``failed`` when the job directory could not be read."""
-
-    newest: EpochRecord | None
-    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,8 @@ class Agent:
         self._ports = ports
         self._copies = copies
         self._inspection = inspection
-        self._state = AgentState(kill_wait_s=spec.kill_wait_s)
+        self._gpus = GpuWait()
+        self._state = AgentState(kill_wait_s=spec.kill_wait_s, waits_for_gpus=lambda: self._gpus.possible)
         self._book = BeatBook(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
         self._book.data_address = setup.data_address
@@ -119,6 +114,7 @@ class Agent:
         self._files: SlowFiles[EpochLooked | TailRead] = SlowFiles()
         self._dumps = Dumps(stacks, setup.node)
         self._steps = StepWatch()
+        self._deaths = DeathWatch()
         self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
         self._beat_wanted = True
@@ -159,6 +155,7 @@ class Agent:
         self._ports.close()
         self._files.close()
         self._dumps.close()
+        self._gpus.end()
         self._inspection.close()
         self._copies.close(remove=not self._keep_copies or job_is_over(os.environ))
         self._runtime.close()
@@ -179,6 +176,8 @@ class Agent:
             self._on_message(order)
         for result in self._files.results():
             self._on_result(result)
+        if (held := self._gpus.read()) is not None:
+            self._take(GpusSaid(held="" if held == FREE else held))
         for answer in self._dumps.finished():
             self._socket.send(answer)  # if it is lost, the order comes again
         now = time.monotonic()
@@ -194,7 +193,7 @@ class Agent:
         poller = zmq.Poller()
         for socket, flags in self._socket.pollers(writing=self._beat_wanted):
             poller.register(socket, flags)
-        sources = (self._files, self._dumps, self._launcher, self._inspection)
+        sources = (self._files, self._dumps, self._launcher, self._inspection, self._gpus)
         for descriptor in (wake, *(source.fileno() for source in sources)):
             if descriptor >= 0:
                 poller.register(descriptor, zmq.POLLIN)
@@ -253,7 +252,7 @@ class Agent:
     def _follow_controller(self, now: float) -> None:
         self._orphan.tick(self._link.silence(now))
         if self._link.wants_lookup(now):
-            self._files.submit(partial(_look_up, self._setup.job.epochs))
+            self._files.submit(partial(look_up, self._setup.job.epochs))
         if not self._setup.address and not self._book.address and self._socket.endpoint:
             self._learn_address(self._socket.endpoint)
 
@@ -291,7 +290,13 @@ class Agent:
             return
         progress, seen = self._steps.read(now), self._inspection
         beat = self._book.make(
-            self._state, progress, now, self._copies.news(), seen.alerts(now), seen.traffic
+            self._state,
+            progress,
+            now,
+            self._copies.news(),
+            seen.alerts(now),
+            seen.traffic,
+            self._deaths.still_s(self._state.killed, now),
         )
         self._beat_wanted = not self._socket.send(beat)
 
@@ -311,10 +316,13 @@ class Agent:
                 self._spawn(launch)
             case Terminate(pid=pid):
                 self._launcher.terminate(pid)
+                self._gpus.prepare()
             case Kill(pid=pid):
                 self._launcher.kill(pid)
             case InjectSignal(pid=pid, number=number):
                 self._launcher.inject(pid, number)
+            case WatchGpus(workers=workers):
+                self._gpus.ask(workers)
             case SweepGroups():
                 self._launcher.sweep()
             case ReadTail(generation=generation, rank=rank):
@@ -357,6 +365,7 @@ class Agent:
         if launch.slot == 0 and (short := openfiles.shortage(launch.world_size, "ranks at rank 0's store")):
             self._book.note(short)
         self._flush = -1
+        self._gpus.end()
         self._oom_kills.begin()
         self._files.submit(partial(make_log_folders, self._setup.job, launch.generation, launch.ranks))
         self._copies.launched(launch)  # parts of other nodes come in while the workers start
@@ -382,13 +391,6 @@ def _wake(descriptor: int) -> None:
         os.write(descriptor, b"x")
     except OSError:
         pass  # full of wake-ups already, or over
-
-
-def _look_up(epochs: Path) -> EpochLooked:
-    try:
-        return EpochLooked(newest=newest_epoch(epochs))
-    except OSError:
-        return EpochLooked(newest=None, failed=True)
 
 
 def _tail(job: JobDirectory, generation: int, rank: int) -> TailRead:

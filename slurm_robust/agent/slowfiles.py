@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.record import Record
+from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 
 T = TypeVar("T")
 
 _TAIL_BYTES = 16 * 1024
 _LINE_CHARS = 500
+
+
+class EpochLooked(Record):
+    """Result of a look at the job's epochs; ``failed`` when the job directory could not be read."""
+
+    newest: EpochRecord | None
+    failed: bool = False
 
 
 class SlowFiles(Generic[T]):
@@ -78,6 +87,14 @@ def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...])
     """Make the folders in which these workers are about to write. Raises ``OSError``."""
     for folder in {job.worker_log(generation, rank, "out").parent for rank in ranks}:
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def look_up(epochs: Path) -> EpochLooked:
+    """Who controls the job, by the folder of its epochs."""
+    try:
+        return EpochLooked(newest=newest_epoch(epochs))
+    except OSError:
+        return EpochLooked(newest=None, failed=True)
 
 
 def read_tail(paths: tuple[Path, ...], lines: int = 20) -> tuple[str, ...]:

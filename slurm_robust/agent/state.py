@@ -6,10 +6,12 @@ repeats them until a Beat shows that they were carried out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
 
 from msgspec import structs
 
+from slurm_robust.agent.freeing import Freeing
 from slurm_robust.agent.launcher import Gone
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -18,6 +20,7 @@ from slurm_robust.agent.stimuli import (
     End,
     EpochSeen,
     ForgetRecords,
+    GpusSaid,
     InjectSignal,
     Instruction,
     Kill,
@@ -37,8 +40,11 @@ from slurm_robust.agent.stimuli import (
     TermCame,
     Terminate,
     Ticked,
+    WatchGpus,
 )
-from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.agent.workers import Workers
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.job import LEAVING_S
 from slurm_robust.wire.messages import (
     Flush,
     Inject,
@@ -59,29 +65,20 @@ LAUNCHER_PROVEN_S = 600.0
 _EVERYTHING = 2**62
 
 
-@dataclass
-class Worker:
-    """One rank of the generation. Without ``pid`` its start was ordered but not confirmed."""
-
-    rank: int
-    pid: int | None = None
-    ended: float = 0.0  # monotonic seconds, when there is an exit
-    exit: WorkerExit | None = None
-
-
 class AgentState:
     """All that an agent knows of its workers; changed by :meth:`handle` only.
 
     Times are monotonic seconds given by the caller.
     """
 
-    def __init__(self, *, kill_wait_s: float) -> None:
+    def __init__(self, *, kill_wait_s: float, waits_for_gpus: Callable[[], bool] = lambda: False) -> None:
+        """``waits_for_gpus``: whether there are GPUs that ended workers may still hold."""
         self.epoch = 0
         self.phase = Phase.IDLE
         self.generation = 0
         self.ready = False
         self.fatal = ""
-        self.workers: dict[int, Worker] = {}
+        self.workers = Workers()
         self.timings: dict[str, float] = {}
         self.new_notes: list[str] = []  # the caller takes them out
         self._kill_wait_s = kill_wait_s
@@ -90,7 +87,10 @@ class AgentState:
         self._ordered = 0.0  # when the launch in progress was ordered
         self._stop_began: float | None = None
         self._kill_at: float | None = None
+        self._killed_at = 0.0
         self._give_up_at: float | None = None
+        self._waits_for_gpus = waits_for_gpus
+        self._freeing = Freeing()
         self._ending = False
         # Only an order to end says that the job does not come back; the end of a step may be a requeue.
         self._keep_copies = True
@@ -102,16 +102,19 @@ class AgentState:
     @property
     def deadline(self) -> float | None:
         """When a Ticked is due at the latest; None when only stimuli matter."""
-        times = [t for t in (self._kill_at, self._give_up_at) if t is not None]
+        times = [t for t in (self._kill_at, self._give_up_at, self._freeing.deadline) if t is not None]
         return min(times, default=None)
+
+    @property
+    def killed(self) -> tuple[int, ...]:
+        """Pids of workers that got SIGKILL and are still there."""
+        if self._stop_began is None or self._kill_at is not None:
+            return ()
+        return tuple(w.pid for w in self.workers.living if w.pid is not None)
 
     def exits(self, now: float) -> tuple[WorkerExit, ...]:
         """How workers of the generation ended, with their age at ``now``."""
-        return tuple(
-            structs.replace(w.exit, age_s=max(0.0, now - w.ended))
-            for w in self.workers.values()
-            if w.exit is not None
-        )
+        return self.workers.exits(now)
 
     # -- the one way to change ---------------------------------------------------------------------
 
@@ -138,6 +141,8 @@ class AgentState:
                 return self._on_gone(reason, now)
             case TailRead():
                 return self._on_tail(stimulus)
+            case GpusSaid(held=held):
+                return self._on_gpus(held, now)
             case TermCame(grace_s=grace_s):
                 return self._shut_down(grace_s, now)
             case Ticked():
@@ -165,9 +170,9 @@ class AgentState:
             case Flush(generation=generation, step=step):
                 return [AskFlush(step=step)] if self._runs(generation) else []
             case Save():
-                return [SaveCopies(order=order)] if not self._living() else []
+                return [SaveCopies(order=order)] if not self.workers.living else []
             case TakeStacks(generation=generation):
-                pids = {w.rank: w.pid for w in self._living() if w.pid is not None}
+                pids = {w.rank: w.pid for w in self.workers.living if w.pid is not None}
                 return [DumpStacks(order=order, workers=pids)] if self._runs(generation) else []
             case Inject(rank=rank, signal=number):
                 worker = self.workers.get(rank)
@@ -183,7 +188,7 @@ class AgentState:
         if self._ending or self.fatal or launch.generation <= max(known, self._stopped_through):
             return []
         self._pending, self._ordered = launch, now
-        if not self._living():
+        if not self.workers.living:
             return self._begin(now)
         # Their generation is over for the controller, so there is nothing to be gentle for.
         self.new_notes.append(
@@ -197,12 +202,14 @@ class AgentState:
         launch = self._pending
         assert launch is not None
         done: list[Instruction] = [SweepGroups()] if self.workers else []
-        self.workers = {}
+        self.workers = Workers()
         self.generation, self.phase = launch.generation, Phase.STARTING
         done.append(ForgetRecords())
-        if self.ready:
+        if self._freeing.deadline is not None:
+            self.phase = Phase.FREEING
+        elif self.ready:
             self._pending = None
-            self.workers = {rank: Worker(rank) for rank in launch.ranks}
+            self.workers = Workers.ordered(launch.ranks)
             done.append(SpawnWorkers(launch=launch))
             if launch.slot == 0:
                 done.append(RenewPort())
@@ -212,16 +219,16 @@ class AgentState:
         self._stopped_through = max(self._stopped_through, generation)
         if self._pending is not None and self._pending.generation <= generation:
             self._pending = None
-            if not self._living():
+            if not self.workers.living:
                 self.phase = Phase.IDLE
                 return [SendBeat()]
-        if self._living():
+        if self.workers.living:
             return self._stop_workers(grace_s, now) if self.generation <= generation else []
         if self.generation < generation < _EVERYTHING:
             # Nothing of that generation ever was here, which is as good as stopped.
             self.generation, self.phase = generation, Phase.IDLE
             done: list[Instruction] = [SweepGroups()] if self.workers else []
-            self.workers = {}
+            self.workers = Workers()
             return [*done, ForgetRecords(), SendBeat()]
         if self.generation <= generation and self.workers:
             return [SweepGroups(), SendBeat()]
@@ -231,10 +238,12 @@ class AgentState:
         if self._stop_began is not None:
             if self._kill_at is not None:
                 self._kill_at = min(self._kill_at, now + grace_s)
+            elif self._ending:
+                self._give_up_at = min(self._give_up_at or math.inf, now + LEAVING_S)
             return []
         self.phase = Phase.STOPPING
         self._stop_began, self._kill_at = now, now + grace_s
-        pids = [w.pid for w in self._living() if w.pid is not None]
+        pids = [w.pid for w in self.workers.living if w.pid is not None]
         done: list[Instruction] = [Terminate(pid=pid) for pid in pids]
         if grace_s <= 0:
             done = self._kill_all(now)
@@ -244,7 +253,7 @@ class AgentState:
         self._ending = True
         self._pending = None
         self._stopped_through = _EVERYTHING
-        if self._living():
+        if self.workers.living:
             return self._stop_workers(grace_s, now)
         return self._end()
 
@@ -257,7 +266,7 @@ class AgentState:
         self.ready, self._ready_since = True, now
         self.timings["import"] = ready.import_s
         self.new_notes.extend(ready.notes)
-        if self._pending is not None and not self._living():
+        if self._pending is not None and not self.workers.living:
             return self._begin(now)
         return [SendBeat()]
 
@@ -275,7 +284,7 @@ class AgentState:
         worker = self.workers.get(failed.rank)
         if worker is None or failed.generation != self.generation:
             return []
-        self._bury_unstarted(worker, failed.reason, now)
+        worker.bury_unstarted(failed.reason, now)
         return [*self._if_all_started(now), *self._if_all_ended(now), SendBeat()]
 
     def _on_exited(self, exited: Exited, oom: str, now: float) -> list[Instruction]:
@@ -299,9 +308,9 @@ class AgentState:
     def _on_gone(self, reason: str, now: float) -> list[Instruction]:
         self.ready = False
         done: list[Instruction] = []
-        for worker in self._living():
+        for worker in self.workers.living:
             if worker.pid is None:
-                self._bury_unstarted(worker, reason, now)
+                worker.bury_unstarted(reason, now)
                 continue
             # The kernel kills the worker with its parent; what it started itself needs us.
             done.append(Kill(pid=worker.pid))
@@ -325,6 +334,14 @@ class AgentState:
         worker.exit = structs.replace(worker.exit, tail=tail.lines)
         return [SendBeat()]
 
+    def _on_gpus(self, held: str, now: float) -> list[Instruction]:
+        if held:
+            self._freeing.hold(held)
+            return []
+        if self._freeing.deadline is not None:
+            self.timings["gpus"] = self._freeing.end(now)
+        return self._begin(now) if self._pending is not None and not self.workers.living else []
+
     # -- time --------------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> list[Instruction]:
@@ -332,48 +349,49 @@ class AgentState:
             return self._kill_all(now)
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up_at = None
-            stuck = ", ".join(f"rank {w.rank} (pid {w.pid})" for w in self._living())
+            stuck = ", ".join(f"rank {w.rank} (pid {w.pid})" for w in self.workers.living)
             self.new_notes.append(
                 f"unkillable: {stuck} of generation {self.generation} still there "
-                f"{self._kill_wait_s:.0f} s after SIGKILL; a device or file system hangs"
+                f"{now - self._killed_at:.0f} s after SIGKILL; a device or file system hangs"
             )
             return self._end() if self._ending else [SendBeat()]
+        if self._freeing.deadline is not None and now >= self._freeing.deadline:
+            self.new_notes.append(self._freeing.complaint())
+            return self._on_gpus("", now)
         return []
 
     def _kill_all(self, now: float) -> list[Instruction]:
-        self._kill_at, self._give_up_at = None, now + self._kill_wait_s
-        return [Kill(pid=w.pid) for w in self._living() if w.pid is not None]
+        patience_s = min(self._kill_wait_s, LEAVING_S) if self._ending else self._kill_wait_s
+        self._kill_at, self._killed_at, self._give_up_at = None, now, now + patience_s
+        return [Kill(pid=w.pid) for w in self.workers.living if w.pid is not None]
 
     # -- transitions that several stimuli lead to --------------------------------------------------
 
-    def _living(self) -> list[Worker]:
-        return [w for w in self.workers.values() if w.exit is None]
-
-    def _bury_unstarted(self, worker: Worker, reason: str, now: float) -> None:
-        error = WorkerError(type="LaunchError", message=reason)
-        worker.ended, worker.exit = now, WorkerExit(rank=worker.rank, code=1, error=error)
-
     def _if_all_started(self, now: float) -> list[Instruction]:
-        if self.phase is not Phase.STARTING or any(
-            w.pid is None and w.exit is None for w in self.workers.values()
-        ):
+        if self.phase is not Phase.STARTING or self.workers.are_starting:
             return []
         self.phase = Phase.RUNNING
         self.timings["launch"] = now - self._ordered
         return [SendBeat()]
 
     def _if_all_ended(self, now: float) -> list[Instruction]:
-        if not self.workers or self._living():
+        if not self.workers or self.workers.living:
             return []
-        done: list[Instruction] = []
+        watch, done = self._watch_gpus(now), list[Instruction]()
         if self._stop_began is not None:
-            last = max(w.ended for w in self.workers.values())
-            self.timings["stop"] = max(0.0, last - self._stop_began)
+            self.timings["stop"] = max(0.0, self.workers.last_end - self._stop_began)
             done.append(SweepGroups())
         self._stop_began = self._kill_at = self._give_up_at = None
         self.phase = Phase.ENDED
         if self._pending is not None:
-            return self._begin(now)  # sweeps as well
+            return [*watch, *self._begin(now)]  # sweeps as well
         if self._ending:
             return [*done, *self._end()]
-        return done
+        return [*watch, *done]
+
+    def _watch_gpus(self, now: float) -> list[Instruction]:
+        """Before other workers are started, what these held must be free."""
+        if not self.workers.pids or self._ending or not self._waits_for_gpus():
+            return []
+        self._freeing.begin(now)
+        return [WatchGpus(workers=self.workers.pids)]

@@ -50,6 +50,12 @@ class TailRead(Record):
     lines: tuple[str, ...]
 
 
+class GpusSaid(Record):
+    """What ended workers still hold of the GPUs, in words; "" when nothing is left."""
+
+    held: str
+
+
 class TermCame(Record):
     """Slurm ends the step: workers get ``grace_s`` seconds."""
 
@@ -60,7 +66,7 @@ class Ticked(Record):
     """Time has passed."""
 
 
-Stimulus: TypeAlias = OrderCame | EpochSeen | LauncherSaid | TailRead | TermCame | Ticked
+Stimulus: TypeAlias = OrderCame | EpochSeen | LauncherSaid | TailRead | GpusSaid | TermCame | Ticked
 
 # -- instructions ---------------------------------------------------------------------------------
 
@@ -92,6 +98,12 @@ class InjectSignal(Record):
 
     pid: int
     number: int
+
+
+class WatchGpus(Record):
+    """Tell what the process groups ``workers``, which have ended, still hold of the GPUs."""
+
+    workers: tuple[int, ...]
 
 
 class SweepGroups(Record):
@@ -160,6 +172,7 @@ Instruction: TypeAlias = (
     | Terminate
     | Kill
     | InjectSignal
+    | WatchGpus
     | SweepGroups
     | ReadTail
     | AskCheckpoint

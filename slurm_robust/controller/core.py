@@ -24,6 +24,7 @@ from slurm_robust.controller.effects import (
     Write,
 )
 from slurm_robust.controller.fleet import Fleet, Heard
+from slurm_robust.controller.knocking import Knocks
 from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.starts import AgentStarts
@@ -97,6 +98,7 @@ class Core:
         self.ending: str | None = None  # why the end of this run approaches, once it does
         self.leaving: str | None = None  # why we were told to go at once
         self.starts = AgentStarts()
+        self.knocks = Knocks()
         self.leaving_code = ExitCode.TERMINATED
         self.listing = Listing()  # of the checkpoints on storage
         self.switches: dict[str, str] = {}  # leaf switch of each node, as far as Slurm tells
@@ -152,6 +154,7 @@ class Core:
             self.stage = self._table(following)
             self.stage.enter(self, now)
         self._ask_for_stacks(now)
+        self.knocks.step(self, now)
         effects, self._effects = self._effects, []
         return effects
 
@@ -399,7 +402,8 @@ class Core:
         self._stop_strays(beat)
 
     def _stop_strays(self, beat: msg.Beat) -> None:
-        busy = beat.phase in (msg.Phase.STARTING, msg.Phase.RUNNING)
+        """Workers of another generation than today's on a node that came back must end."""
+        busy = beat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
         over = beat.generation < self.state.generation or not self.state.running
         stray = over or not self.state.placement.holds(beat.node)
         if busy and stray and beat.generation:

@@ -62,6 +62,12 @@ class StartAgents(Record):
     nodes: tuple[str, ...]
 
 
+class Knock(Record):
+    """See which of ``places`` (address and port by node) take a connection, for ``core.knocks``."""
+
+    places: dict[str, tuple[str, int]]
+
+
 class AskAboutNodes(Record):
     """Ask Slurm how ``nodes`` are; answered by ``on_nodes``."""
 
@@ -149,6 +155,7 @@ Effect: TypeAlias = (
     | Send
     | StartAgents
     | AskAboutNodes
+    | Knock
     | FindCheckpoint
     | Prune
     | BeginRequeue

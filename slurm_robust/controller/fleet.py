@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,6 +10,7 @@ from enum import Enum
 from msgspec import structs
 
 from slurm_robust.model.incident import NodeExit
+from slurm_robust.policy.silence import counted
 from slurm_robust.wire.messages import Beat, Phase, Progress, Pulse
 
 
@@ -24,13 +26,15 @@ class Heard(Enum):
 class AgentView:
     """The newest Beat of one node, which came at ``told``; ``replaced`` counts agent changes.
 
-    ``heard``: when the newest sign of life came. Both are monotonic time.
+    ``heard``: when the newest Beat or Pulse came; ``sign``: when the node last gave another sign of life.
+    All are monotonic time.
     """
 
     beat: Beat
     heard: float
     told: float
     replaced: int = 0
+    sign: float = -math.inf
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Fleet:
     views: dict[str, AgentView] = field(default_factory=dict)
     # The newest answer of progress(), which is asked for several times in one turn.
     _aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
+    _joined: float = -math.inf  # when the newest agent came
 
     def hear(self, beat: Beat, now: float) -> Heard:
         """Take in a Beat that came at ``now``."""
@@ -47,6 +52,7 @@ class Fleet:
         known = self.views.get(beat.node)
         if known is None:
             self.views[beat.node] = AgentView(beat, now, now)
+            self._joined = now
             return Heard.JOINED
         if known.beat.agent != beat.agent:
             self.views[beat.node] = AgentView(beat, now, now, known.replaced + 1)
@@ -76,6 +82,10 @@ class Fleet:
             view.heard += seconds
             view.told += seconds
 
+    def joined_s(self, now: float) -> float | None:
+        """Seconds since the newest agent came, None while there is none."""
+        return now - self._joined if self.views else None
+
     def beat(self, node: str) -> Beat | None:
         """Newest Beat of ``node``."""
         view = self.views.get(node)
@@ -84,7 +94,7 @@ class Fleet:
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
         view = self.views.get(node)
-        return now - (view.heard if view else since)
+        return counted(now - view.heard, now - view.sign) if view else now - since
 
     def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
         """Whether every node describes workers of ``generation`` in one of ``phases``."""

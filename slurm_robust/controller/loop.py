@@ -20,8 +20,9 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.signals import Signals
 from slurm_robust.controller.tester import Tester
-from slurm_robust.controller.turns import Signals, Turns
+from slurm_robust.controller.turns import Turns
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
@@ -33,6 +34,7 @@ from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
+from slurm_robust.wire.knock import answering
 from slurm_robust.wire.server import ControllerSocket
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
@@ -82,6 +84,7 @@ class Loop:
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,
+            fx.Knock: self._knock,
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
@@ -265,6 +268,13 @@ class Loop:
             self._do(self._core.on_nodes(found, read_clocks()))
 
         self._in_background("ask about nodes", work, partial(told, None))
+
+    def _knock(self, effect: fx.Knock) -> None:
+        def work() -> Callable[[], None]:
+            found = answering(effect.places)
+            return lambda: self._core.knocks.hear(self._core, found, read_clocks())
+
+        self._in_background("knock", work, lambda text: None)
 
     def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
         world = self._core.state.placement.world_size

@@ -9,7 +9,11 @@ from pathlib import Path
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import jobid, journal, keeper, logrules, preflight
 from slurm_robust.controller.output import say
+from slurm_robust.controller.slurmtimes import too_short
 from slurm_robust.model.job import CommandKind
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 
 
@@ -24,7 +28,8 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     preflight.sizes(config, allocation)
     logrules.check(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
-    submitted = jobid.submit_time(make_client("cli", config.slurm.timeout_s), allocation.job_id)
+    slurm = make_client("cli", config.slurm.timeout_s)
+    submitted = jobid.submit_time(slurm, allocation.job_id)
     events = journal.read(directory.journal)
     cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
     if how := jobid.another_job(events, cluster, allocation.restart_count, submitted):
@@ -40,4 +45,16 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
     plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, submitted)
     preflight.save_plan(directory, plan)
+    if submitted is not None:  # else Slurm does not answer now
+        for text in slurm_times(slurm, config, allocation):
+            say(f"warning: {text}")
     return keeper.keep(directory.path)
+
+
+def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:
+    """What slurm.conf should say for this job; nothing where Slurm does not tell what it says."""
+    try:
+        slurm_conf = slurm.config()
+    except SlurmError:
+        return ()
+    return tuple(too_short(slurm_conf, config.timings, gpus=any(allocation.gpus_per_node.values())))

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.steps import Outlook, StepEnd, Witness
+from slurm_robust.policy.lateness import patience_s
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Beat, Shutdown
 
 if TYPE_CHECKING:
     from slurm_robust.controller.core import Core
+
+# An agent has at least this time to come, however early the others came.
+LEAST_S = 60.0
 
 
 @dataclass
@@ -110,7 +114,9 @@ class AgentStarts:
         missing = tuple(nodes)
         self.expect(missing, now)
         starts = {node: self._seen(node, now) for node in missing}
-        answers = {node: judge(start, core.config.timings.agent_start_s) for node, start in starts.items()}
+        joined_s = core.fleet.joined_s(now.mono)
+        patience = patience_s(core.config.timings.agent_start_s, LEAST_S, joined_s)
+        answers = {node: judge(start, patience) for node, start in starts.items()}
         if asked := _nodes_of(answers, Answer.ASK):
             for node in asked:
                 self._nodes[node].asked = now.mono

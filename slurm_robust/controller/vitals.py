@@ -120,6 +120,10 @@ class Vitals:
             )
         if now.mono < self._excused_until:
             return None
+        views = (core.fleet.views.get(node) for node in state.slots)
+        heard = min((view.heard for view in views if view is not None), default=now.mono)
+        if now.mono - heard > core.config.timings.node_dead_s:
+            return None  # what its ranks do is not known, and its silence is judged elsewhere
         late = self._pace.verdict(now.mono)
         if late is None:
             return self._silence(core, records)

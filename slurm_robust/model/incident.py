@@ -45,7 +45,8 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
 
     ``root`` is the exit that came first by cause, not by clock (None when no worker failed, say when
     a node went silent). ``lost`` are nodes without a sign of life, ``unable`` nodes that answer but
-    could start or stop no worker, with the reason; ``alive`` are nodes of the placement that answer.
+    could start no worker, with the reason; ``alive`` are nodes of the placement that answer. ``stuck``: those
+    on which workers that got SIGKILL are still there.
     ``unreachable``: one cause of all that are lost, in words, "" where each speaks for itself.
     ``restore``: the checkpoint that the generation began with, "" for none. Where no agent came, with the
     reason: ``unstarted``, although those of other nodes did; ``refused``, because Slurm starts none.
@@ -62,6 +63,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     exits: tuple[NodeExit, ...] = ()
     lost: tuple[str, ...] = ()
     unable: dict[str, str] = {}
+    stuck: tuple[str, ...] = ()
     alive: tuple[str, ...] = ()
     unreachable: str = ""
     restore: str = ""

@@ -11,6 +11,10 @@ RANKS_PER_FOLDER = 64
 """Two files each. Lustre and NFS make the files of one folder one after the other, so ten thousand ranks that
 open theirs at once would wait 5 to 30 s, in each restart."""
 
+LEAVING_S = 5.0
+"""Who leaves for good waits no longer for killed workers: Slurm's ``KillWait`` is running, and Slurm itself
+sees to what is left."""
+
 
 class CommandKind(str, Enum):
     """How the words of the user's command are to be run."""
@@ -65,7 +69,7 @@ class JobSpec(Record):
     nproc_per_node: int
     preload: tuple[str, ...] = ()
     heartbeat_s: float = 1.0
-    kill_wait_s: float = 5.0
+    kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
     inspection: InspectionSpec | None = None

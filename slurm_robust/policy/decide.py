@@ -29,6 +29,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.bounds import exceeded
+from slurm_robust.policy.evidence import SLOW_TO_DIE
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.rungs import LADDER
@@ -83,6 +84,8 @@ def _answer(
         return replace_nodes(state, verdict.suspects, verdict.reason, rules)
     if verdict.signature == Symptom.UNREACHABLE.value:
         return go_on_without(state, failed.lost, rules)
+    if verdict.signature == SLOW_TO_DIE and rules.requeue and SLOW_TO_DIE in _tried(state):
+        return go_on_without(state, failed.stuck, rules)
     if verdict.suspects:
         return move_ranks(state, verdict.suspects)
     if verdict.rung == TESTS:
@@ -96,12 +99,17 @@ def _answer(
     return (Restart(),), "restart in place"
 
 
+def _tried(state: JobState) -> set[str]:
+    """What was answered before without new progress since."""
+    return {attempt.signature for attempt in state.in_vain}
+
+
 def _last_resort(
     state: JobState, failed: GenerationFailed, verdict: Verdict, stop: str, rules: Rules
 ) -> Decision:
     """Rungs 7 and 8, each once without new progress in between, then the end with the evidence."""
     reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
-    tried = {attempt.signature for attempt in state.in_vain}
+    tried = _tried(state)
     if verdict.allowed and ROLLED_BACK not in tried and rules.earlier_release:
         release = rules.earlier_release
         answer = Verdict(rung=7, blame=Blame.CODE, signature=ROLLED_BACK, reason=reason, confidence=0.4)

@@ -8,9 +8,14 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
+from slurm_robust.model.text import some_of
 from slurm_robust.policy.rules import Rules
 
 NODE_SIGNATURE = "node "
+STUCK = "its workers cannot be killed"
+NOT_FREE = "GPU memory not free yet"
+_GPU_OOM = "gpu_oom"
+SLOW_TO_DIE = "workers slow to die"
 _IS_FULL = " is full"
 _LAST_LINES = 5
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
@@ -44,6 +49,7 @@ def against(failed: GenerationFailed, node: str) -> tuple[str, ...]:
     """What was seen and found out about one node, a line each, for the person who repairs it."""
     lines = [failed.named[node]] if node in failed.named else []
     lines += [f"unable: {failed.unable[node]}"] if node in failed.unable else []
+    lines += [STUCK] if node in failed.stuck else []
     lines += ["no sign of life"] if node in failed.lost else []
     lines += [failed.unstarted[node]] if node in failed.unstarted else []
     for found in filter(None, (failed.diagnosis, failed.replayed)):
@@ -71,6 +77,8 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     """Rungs 1 and 2: what was observed names the nodes by itself."""
     everywhere = bool(failed.unable) and not failed.lost and set(failed.unable) >= set(failed.alive)
     unable = {} if everywhere else failed.unable
+    # A worker is slow to die by what it held. Where that goes on for ever on one node only, it is the node.
+    unable = unable | (dict.fromkeys(failed.stuck, STUCK) if len(failed.stuck) == 1 else {})
     why = {node: f"{node} gives no sign of life" for node in failed.lost}
     why |= {node: f"{node}: {text}" for node, text in (failed.named | unable).items() if node not in why}
     if not why:
@@ -172,6 +180,44 @@ def tests_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         suspects=diagnosis.suspects,
         confidence=0.9,
         allowed=rules.limits.per_signature,
+    )
+
+
+def slow_to_die(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: killed workers of several nodes are still there, which is nobody's fault.
+
+    Tests would find their memory taken and blame the innocent. Only the bounds of all restarts hold.
+    """
+    if not failed.stuck:
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=SLOW_TO_DIE,
+        reason=f"{unexplained(failed).reason}; {some_of(failed.stuck)}: killed workers are still there",
+        confidence=0.5,
+        allowed=rules.limits.total,
+    )
+
+
+def gpu_memory_not_free(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: a rank that follows killed ones ran out of GPU memory before its first step, once.
+
+    What these held may not have been free yet; their driver gives it back after their end.
+    """
+    is_oom = failed.cause is not None and failed.cause.symptom == _GPU_OOM
+    if not is_oom or failed.root is None or state.generation < 2 or state.steps_here >= 0:
+        return None
+    if any(attempt.signature == NOT_FREE for attempt in state.in_vain):
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=NOT_FREE,
+        reason=f"{failed.root.exit.describe()} on {failed.root.node}, before the first step: the GPU may not "
+        "have been free of the workers before",
+        confidence=0.5,
+        allowed=min(1, rules.limits.per_signature),
     )
 
 

@@ -13,10 +13,12 @@ from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdic
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
     full_disk,
+    gpu_memory_not_free,
     log_named,
     must_be_tested,
     nodes_named,
     out_of_memory,
+    slow_to_die,
     tests_named,
     unexplained,
     unstarted,
@@ -135,8 +137,10 @@ LADDER: tuple[Rung, ...] = (
     log_named,
     full_disk,
     tests_named,
+    gpu_memory_not_free,
     wrong_code,
     stacks_named,
+    slow_to_die,
     must_be_tested,
     transient,
 )

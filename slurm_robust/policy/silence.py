@@ -11,8 +11,20 @@ from collections.abc import Mapping
 from slurm_robust.model.record import Record
 from slurm_robust.model.text import some_of
 
+STALLED_S = 30.0
+"""So long an agent may be silent while its node gives other signs of life: storage that hangs, memory that is
+reclaimed or a port that is full of copies stall a process without anything being wrong with the node."""
+
 _CROWD_SHARE = 1 / 3
 """So many of a job's nodes do not fail at once by themselves."""
+
+
+def counted(silent_s: float, sign_s: float) -> float:
+    """Seconds of silence that count, of an agent that is silent for ``silent_s``.
+
+    ``sign_s``: since its node gave any other sign of life.
+    """
+    return min(silent_s, sign_s) if silent_s <= STALLED_S else silent_s
 
 
 class Silence(Record):

@@ -144,6 +144,7 @@ class FakeSlurm:
                 "SLURM_VERSION": str(self.version()),
                 "KillWait": "30 sec",
                 "SlurmdTimeout": "300 sec",
+                "UnkillableStepTimeout": "60 sec",
             }
 
     # -- writes: jobs ------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Phase(str, Enum):
     """What the workers of an agent are doing."""
 
     IDLE = "idle"  # no worker of any generation is alive or waiting to be started
+    FREEING = "freeing"  # a launch order was taken; ended workers still hold memory of the GPUs
     STARTING = "starting"  # a launch order was taken; the zygote is not ready yet or forks now
     RUNNING = "running"  # at least one worker of the generation is alive
     STOPPING = "stopping"  # TERM was sent, KILL follows
@@ -65,6 +66,7 @@ class Beat(Record, tag_field="kind", tag="beat"):
     saved: str = ""  # checkpoint of the newest Save that was carried out
     alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
     traffic: Traffic | None = None  # of the links between nodes; None where there are none, or nothing came
+    still_s: float | None = None  # since killed workers that are still there last got further, if it is known
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
 
 

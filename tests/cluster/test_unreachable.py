@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +69,25 @@ def test_a_cut_of_all_but_one(patient: Sandbox) -> None:
     job.wait_step(5)
     cut(patient, tuple(n for n in job.state.slots if n != job.state.own_node), 45)
     goes_on_as_before(job)
+
+
+def agent_pid(sandbox: Sandbox, node: str) -> int:
+    """The machine's pid of the agent on ``node``."""
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in sandbox.host_pids(node)}
+    (found,) = [pid for pid, argv in words.items() if argv[1:3] == [b"-m", b"slurm_robust.agent"]]
+    return found
+
+
+def test_an_agent_that_is_stopped_for_ten_seconds_costs_nothing(patient: Sandbox) -> None:
+    job = ProtectedJob(patient, f"--spares 1 {TINY}", nodes=4)
+    job.wait_step(5)
+    agent = agent_pid(patient, job.state.slots[-1])
+    os.kill(agent, signal.SIGSTOP)
+    until = time.monotonic() + 10
+    wait_for(lambda: time.monotonic() >= until, 15, "ten seconds")
+    os.kill(agent, signal.SIGCONT)
+    assert job.wait_end(300) == 0
+    assert not job.events(ev.NodeEvicted)
+    assert not job.events(ev.IncidentOpened)
+    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1]
+    assert "is silent, but" in job.log

@@ -12,7 +12,7 @@ from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Image
 from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
+from slurm_robust.wire.copychannel import HANDSHAKE_S, MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
 CONNECTIONS = 128
@@ -87,6 +87,8 @@ class CopyServer:
         who = ""
         try:
             who = connection.getpeername()[0]
+            if _is_knock(connection):
+                return
             channel = Channel.accept(connection, self._key)
             with self._lock:
                 if self._closed:
@@ -158,6 +160,12 @@ class CopyServer:
         except CorruptPart as error:
             image.path.unlink(missing_ok=True)
             self._notes.say("damaged", f"a damaged copy was removed: {error}", 60.0)
+
+
+def _is_knock(connection: socket.socket) -> bool:
+    """Whether it was only tried if this node answers: nothing was said. Raises ``OSError``."""
+    connection.settimeout(HANDSHAKE_S)
+    return not connection.recv(1, socket.MSG_PEEK)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -17,10 +17,13 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model.incident import GenerationFailed, Symptom
+from slurm_robust.policy.lateness import Growth, patience_s
 from slurm_robust.wire.messages import Phase
 
 # Only storage may have what training is to resume from; another run may reach it, on other nodes.
 STORAGE_S = 1800.0
+# At the start: how long a node may be silent, and how long it has at least for its imports.
+BUSY_S, IMPORT_S = 60.0, 180.0
 
 
 class Gathering:
@@ -35,6 +38,7 @@ class Gathering:
         self._expected = begin.expected
         self._since = 0.0
         self._roll_call: RollCall | None = None
+        self._ready = Growth()
 
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
@@ -102,11 +106,14 @@ class Gathering:
     def _patience(self, core: Core) -> float:
         """At the start importing torch may keep a node busy, and nothing is lost by waiting for it."""
         timings = core.config.timings
-        return timings.agent_start_s if self._start else timings.node_dead_s
+        return min(timings.agent_start_s, BUSY_S) if self._start else timings.node_dead_s
 
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
         timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
         waited = now.mono - self._since
+        ready = sum((b := core.fleet.beat(node)) is not None and b.ready for node in slots)
+        limit_s = timings.agent_start_s + timings.launch_s
+        patience = patience_s(limit_s, IMPORT_S, self._ready.see(ready, now.mono))
         lost, unable = [], {node: refused[node] for node in slots if node in refused}
         for node in slots:
             beat = core.fleet.beat(node)
@@ -116,7 +123,7 @@ class Gathering:
                 lost.append(node)
             elif beat.fatal:
                 unable[node] = beat.fatal
-            elif not beat.ready and waited > timings.agent_start_s + timings.launch_s:
+            elif not beat.ready and waited > patience:
                 unable[node] = f"its zygote is not ready after {waited:.0f} s"
         missing = [n for n in slots if core.fleet.beat(n) is None and n not in unable]
         found = self._missing(core, missing, now)

@@ -23,10 +23,16 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Finish, Symptom
 from slurm_robust.policy import decide
+from slurm_robust.policy.lateness import Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Beat, Launch, Phase
 
 RESEND_S = 2.0
+# A node has at least this time to start its workers, however early the others did.
+LEAST_S = 120.0
+# GPUs that are free within this time are not worth a line.
+FREEING_S = 3.0
 
 
 class Launching:
@@ -36,6 +42,8 @@ class Launching:
         self._agents: dict[str, str] = {}
         self._since = self._sent = 0.0
         self._orders: dict[str, Launch] = {}
+        self._told = False
+        self._started = Growth()
 
     def enter(self, core: Core, now: Now) -> None:
         """Choose the rendezvous and the checkpoint, and send the orders."""
@@ -101,14 +109,27 @@ class Launching:
         if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
             return ToRunning(agents=self._agents, launched=self._since)
         waited = now.mono - self._since
-        if waited > core.config.timings.launch_s:
+        started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
+        if waited > patience_s(core.config.timings.launch_s, LEAST_S, self._started.see(started, now.mono)):
             late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
             detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
             late_trouble = Trouble(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
             return leave(core, self._agents, Why(trouble=late_trouble), now)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
+        if not self._told and waited > FREEING_S:
+            self._tell_freeing(core)
         return None
+
+    def _tell_freeing(self, core: Core) -> None:
+        """Of whose GPUs launching waits."""
+        generation = core.state.generation
+        waiting = [n for n in core.state.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
+        if waiting:
+            self._told = True
+            core.emit(
+                Say(text=f"generation {generation}: waiting for the GPUs of {fold(waiting)} to be free")
+            )
 
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono

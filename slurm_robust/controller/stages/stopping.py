@@ -22,12 +22,17 @@ from slurm_robust.model.incident import (
     NodeExit,
     Requeue,
 )
+from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import decide
+from slurm_robust.policy.dying import is_stuck
+from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Beat, Phase, Stop
 
 RESEND_S = 1.0
-# Beyond grace and kill wait: for the orders and answers to travel.
+# Beyond grace and kill wait, for the orders and answers to travel.
 MARGIN_S = 2.0
+# Workers that take longer to die than this are told of.
+SLOW_S = 10.0
 
 
 class Stopping:
@@ -43,7 +48,7 @@ class Stopping:
         self._exits: tuple[NodeExit, ...] = ()
         self._lost: list[str] = []
         self._stuck: list[str] = []
-        self._stopped = False
+        self._stopped = self._told = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
@@ -86,9 +91,11 @@ class Stopping:
         core.watch_progress(now)
         timings = core.config.timings
         waited = now.mono - self._since
+        most_s = min(timings.kill_wait_s, LEAVING_S) if core.leaving else timings.kill_wait_s
         done = True
+        self._stuck = []  # anew: what stood still may move again while others are waited for
         for node in core.state.slots:
-            if node in self._lost or node in self._stuck:
+            if node in self._lost:
                 continue
             beat = core.fleet.beat(node)
             if beat is None or beat.agent != self._agents.get(node):
@@ -98,13 +105,26 @@ class Stopping:
                 continue
             elif core.fleet.silence(node, now.mono, self._since) > timings.node_dead_s:
                 self._lost.append(node)
-            elif waited > timings.stop_grace_s + timings.kill_wait_s + MARGIN_S:
+            elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, beat.still_s, most_s):
                 self._stuck.append(node)
             else:
                 done = False
         if not done and now.mono - self._sent > RESEND_S:
             self._send(core, now)
+        if not done and not self._told and waited > timings.stop_grace_s + SLOW_S:
+            self._told = True
+            self._tell_slow(core, most_s, now)
         return done
+
+    def _tell_slow(self, core: Core, most_s: float, now: Now) -> None:
+        over = (*self._lost, *self._stuck)
+        slow = [n for n in core.state.slots if n not in over and not self._is_stopped(core, n)]
+        text = (
+            f"killed workers on {fold(slow)} are still there: waiting up to {most_s:.0f} s, as long as their "
+            "memory is being freed"
+        )
+        core.note(text, "", now)
+        core.emit(Say(text=text))
 
     def _record_end(self, core: Core, now: Now) -> None:
         generation = core.state.generation
@@ -146,12 +166,12 @@ class Stopping:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (words := last_words(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
-        unable = dict.fromkeys(self._stuck, "its workers cannot be killed")
+        unable = {}
         for node in core.state.slots:
             beat = core.fleet.beat(node)
             if beat is not None and beat.fatal and node not in self._lost:
                 unable[node] = beat.fatal
-        return failure(core, self._why, self._exits, tuple(self._lost), unable)
+        return failure(core, self._why, self._exits, tuple(self._lost), unable, tuple(self._stuck))
 
 
 def before_the_end(core: Core, reason: str, now: Now) -> Transition:

@@ -126,6 +126,7 @@ def failure(
     exits: tuple[NodeExit, ...],
     lost: tuple[str, ...],
     unable: dict[str, str],
+    stuck: tuple[str, ...] = (),
 ) -> GenerationFailed:
     """All that is known of the end of this generation, for the policy."""
     state = core.state
@@ -137,6 +138,7 @@ def failure(
         exits=exits,
         lost=lost,
         unable=unable,
+        stuck=stuck,
         alive=tuple(n for n in state.slots if n not in lost),
         restore=state.restored,
         oom=core.starts.out_of_memory(lost),

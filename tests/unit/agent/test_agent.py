@@ -17,6 +17,7 @@ import pytest
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
+from slurm_robust.wire.knock import answering
 from slurm_robust.wire.messages import Beat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
 from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause
 from tests.unit.agent.nodes import MIB, fill
@@ -438,3 +439,21 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
     controller.send("n1", Shutdown(epoch=controller.epoch, grace_s=2.0))
     assert agent.wait(10) == 0
     assert not folder.path.exists()
+
+
+def test_a_stopped_agent_is_told_from_one_that_is_gone_by_its_nodes_kernel(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    agent = job.start_agent("n1")
+    beat = controller.wait_for("n1", lambda b: b.ready and b.data_port > 0)
+    place = {"n1": ("127.0.0.1", beat.data_port)}
+    assert answering(place) == {"n1"}
+    agent.send_signal(signal.SIGSTOP)
+    for _ in range(20):
+        assert answering(place) == {"n1"}
+    agent.send_signal(signal.SIGCONT)
+    controller.wait_for("n1", lambda b: b.seq > beat.seq + 5)
+    assert not any("connection" in note for _, b in controller.beats for note in b.notes)
+    agent.kill()
+    agent.wait()
+    assert answering(place) == frozenset()

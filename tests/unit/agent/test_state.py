@@ -9,6 +9,7 @@ from slurm_robust.agent.stimuli import (
     End,
     EpochSeen,
     ForgetRecords,
+    GpusSaid,
     InjectSignal,
     Instruction,
     Kill,
@@ -25,6 +26,7 @@ from slurm_robust.agent.stimuli import (
     TermCame,
     Terminate,
     Ticked,
+    WatchGpus,
 )
 from slurm_robust.wire.messages import Inject, Launch, Phase, RequestCheckpoint, Shutdown, Stop
 from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
@@ -33,8 +35,8 @@ from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFaile
 class Machine:
     """A state machine with a clock that the test turns, and two ranks with pids 100 + rank."""
 
-    def __init__(self, *, ready: bool = True) -> None:
-        self.state = AgentState(kill_wait_s=5.0)
+    def __init__(self, *, ready: bool = True, kill_wait_s: float = 5.0, gpus: bool = False) -> None:
+        self.state = AgentState(kill_wait_s=kill_wait_s, waits_for_gpus=lambda: gpus)
         self.now = 1000.0
         if ready:
             self.say(Ready(import_s=1.0))
@@ -44,6 +46,9 @@ class Machine:
 
     def say(self, message: LauncherMessage) -> list[Instruction]:
         return self.state.handle(LauncherSaid(message=message), self.now)
+
+    def gpus(self, held: str) -> list[Instruction]:
+        return self.state.handle(GpusSaid(held=held), self.now)
 
     def tick(self, seconds: float) -> list[Instruction]:
         self.now += seconds
@@ -388,3 +393,101 @@ def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
     done = m.state.handle(TermCame(grace_s=10.0), m.now)
     assert done == [Terminate(pid=100), Terminate(pid=101), BEAT]
     assert m.tick(10.0) == [Kill(pid=100), Kill(pid=101)]
+
+
+def test_only_workers_that_got_kill_and_are_still_there_are_dying() -> None:
+    m = Machine()
+    m.run()
+    assert m.state.killed == ()
+    m.order(stop())
+    assert m.state.killed == ()
+    m.tick(3.0)
+    assert m.state.killed == (100, 101)
+    m.exited(0, signal=9)
+    assert m.state.killed == (101,)
+    m.exited(1, signal=9)
+    assert m.state.killed == ()
+
+
+def test_an_agent_that_ends_waits_shortly_for_what_it_has_killed_before() -> None:
+    m = Machine(kill_wait_s=180.0)
+    m.run()
+    m.order(stop())
+    m.tick(3.0)
+    m.tick(20.0)
+    m.order(Shutdown(epoch=1, grace_s=2.0))
+    assert m.state.deadline == m.now + 5.0
+    assert m.tick(5.0) == [BEAT, End()]
+
+
+HELD = "gpu0 71000 MiB"
+
+
+def ended() -> Machine:
+    """Workers on a node with GPUs, which were killed and are gone."""
+    m = Machine(gpus=True)
+    m.run()
+    m.order(stop(grace_s=0.0))
+    m.exited(0, signal=9)
+    assert WatchGpus(workers=(100, 101)) in m.exited(1, signal=9)
+    assert m.state.phase is Phase.ENDED
+    return m
+
+
+def test_other_workers_start_when_the_gpus_are_free() -> None:
+    m = ended()
+    order = launch(2)
+    assert SpawnWorkers(launch=order) not in m.order(order)
+    assert (m.state.phase, m.state.generation) == (Phase.FREEING, 2)
+    m.now += 10.0
+    assert m.gpus(HELD) == []
+    m.now += 2.0
+    assert SpawnWorkers(launch=order) in m.gpus("")
+    assert m.state.phase is Phase.STARTING
+    assert m.state.timings["gpus"] == 12.0
+
+
+def test_gpus_that_are_free_before_the_next_launch_hold_up_nobody() -> None:
+    m = ended()
+    assert m.gpus("") == []
+    order = launch(2)
+    assert SpawnWorkers(launch=order) in m.order(order)
+
+
+def test_gpus_that_are_never_free_are_waited_for_a_minute() -> None:
+    m = ended()
+    order = launch(2)
+    m.order(order)
+    m.gpus(HELD)
+    assert m.state.deadline == m.now + 60.0
+    assert m.tick(59.0) == []
+    assert SpawnWorkers(launch=order) in m.tick(1.0)
+    assert m.state.new_notes == ["GPUs are not free 60 s after their workers ended: gpu0 71000 MiB"]
+
+
+def test_a_launcher_that_is_not_ready_and_gpus_that_are_not_free_are_both_waited_for() -> None:
+    m = ended()
+    m.say(Gone(reason="x"))
+    order = launch(2)
+    m.order(order)
+    assert SpawnWorkers(launch=order) not in m.say(Ready(import_s=1.0))
+    assert SpawnWorkers(launch=order) in m.gpus("")
+
+
+def test_a_launch_that_waits_for_gpus_can_be_stopped() -> None:
+    m = ended()
+    m.order(launch(2))
+    assert BEAT in m.order(stop(2))
+    assert m.state.phase is Phase.IDLE
+    assert m.gpus("") == []
+
+
+def test_without_gpus_nothing_is_waited_for() -> None:
+    m = Machine()
+    m.run()
+    m.order(stop(grace_s=0.0))
+    m.exited(0, signal=9)
+    m.exited(1, signal=9)
+    order = launch(2)
+    assert SpawnWorkers(launch=order) in m.order(order)
+    assert "gpus" not in m.state.timings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
@@ -39,6 +40,8 @@ from slurm_robust.wire.messages import (
 )
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
+BUSY = (Phase.RUNNING, Phase.STOPPING)
+GRACE_S = JobConfig().timings.stop_grace_s
 
 
 class Job:
@@ -85,7 +88,12 @@ class Job:
         self.beats: dict[str, Beat] = {}
         self.dead: set[str] = set()
         self.cut: set[str] = set()  # nodes that the controller does not hear, and that do not hear it
-        self.stubborn: set[str] = set()
+        self.stalled: set[str] = set()  # of those, nodes whose agent is stopped: the kernel answers
+        self.stubborn: set[str] = set()  # workers end by no signal, and nothing moves at them
+        self.slow: dict[str, float] = {}  # workers end so many seconds after the order, and move until then
+        self.freeing: set[str] = set()  # its GPUs are not free yet
+        self._dying: dict[str, float] = {}  # since when the order to stop is there
+        self._pending: dict[str, Launch] = {}  # until the workers before have ended
         self.mute: set[str] = set()  # sends no stacks
         self.said: list[str] = []
         self.sent: list[tuple[str, object]] = []
@@ -141,6 +149,9 @@ class Job:
                     self.asked.append(nodes)
                     found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
                     self.act(self.core.on_nodes(found, self.now()))
+                case fx.Knock(places=places):
+                    answering = [n for n in places if n in self.beats and n not in self.cut - self.stalled]
+                    self.core.knocks.hear(self.core, answering, self.now())
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
                         self.tell_storage(generation)
@@ -211,11 +222,17 @@ class Job:
         if beat is None:
             return
         match message:
+            case Launch() if node in self._dying:
+                self._pending[node] = message
             case Launch(generation=generation, ranks=ranks) if generation > beat.generation:
                 self.orders[node] = message
                 progress = tuple(Progress(rank=r, step=-1, reported=False, age_s=0.0) for r in ranks)
-                self.change(node, generation=generation, phase=Phase.RUNNING, progress=progress, exits=())
-            case Stop(generation=generation) if beat.phase is Phase.RUNNING and node not in self.stubborn:
+                phase = Phase.FREEING if node in self.freeing else Phase.RUNNING
+                self.change(node, generation=generation, phase=phase, progress=progress, exits=())
+            case Stop() if node in (*self.stubborn, *self.slow) and beat.phase in BUSY:
+                self._dying.setdefault(node, self.mono)
+                self.change(node, phase=Phase.STOPPING)
+            case Stop(generation=generation) if beat.phase is Phase.RUNNING:
                 killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in beat.progress)
                 ended = {e.rank for e in beat.exits}
                 self.change(
@@ -257,9 +274,25 @@ class Job:
             self.mono += step
             self.wall += step
             for node in list(self.beats):
+                if node in self.beats and node in self._dying:
+                    self.die(node)
                 if node in self.beats:  # else it was told to end meanwhile
                     self.change(node, progress=self.older(node, step))
             self.act(self.core.on_tick(self.now()))
+
+    def die(self, node: str) -> None:
+        """Killed workers of ``node`` are still there, or end now."""
+        dying_s = self.mono - self._dying[node]
+        if dying_s < self.slow.get(node, math.inf if node in self.stubborn else 0.0):
+            self.change(node, still_s=0.0 if node in self.slow else max(0.0, dying_s - GRACE_S))
+            return
+        del self._dying[node]
+        beat = self.beats[node]
+        ended = {e.rank for e in beat.exits}
+        killed = tuple(WorkerExit(rank=p.rank, signal=9) for p in beat.progress if p.rank not in ended)
+        self.change(node, phase=Phase.ENDED, exits=(*beat.exits, *killed), still_s=None)
+        if node in self._pending:
+            self.obey(node, self._pending.pop(node))
 
     def older(self, node: str, seconds: float) -> tuple[Progress, ...]:
         """The progress on ``node`` after ``seconds`` without a step."""

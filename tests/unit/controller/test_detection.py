@@ -370,7 +370,7 @@ def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
     raise_alerts(trained, {"n2": alert()})
     assert trained.stage == "Stopping"
     raise_alerts(trained, {"n5": alert()})
-    trained.until(lambda: trained.core.state.generation == 2, 30)
+    trained.until(lambda: trained.core.state.generation == 2, 60)
     assert evicted(trained) == {"n2", "n5"}
     assert trained.core.state.slots == ("n1", "n6", "n3", "n4")
 

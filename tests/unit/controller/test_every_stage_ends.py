@@ -83,6 +83,16 @@ class Weather:
     def stubborn(self, number: int) -> None:
         self.job.stubborn.add(ALL[number])
 
+    def slow(self, number: int) -> None:
+        self.job.slow[ALL[number]] = 20.0
+
+    def stalled(self, number: int) -> None:
+        self.job.stalled.add(ALL[number])
+        self.job.cut.add(ALL[number])
+
+    def gpus_not_free(self, number: int) -> None:
+        self.job.freeing.add(ALL[number])
+
     def storage_hangs(self, number: int) -> None:
         self.job.hears_storage = False
 
@@ -111,6 +121,12 @@ class Weather:
     def end_is_near(self, number: int) -> None:
         self.job.act(self.job.core.on_end_approaching("the end of this run is near (USR1)", self.job.now()))
 
+    def gpus_are_free(self) -> None:
+        self.job.freeing.clear()
+        for node, beat in list(self.job.beats.items()):
+            if beat.phase is Phase.FREEING:
+                self.job.change(node, phase=Phase.RUNNING)
+
     def calm(self, lasting: frozenset[str]) -> None:
         """All is well again, but for what lasts."""
         job = self.job
@@ -118,6 +134,8 @@ class Weather:
             "cut": job.cut.clear,
             "mute": job.mute.clear,
             "stubborn": job.stubborn.clear,
+            "slow": job.slow.clear,
+            "freeing": self.gpus_are_free,
             "hangs": lambda: setattr(self, "hangs", False),
             "storage_broken": lambda: setattr(job, "storage_broken", False),
             "writes": lambda: setattr(job, "writes", True),
@@ -173,9 +191,22 @@ class Weather:
 EVENTS = [
     name
     for name in vars(Weather)
-    if not name.startswith("_") and name not in ("calm", "live", "can_step", "is_settled", "step")
+    if not name.startswith("_")
+    and name not in ("calm", "live", "can_step", "is_settled", "step", "gpus_are_free")
 ]
-LASTING = ["cut", "mute", "stubborn", "hangs", "storage", "storage_broken", "writes", "tests", "requeue"]
+LASTING = [
+    "cut",
+    "mute",
+    "stubborn",
+    "slow",
+    "freeing",
+    "hangs",
+    "storage",
+    "storage_broken",
+    "writes",
+    "tests",
+    "requeue",
+]
 happenings = st.lists(
     st.tuples(st.sampled_from(EVENTS), st.integers(0, len(ALL) - 1), st.floats(0.0, 60.0)),
     min_size=1,

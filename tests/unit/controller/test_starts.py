@@ -112,7 +112,7 @@ def test_a_node_on_which_two_starts_show_nothing_is_replaced_with_little_confide
 
 def test_where_no_agent_comes_at_all_it_is_not_the_nodes() -> None:
     job = Unstarted()
-    job.until(lambda: job.code is not None, limit=200)
+    job.until(lambda: job.code is not None, limit=700)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     assert job.events(ev.NodeEvicted) == []
 

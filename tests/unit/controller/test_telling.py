@@ -71,9 +71,9 @@ def test_agents_that_take_long_are_counted_and_named_ever_more_rarely() -> None:
     job.join("n2")
     job.pass_time(35)
     assert job.said[1:] == [
-        "2 of 3 agents have joined after 10 s; not yet: n3; importing torch: n2",
-        "2 of 3 agents have joined after 20 s; not yet: n3; importing torch: n2",
-        "2 of 3 agents have joined after 40 s; not yet: n3; importing torch: n2",
+        "2 of 3 agents have joined after 10 s; not yet: n3; 1 of 3 nodes have imported torch; importing: n2",
+        "2 of 3 agents have joined after 20 s; not yet: n3; 1 of 3 nodes have imported torch; importing: n2",
+        "2 of 3 agents have joined after 40 s; not yet: n3; 1 of 3 nodes have imported torch; importing: n2",
     ]
 
 

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.config.schema import Limits
 from slurm_robust.model import incident as inc
 from slurm_robust.model.exitcodes import ExitCode
@@ -166,3 +167,54 @@ def test_the_same_fault_for_ever_ends(n: int) -> None:
         attempt = Attempt(signature="SIGKILL", t=float(i), step=state.best_step)
         state = structs.replace(state, attempts=(*state.attempts, attempt))
     assert answers == min(n, RULES.limits.per_signature)
+
+
+def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobState, inc.GenerationFailed]:
+    error = WorkerError(
+        type="torch.OutOfMemoryError",
+        message="CUDA out of memory. Tried to allocate 66.00 GiB",
+        file="train.py",
+        line=9,
+        traceback="x",
+    )
+    found = root(code=1, error=error)
+    state = structs.replace(STATE, generation=generation, steps_here=state_steps)
+    return state, failed(root=found, cause=classify_exit(found.exit))
+
+
+def test_gpu_memory_that_is_not_there_after_a_kill_is_nobodys_fault_once() -> None:
+    state, observation = out_of_gpu_memory()
+    first = decide(state, observation, 0.0, RULES)
+    assert kinds(first) == ["Restart"]
+    assert first.verdict is not None
+    assert first.verdict.blame is inc.Blame.NOBODY
+    assert "may not have been free" in first.reason
+    again = structs.replace(state, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
+    second = decide(again, observation, 1.0, RULES)
+    assert second.verdict is not None
+    assert second.verdict.blame is inc.Blame.CODE
+
+
+def test_gpu_memory_that_runs_out_in_the_first_generation_or_later_is_the_jobs() -> None:
+    for state, observation in (out_of_gpu_memory(generation=1), out_of_gpu_memory(state_steps=7)):
+        decision = decide(state, observation, 0.0, RULES)
+        assert decision.verdict is not None
+        assert decision.verdict.blame is inc.Blame.CODE
+
+
+def test_workers_slow_to_die_on_several_nodes_convict_nobody() -> None:
+    observation = failed(root=root(signal=9), stuck=("n1", "n2", "n3"))
+    first = decide(STATE, observation, 0.0, RULES)
+    assert kinds(first) == ["Restart"]
+    assert first.verdict is not None
+    assert first.verdict.blame is inc.Blame.NOBODY
+    again = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
+    assert kinds(decide(again, observation, 1.0, RULES)) == ["Requeue"]
+    with_diagnosis = structs.replace(RULES, diagnose=True)
+    assert kinds(decide(STATE, observation, 0.0, with_diagnosis)) == ["Restart"]
+
+
+def test_workers_of_one_node_that_do_not_die_are_the_nodes() -> None:
+    decision = decide(STATE, failed(root=root(signal=9), stuck=("n2",)), 0.0, RULES)
+    assert kinds(decision) == ["Evict", "Replace", "Restart"]
+    assert "n2: its workers cannot be killed" in decision.reason

@@ -1,0 +1,65 @@
+"""Do killed workers still get further on their way out? Looked at from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from slurm_robust.model.record import Record
+
+# Pages that device drivers have let go of, on the whole node (Linux 5.7; mm/gup.c).
+_RELEASED = "nr_foll_pin_released"
+
+
+class Left(Record):
+    """What is left of the workers: how many they are, their resident pages; ``released``: see above."""
+
+    workers: int
+    resident: int
+    released: int
+
+    def follows(self, before: Left) -> bool:
+        """Whether something has moved since ``before``."""
+        return (
+            self.workers < before.workers
+            or self.resident < before.resident
+            or self.released > before.released
+        )
+
+
+class DeathWatch:
+    """Follows the killed workers of one node. Times are monotonic seconds."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._left: Left | None = None
+        self._moved = 0.0
+
+    def still_s(self, pids: Collection[int], now: float) -> float | None:
+        """Seconds since something moved at the killed workers ``pids``.
+
+        None without any, and where the kernel does not count what drivers give back: then nobody can tell.
+        """
+        released = self._released() if pids else None
+        if released is None:
+            self._left = None
+            return None
+        left = Left(workers=len(pids), resident=sum(map(self._resident, pids)), released=released)
+        if self._left is None or left.follows(self._left):
+            self._moved = now
+        self._left = left
+        return now - self._moved
+
+    def _released(self) -> int | None:
+        try:
+            lines = (self._proc / "vmstat").read_text().splitlines()
+        except OSError:
+            return None
+        counters = dict(line.split(maxsplit=1) for line in lines)
+        return int(counters[_RELEASED]) if _RELEASED in counters else None
+
+    def _resident(self, pid: int) -> int:
+        try:
+            return int((self._proc / str(pid) / "statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0  # it has ended meanwhile
