@@ -106,7 +106,7 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
         runtime.close()
         raise CannotBegin(str(error), "configure more rendezvous ports, or none to use any") from error
     copies = CopyService(spec, job, keys, spare_ports(ports))
-    rankenv.prepare_inherited(os.environ)
+    rankenv.prepare_inherited(os.environ, rankenv.torch_release())
     prepare = Prepare(
         command_kind=spec.kind,
         command=spec.command,
