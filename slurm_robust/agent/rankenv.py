@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from slurm_robust.agent.copies.service import NOWHERE, CopyPlaces
+from slurm_robust.agent.numa import Binding, bindings_here
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
@@ -31,12 +32,15 @@ def build_spawn(
 ) -> Spawn:
     """The order to start the workers of ``launch``; ``folder`` is the generation's runtime folder."""
     count = len(launch.ranks)
+    bound = bindings_here(count) if spec.numa_binding else (Binding(),) * count
     return Spawn(
         generation=launch.generation,
         command_kind=spec.kind,
         command=spec.command,
         cwd=spec.cwd,
-        workers=tuple(_worker(spec, job, launch, local, folder, places) for local in range(count)),
+        workers=tuple(
+            _worker(spec, job, launch, local, folder, places, bound[local]) for local in range(count)
+        ),
     )
 
 
@@ -85,7 +89,13 @@ def restore_tier(launch: Launch, rank: int) -> str:
 
 
 def _worker(
-    spec: JobSpec, job: JobDirectory, launch: Launch, local: int, folder: Path, places: CopyPlaces
+    spec: JobSpec,
+    job: JobDirectory,
+    launch: Launch,
+    local: int,
+    folder: Path,
+    places: CopyPlaces,
+    bound: Binding,
 ) -> WorkerSpec:
     rank = launch.ranks[local]
     record = str(record_path(folder, rank))
@@ -113,6 +123,8 @@ def _worker(
         err=str(job.worker_log(launch.generation, rank, "err")),
         error=str(folder / f"rank-{rank:05d}.error.json"),
         record=record,
+        cpus=bound.cpus,
+        memory_node=bound.node,
     )
 
 

@@ -52,6 +52,7 @@ def _separate(worker: WorkerSpec, zygote: int, blocked: Iterable[int]) -> None:
     process.die_with_parent(zygote)
     process.set_title(worker.rank)
     process.prefer_for_oom()
+    process.bind(worker.cpus, worker.memory_node)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
