@@ -81,7 +81,7 @@ class RankStacks(Record):
 
     ``source`` says how the stacks were taken: ``py-spy``, ``signal`` (the handler in the worker), or "" when
     there are none. ``took_s`` is how long that took. Of the ``collectives`` that have not completed the one
-    that was enqueued first comes first.
+    that was enqueued first comes first. ``native``: the calls in libraries were asked for too.
     """
 
     rank: int
@@ -90,6 +90,7 @@ class RankStacks(Record):
     collectives: tuple[Collective, ...] = ()
     source: str = ""
     took_s: float = 0.0
+    native: bool = False
 
 
 class Localisation(Record):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,22 +31,23 @@ class StackTaker:
 
     By py-spy, which reads their memory and stops nothing; where it may not, by the handler that
     :mod:`slurm_robust.worker.dump` has installed in them. ``runtime`` is the agent's runtime folder, where
-    the handlers write: needed only on a kernel that hides the workers' open files from the agent. With
-    ``native`` the calls in libraries are there too, at the price of a pause of each process. ``program`` is
-    py-spy, by default this environment's or that in PATH.
+    the handlers write: needed only on a kernel that hides the workers' open files from the agent. ``program``
+    is py-spy, by default this environment's or that in PATH.
     """
 
-    def __init__(self, runtime: Path | None = None, *, native: bool = False, program: str = "") -> None:
+    def __init__(self, runtime: Path | None = None, *, program: str = "") -> None:
         self._runtime = runtime
-        self._native = native
         self._program = program or pyspy.find_pyspy()
 
-    def take(self, workers: Mapping[int, int], *, node: str, budget_s: float) -> tuple[RankStacks, ...]:
+    def take(
+        self, workers: Mapping[int, int], *, node: str, budget_s: float, native: Collection[int] = ()
+    ) -> tuple[RankStacks, ...]:
         """What each worker (rank to pid) does, within ``budget_s`` seconds whatever the processes do.
 
-        Stops and continues no process (but see ``native``), and no signal is sent where none is handled.
+        Of the ranks ``native`` the calls in libraries are told too, for which py-spy stops their processes
+        some tenths of a second. No other is stopped, and no signal is sent where none is handled.
         """
-        taking = _Taking(self._program, self._native, node, budget_s)
+        taking = _Taking(self._program, frozenset(native), node, budget_s)
         looks = taking.read_all(sorted(_candidates(workers), key=_urgency))
         ranks = [
             _Rank(
@@ -94,7 +95,7 @@ class _Rank(Record):
 class _Taking:
     """One order and its deadlines."""
 
-    def __init__(self, program: str, native: bool, node: str, budget_s: float) -> None:
+    def __init__(self, program: str, native: frozenset[int], node: str, budget_s: float) -> None:
         self._program = program
         self._native = native
         self._node = node
@@ -120,7 +121,7 @@ class _Taking:
             threads = pyspy.take(self._program, pid, deadline)
         except CannotTake as error:
             return look.failed(str(error))
-        if self._native and state in (_RUNNING, _SLEEPING):
+        if look.rank in self._native and state in (_RUNNING, _SLEEPING):
             try:
                 threads = pyspy.take(self._program, pid, deadline, native=True)
             except CannotTake:
@@ -140,6 +141,7 @@ class _Taking:
             collectives=collectives,
             source=next((look.source for look in rank.looks if look.source), ""),
             took_s=time.monotonic() - self._began,
+            native=rank.rank in self._native,
         )
 
     def _ask(self, look: _Look, known: Path | None) -> _Look:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from slurm_robust.analysis.stacks.activity import Activity, is_point_to_point
 from slurm_robust.analysis.stacks.groups import covering, fold, node_count, nodes_of
-from slurm_robust.analysis.stacks.ranks import RankView, views
+from slurm_robust.analysis.stacks.ranks import RankView, views, without_libraries
 from slurm_robust.analysis.stacks.recorder import recorded, unclear
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
@@ -59,10 +59,14 @@ def localise(
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
     ``moving``: the training goes on, so that most ranks may compute while one only waits for them.
     """
-    seen = views(stacks, layout, missing)
+    # What only some show must not make them differ from the others, but it may excuse them.
+    seen = views((without_libraries(s) if s.native else s for s in stacks), layout, missing)
+    inside = views((s for s in stacks if s.native), layout)
     taken = sorted((s for s in stacks if s.rank in seen), key=lambda s: s.rank)
     # While training goes on an operation may be on its way by chance, and its rank may compute all the same.
-    scene = _Scene(seen, layout, most_share, frozenset() if moving else unclear(taken, seen))
+    may_wait = frozenset() if moving else unclear(taken, seen)
+    may_wait |= {rank for rank, view in inside.items() if view.activity.waits}
+    scene = _Scene(seen, layout, most_share, may_wait)
     if all(view.activity is Activity.SILENT for view in scene.views.values()):
         return scene.nobody("no stacks could be taken")
     judges: tuple[Callable[[], Localisation | None], ...] = (

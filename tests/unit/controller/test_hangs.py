@@ -9,6 +9,7 @@ from slurm_robust.config.schema import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.wire.messages import TakeStacks
 from tests.unit.controller.fleetwork import Job, doing
 
 NODES = ("n1", "n2", "n3")
@@ -117,6 +118,27 @@ def test_a_process_that_is_stopped_speaks_against_its_node_at_once() -> None:
     hung.stacks = {1: doing(1, "n2", "work@train.py", state="T")}
     next_generation(hung)
     assert evicted(hung) == {"n2"}
+
+
+def test_the_second_look_shows_the_calls_in_libraries_of_the_few_in_question() -> None:
+    hung = job()
+    train(hung)
+    stuck(hung, 1)
+    next_generation(hung)
+    looks = dict.fromkeys((m.number, m.native) for _, m in hung.sent if isinstance(m, TakeStacks))
+    assert [native for _, native in looks] == [(), (1,)]
+
+
+def test_where_many_are_in_question_no_process_is_paused() -> None:
+    made = Job(tuple(f"n{number}" for number in range(1, 25)), (), JobConfig(detect=DetectConfig()))
+    made.ages = True
+    train(made)
+    made.stacks = {
+        rank: with_cpu(doing(rank, f"n{rank + 1}", "wait@train.py", "main@train.py"), 5.0)
+        for rank in range(10)
+    }
+    next_generation(made)
+    assert {m.native for _, m in made.sent if isinstance(m, TakeStacks)} == {()}
 
 
 # -- an evaluation that nobody announces -------------------------------------------------------------
