@@ -76,12 +76,24 @@ class Collective(Record):
         return max(self.sequence, self.enqueued)
 
 
+class Absent(Record):
+    """A process that NCCL's RAS misses: ``rank`` of a communicator of ``size`` ranks.
+
+    ``dead``: RAS has given it up; else it has only not answered in time.
+    """
+
+    rank: int
+    size: int
+    dead: bool = False
+
+
 class RankStacks(Record):
     """What one rank and its helpers were doing.
 
     ``source`` says how the stacks were taken: ``py-spy``, ``signal`` (the handler in the worker), or "" when
     there are none. ``took_s`` is how long that took. Of the ``collectives`` that have not completed the one
-    that was enqueued first comes first. ``native``: the calls in libraries were asked for too.
+    that was enqueued first comes first. ``native``: the calls in libraries were asked for too. ``absent``:
+    processes that NCCL misses anywhere in the job, told with rank 0.
     """
 
     rank: int
@@ -91,6 +103,7 @@ class RankStacks(Record):
     source: str = ""
     took_s: float = 0.0
     native: bool = False
+    absent: tuple[Absent, ...] = ()
 
 
 class Localisation(Record):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 
-import msgspec
+from msgspec import structs
 
-from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, recorder
+from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, ras, recorder
 from slurm_robust.agent.stacks.pyspy import CannotTake
 from slurm_robust.agent.stacks.together import together
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.model.stacks import Absent, Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
 BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
@@ -48,6 +51,7 @@ class StackTaker:
         some tenths of a second. No other is stopped, and no signal is sent where none is handled.
         """
         taking = _Taking(self._program, frozenset(native), node, budget_s)
+        missed = taking.ask_ras() if 0 in workers else None
         looks = taking.read_all(sorted(_candidates(workers), key=_urgency))
         ranks = [
             _Rank(
@@ -57,7 +61,11 @@ class StackTaker:
             )
             for rank in workers
         ]
-        return taking.finish_all(ranks)
+        taken = taking.finish_all(ranks)
+        if missed is None:
+            return taken
+        absent = taking.wait_for(missed)
+        return tuple(structs.replace(stack, absent=absent) if stack.rank == 0 else stack for stack in taken)
 
     def _known_file(self, rank: int) -> Path | None:
         if self._runtime is None:
@@ -76,12 +84,12 @@ class _Look(Record):
         kind = self.stacks.kind
         if kind is ProcessKind.OTHER:
             kind = kinds.kind_by_stack(threads)
-        stacks = msgspec.structs.replace(self.stacks, kind=kind, threads=threads, error="")
+        stacks = structs.replace(self.stacks, kind=kind, threads=threads, error="")
         return _Look(rank=self.rank, stacks=stacks, source=source)
 
     def failed(self, error: str) -> _Look:
         both = "; ".join(filter(None, (self.stacks.error, error)))
-        return _Look(rank=self.rank, stacks=msgspec.structs.replace(self.stacks, error=both))
+        return _Look(rank=self.rank, stacks=structs.replace(self.stacks, error=both))
 
 
 class _Rank(Record):
@@ -110,6 +118,25 @@ class _Taking:
         """Ask the processes that could not be read, and the workers' flight recorders."""
         return together(self._finish, ranks, deadline=self._at(_END), otherwise=self._stacks)
 
+    def ask_ras(self) -> SimpleQueue[tuple[Absent, ...]]:
+        """Ask NCCL whom it misses, beside everything else: it waits for those that do not answer."""
+        answer: SimpleQueue[tuple[Absent, ...]] = SimpleQueue()
+        deadline = self._at(_END)
+        # A daemon: to look up a name may take longer than any deadline.
+        work = Thread(target=lambda: answer.put(ras.take(os.environ, deadline)), daemon=True)
+        try:
+            work.start()
+        except RuntimeError:
+            answer.put(())  # no more threads are allowed
+        return answer
+
+    def wait_for(self, answer: SimpleQueue[tuple[Absent, ...]]) -> tuple[Absent, ...]:
+        """What :meth:`ask_ras` was told; nothing where that has not come by the end."""
+        try:
+            return answer.get(timeout=max(0.0, self._at(_END) - time.monotonic()))
+        except Empty:
+            return ()
+
     def _read(self, look: _Look) -> _Look:
         pid, state = look.stacks.pid, look.stacks.state
         if not state or state in proc.DEAD:
@@ -131,7 +158,7 @@ class _Taking:
     def _finish(self, rank: _Rank) -> RankStacks:
         collectives = self._collectives(rank.looks[0].stacks, rank.known)
         looks = tuple(self._ask(_settled(look), rank.known) for look in rank.looks)
-        return self._stacks(msgspec.structs.replace(rank, looks=looks), collectives)
+        return self._stacks(structs.replace(rank, looks=looks), collectives)
 
     def _stacks(self, rank: _Rank, collectives: tuple[Collective, ...] = ()) -> RankStacks:
         return RankStacks(
@@ -190,8 +217,8 @@ def _settled(look: _Look) -> _Look:
     if look.stacks.state != _UNINTERRUPTIBLE:
         return look
     process = proc.read_process(look.stacks.pid)
-    stacks = msgspec.structs.replace(look.stacks, state=process.state if process else "")
-    return msgspec.structs.replace(look, stacks=stacks)
+    stacks = structs.replace(look.stacks, state=process.state if process else "")
+    return structs.replace(look, stacks=stacks)
 
 
 def _too_late(look: _Look) -> _Look:

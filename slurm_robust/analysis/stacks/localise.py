@@ -71,6 +71,7 @@ def localise(
         return scene.nobody("no stacks could be taken")
     judges: tuple[Callable[[], Localisation | None], ...] = (
         lambda: _halted(scene),
+        lambda: _absent(scene, taken),
         lambda: _behind(scene, taken),
         lambda: _elsewhere(scene),
     )
@@ -208,6 +209,20 @@ def _halted(scene: _Scene) -> Localisation | None:
     """A process that is stopped or dead cannot go on, whatever the others do."""
     ranks = scene.doing(*_HALTED)
     return scene.exact(ranks, _SURE[Activity.STOPPED], scene.describe(ranks)) if ranks else None
+
+
+def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
+    """Of whom neither the agent nor NCCL's RAS hears: two witnesses that have nothing in common."""
+    missed = {
+        absent.rank
+        for stack in stacks
+        for absent in stack.absent
+        if absent.size == scene.layout.world_size  # ranks of other communicators are none of the job's
+    }
+    ranks = missed & scene.doing(Activity.SILENT)
+    if not ranks:
+        return None
+    return scene.exact(ranks, _SURE[Activity.KERNEL], f"NCCL RAS misses them; {scene.describe(ranks)}")
 
 
 def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:

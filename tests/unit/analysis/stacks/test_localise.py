@@ -8,7 +8,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.stacks import Frame, ProcessKind, RankStacks
+from slurm_robust.model.stacks import Absent, Frame, ProcessKind, RankStacks
 from tests.unit.analysis.stacks.build import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -258,3 +258,17 @@ def test_a_look_inside_one_rank_makes_it_no_outlier() -> None:
     given = world(EIGHT_NODES, {9: with_libraries(9, CUDA_WAIT)}, COMPUTE)
     found = localise(given, EIGHT_NODES)
     assert (found.ranks, found.outliers) == ((), ())
+
+
+def test_whom_neither_its_agent_nor_nccl_hears_is_named() -> None:
+    missed = (Absent(rank=9, size=32), Absent(rank=1, size=4, dead=True), Absent(rank=20, size=32, dead=True))
+    told = structs.replace(rank(0, ALL_REDUCE), absent=missed)
+    given = [stack for stack in world(EIGHT_NODES, {0: told}, ALL_REDUCE) if stack.rank not in (8, 9, 10, 11)]
+    found = localise(given, EIGHT_NODES, missing=range(8, 12))
+    assert (found.ranks, found.exact, found.halted) == ((9,), True, False)
+    assert found.reason.startswith("NCCL RAS misses them; rank 9: shows no stacks")
+
+
+def test_whom_only_nccl_misses_is_not_named_for_that() -> None:
+    told = structs.replace(rank(0, ALL_REDUCE), absent=(Absent(rank=9, size=32, dead=True),))
+    assert localise(world(EIGHT_NODES, {0: told}, ALL_REDUCE), EIGHT_NODES).ranks == ()
