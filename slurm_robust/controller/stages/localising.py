@@ -96,10 +96,13 @@ class Localising:
         if self._is_hang:
             look = Look(at=self._since, stacks={stack.rank: stack for stack in stacks})
             self._looks = [*self._looks, look][-HANG_ROUNDS:]
-            ranks = found.ranks or awaited(self._looks[-1], layout)
+            computing = awaited(self._looks[-1], layout)
+            ranks = found.ranks or computing
             if len(self._in_question | set(ranks)) <= MOST_NATIVE:
                 self._in_question.update(ranks)
-            if not found.halted and self._may_go_on(core, ranks, now):
+            # Who waits gets on with nothing, even if it uses a processor: waits for a GPU spin.
+            is_own = set(ranks) <= set(computing)
+            if not found.halted and is_own and self._may_go_on(core, ranks, now):
                 return None
             if self._agree():
                 return self._leave(core, found, stacks, now)
