@@ -114,7 +114,7 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
         raise CannotBegin(str(error), error.fix, ExitCode.CONFIG) from error
     copies = CopyService(spec, job, keys, spare_ports(ports))
     copies.pace_by(data_address or address)
-    rankenv.prepare_inherited(os.environ)
+    rankenv.prepare_inherited(os.environ, rankenv.torch_release())
     prepare = Prepare(
         command_kind=spec.kind,
         command=spec.command,

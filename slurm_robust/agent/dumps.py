@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -14,8 +14,13 @@ from slurm_robust.wire.messages import StacksTaken, TakeStacks
 class StackTaking(Protocol):
     """Takes stacks on this machine: :class:`slurm_robust.agent.stacks.StackTaker`."""
 
-    def take(self, workers: Mapping[int, int], *, node: str, budget_s: float) -> tuple[RankStacks, ...]:
-        """What each worker (rank to pid) and its helpers do, within ``budget_s``. Changes nothing."""
+    def take(
+        self, workers: Mapping[int, int], *, node: str, budget_s: float, native: Collection[int] = ()
+    ) -> tuple[RankStacks, ...]:
+        """What each worker (rank to pid) and its helpers do, within ``budget_s``. Changes nothing.
+
+        Of the ranks ``native`` with the calls in libraries.
+        """
         ...
 
 
@@ -54,5 +59,5 @@ class Dumps:
         self._thread.close()
 
     def _take(self, order: TakeStacks, workers: dict[int, int]) -> StacksTaken:
-        stacks = self._taker.take(workers, node=self._node, budget_s=order.budget_s)
+        stacks = self._taker.take(workers, node=self._node, budget_s=order.budget_s, native=order.native)
         return StacksTaken(node=self._node, generation=order.generation, number=order.number, stacks=stacks)

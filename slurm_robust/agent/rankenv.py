@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import MutableMapping
+from importlib import metadata
 from pathlib import Path
 
 from slurm_robust.agent.copies.service import NOWHERE, CopyPlaces
+from slurm_robust.agent.numa import Binding, bindings_here
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
 from slurm_robust.wire.spawning import Spawn, WorkerSpec
 from slurm_robust.worker.environment import WorkerEnvironment
+
+RECORDER_ENTRIES = "2000"
+"""Operations that the flight recorder keeps: more than the 1,000 or so that a host gets ahead of its GPU."""
+
+_BUFFER, _OLD_BUFFER = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+# The first release of torch that knows the new name; it warns of the old one.
+_KNOWS_BUFFER = (2, 9)
 
 # torchrun tells its limit; ours depends on the fault and is the controller's business.
 _NO_LIMIT = str(2**31 - 1)
@@ -21,21 +32,41 @@ def build_spawn(
 ) -> Spawn:
     """The order to start the workers of ``launch``; ``folder`` is the generation's runtime folder."""
     count = len(launch.ranks)
+    bound = bindings_here(count) if spec.numa_binding else (Binding(),) * count
     return Spawn(
         generation=launch.generation,
         command_kind=spec.kind,
         command=spec.command,
         cwd=spec.cwd,
-        workers=tuple(_worker(spec, job, launch, local, folder, places) for local in range(count)),
+        workers=tuple(
+            _worker(spec, job, launch, local, folder, places, bound[local]) for local in range(count)
+        ),
     )
 
 
-def prepare_inherited(environ: MutableMapping[str, str]) -> None:
-    """Change the agent's environment into what all workers should inherit."""
+def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] | None = None) -> None:
+    """Change the agent's environment into what all workers should inherit; what the user has set stays.
+
+    ``torch`` is its release, None where that is not known.
+    """
     # Left over from a torchrun around us; with it rank 0 would wait for a store that nobody serves.
     environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    # As torchrun: a NCCL error ends the process, which is how it is noticed.
-    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    # The agent's own process: a worker has another one.
+    environ.pop("SLURM_TASK_PID", None)
+    # Tells "started" from "scheduled", so that a GPU that hangs is seen although its host ran ahead.
+    environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
+    if _BUFFER not in environ and _OLD_BUFFER not in environ:
+        environ[_BUFFER] = RECORDER_ENTRIES
+        if torch is None or torch < _KNOWS_BUFFER:
+            environ[_OLD_BUFFER] = RECORDER_ENTRIES
+
+
+def torch_release() -> tuple[int, ...] | None:
+    """The release of torch that this Python would import, as (2, 13), without importing it."""
+    try:
+        return tuple(int(number) for number in re.findall(r"\d+", metadata.version("torch"))[:2])
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def record_path(folder: Path, rank: int) -> Path:
@@ -58,7 +89,13 @@ def restore_tier(launch: Launch, rank: int) -> str:
 
 
 def _worker(
-    spec: JobSpec, job: JobDirectory, launch: Launch, local: int, folder: Path, places: CopyPlaces
+    spec: JobSpec,
+    job: JobDirectory,
+    launch: Launch,
+    local: int,
+    folder: Path,
+    places: CopyPlaces,
+    bound: Binding,
 ) -> WorkerSpec:
     rank = launch.ranks[local]
     record = str(record_path(folder, rank))
@@ -78,6 +115,7 @@ def _worker(
         rank=rank,
         env={
             **_torchrun(spec, launch, local),
+            **(_slurm(launch, local) if "SLURM_PROCID" in os.environ else {}),
             "TORCHELASTIC_ERROR_FILE": str(folder / f"rank-{rank:05d}.torchelastic.json"),
             **own.to_env(),
         },
@@ -85,6 +123,8 @@ def _worker(
         err=str(job.worker_log(launch.generation, rank, "err")),
         error=str(folder / f"rank-{rank:05d}.error.json"),
         record=record,
+        cpus=bound.cpus,
+        memory_node=bound.node,
     )
 
 
@@ -105,4 +145,29 @@ def _torchrun(spec: JobSpec, launch: Launch, local: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(launch.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": _NO_LIMIT,
         "TORCHELASTIC_RUN_ID": spec.run_id,
+    }
+
+
+def _slurm(launch: Launch, local: int) -> dict[str, str]:
+    """Slurm's variables of a task, as if each worker were one; the agent's own tell of one task per node.
+
+    Scripts that take their rank from Slurm would else believe in as many ranks as nodes, each the first of
+    its node. Lists of nodes stay the allocation's.
+    """
+    count = str(len(launch.ranks))
+    world, slots = str(launch.world_size), str(launch.slots)
+    per_node = count if launch.slots == 1 else f"{count}(x{slots})"
+    return {
+        "SLURM_PROCID": str(launch.ranks[local]),
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(launch.slot),
+        "SLURM_GTIDS": ",".join(map(str, launch.ranks)),
+        "SLURM_NTASKS": world,
+        "SLURM_NPROCS": world,
+        "SLURM_STEP_NUM_TASKS": world,
+        "SLURM_NNODES": slots,
+        "SLURM_STEP_NUM_NODES": slots,
+        "SLURM_NTASKS_PER_NODE": count,
+        "SLURM_TASKS_PER_NODE": per_node,
+        "SLURM_STEP_TASKS_PER_NODE": per_node,
     }

@@ -188,6 +188,15 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class WorkersConfig:
+    """How workers run on their node."""
+
+    numa_binding: Literal["node", "none"] = "node"
+    """``node``: on the CPUs of the job that lie beside the rank's GPU, with memory from there first, where
+    that is known; ``none``: wherever the kernel puts them."""
+
+
+@dataclass(frozen=True)
 class SlurmConfig:
     """How Slurm is spoken to and what it may be asked for."""
 
@@ -283,6 +292,9 @@ class JobConfig:
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """Sizes of the parallel groups."""
+
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    """How workers run on their node."""
 
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     """How Slurm is spoken to and what it may be asked for."""

@@ -174,6 +174,7 @@ def _write_spec(directory: JobDirectory, plan: Plan, store: CheckpointStore) -> 
         checkpoint_dir=str(store.path),
         copies=_copies(plan.config.checkpoint),
         inspection=_inspection(plan.config.detect),
+        numa_binding=plan.config.workers.numa_binding == "node",
     )
     beside = directory.path / ".job.json.new"
     beside.write_bytes(msgspec.json.encode(spec))

@@ -316,9 +316,9 @@ class Core:
         self.emit(SaveEvidence(number=number))
         self.emit(Say(text=f"incident {number}: over, step {step} is done (recovery took {recover_s:.2f} s)"))
 
-    def ask_for_stacks(self, now: Now) -> None:
+    def ask_for_stacks(self, now: Now, native: tuple[int, ...] = ()) -> None:
         """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
-        self.stacks.ask(self.state.generation, self.state.slots, now.mono)
+        self.stacks.ask(self.state.generation, self.state.slots, now.mono, native)
 
     def evict(
         self, node: str, reason: str, now: Now, incident: int = 0, evidence: tuple[str, ...] = ()
@@ -393,6 +393,7 @@ class Core:
                 generation=state.generation,
                 number=book.number,
                 budget_s=book.budget_s,
+                native=book.native,
             )
             self.send(node, order)
 

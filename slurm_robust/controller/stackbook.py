@@ -34,6 +34,7 @@ class StackBook:
         self.number = 0
         self.generation = 0
         self.nodes: tuple[str, ...] = ()
+        self.native: tuple[int, ...] = ()
         self._answers: dict[str, StacksTaken] = {}
         self._since = self._sent = -FRESH_S
 
@@ -42,12 +43,12 @@ class StackBook:
         """For how long answers are waited for."""
         return self.budget_s + TRAVEL_S
 
-    def ask(self, generation: int, nodes: Sequence[str], now: float) -> None:
-        """Begin a look at ``generation``, unless one is under way."""
+    def ask(self, generation: int, nodes: Sequence[str], now: float, native: tuple[int, ...] = ()) -> None:
+        """Begin a look at ``generation``, unless one is under way; ``native``: as in the order."""
         if generation == self.generation and not self.over(now):
             return
         self.number += 1
-        self.generation, self.nodes = generation, tuple(nodes)
+        self.generation, self.nodes, self.native = generation, tuple(nodes), native
         self._answers = {}
         self._since, self._sent = now, now - RESEND_S
 

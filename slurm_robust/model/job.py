@@ -58,7 +58,8 @@ class JobSpec(Record):
     """What every agent must know of the job; ``job.json`` in the job directory.
 
     ``run_id`` is made once per job directory and stamped on everything that could be mistaken for
-    another run's. Times are in seconds. ``inspection``: None for none.
+    another run's. Times are in seconds. ``inspection``: None for none. ``numa_binding``: workers run
+    beside their GPUs.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class JobSpec(Record):
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
     inspection: InspectionSpec | None = None
+    numa_binding: bool = True
 
 
 class JobDirectory:

@@ -55,10 +55,12 @@ class ProcessStacks(Record):
 
 
 class Collective(Record):
-    """What a process group of this rank did last, by PyTorch's flight recorder.
+    """Where a process group of this rank stands, by PyTorch's flight recorder.
 
-    ``sequence`` counts the group's operations, so a rank that skipped one is behind the others. ``state`` is
-    the recorder's word: ``scheduled``, ``started``, ``completed``. ``ranks`` are the group's global ranks.
+    ``sequence`` counts the group's operations. It is that of the oldest one that has not completed, or of
+    the newest where all have; ``operation`` and ``state`` (the recorder's word: ``scheduled``, ``started``,
+    ``completed``) are that one's. ``enqueued`` is the newest number, -1 for ``sequence``: with NCCL the host
+    runs ahead of its GPU. ``ranks`` are the group's global ranks.
     """
 
     group: str
@@ -66,13 +68,32 @@ class Collective(Record):
     operation: str
     state: str
     ranks: tuple[int, ...] = ()
+    enqueued: int = -1
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest operation that the host has enqueued."""
+        return max(self.sequence, self.enqueued)
+
+
+class Absent(Record):
+    """A process that NCCL's RAS misses: ``rank`` of a communicator of ``size`` ranks.
+
+    ``dead``: RAS has given it up; else it has only not answered in time.
+    """
+
+    rank: int
+    size: int
+    dead: bool = False
 
 
 class RankStacks(Record):
     """What one rank and its helpers were doing.
 
     ``source`` says how the stacks were taken: ``py-spy``, ``signal`` (the handler in the worker), or "" when
-    there are none. ``took_s`` is how long that took.
+    there are none. ``took_s`` is how long that took. Of the ``collectives`` that have not completed the one
+    that was enqueued first comes first. ``native``: the calls in libraries were asked for too. ``absent``:
+    processes that NCCL misses anywhere in the job, told with rank 0.
     """
 
     rank: int
@@ -81,6 +102,8 @@ class RankStacks(Record):
     collectives: tuple[Collective, ...] = ()
     source: str = ""
     took_s: float = 0.0
+    native: bool = False
+    absent: tuple[Absent, ...] = ()
 
 
 class Localisation(Record):

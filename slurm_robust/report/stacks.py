@@ -259,7 +259,11 @@ def _groups(groups: Sequence[StackGroup]) -> Table:
 def whole(stack: RankStacks) -> RenderableType:
     """All processes of one rank with all their threads, and what its process groups did last."""
     how = f", by {stack.source} in {stack.took_s:.2f} s" if stack.source else ""
-    groups = (f"  group {c.group}: {c.operation} {c.sequence}, {c.state}" for c in stack.collectives)
+    groups = (
+        f"  group {c.group}: {c.operation} {c.sequence}, {c.state}"
+        + (f", enqueued up to {c.newest}" if c.newest > c.sequence else "")
+        for c in stack.collectives
+    )
     lines = (
         f"Rank {stack.rank} on {stack.node}{how}",
         *(line for process in stack.processes for line in stack_text.process_lines(process)),

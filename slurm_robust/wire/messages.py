@@ -173,13 +173,15 @@ class Save(Record, tag_field="kind", tag="save"):
 class TakeStacks(Record, tag_field="kind", tag="take_stacks"):
     """Take the stacks of all workers of ``generation`` within ``budget_s`` seconds.
 
-    Answered by :class:`StacksTaken`; a repeated ``number`` is answered with the same stacks.
+    Of the ranks ``native`` with the calls in libraries, which pauses these. Answered by :class:`StacksTaken`;
+    a repeated ``number`` is answered with the same stacks.
     """
 
     epoch: int
     generation: int
     number: int
     budget_s: float
+    native: tuple[int, ...] = ()
 
 
 class Inject(Record, tag_field="kind", tag="inject"):

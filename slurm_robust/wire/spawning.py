@@ -22,7 +22,8 @@ class WorkerSpec(Record):
     """One worker to start. Paths are absolute; ``env`` is added to what the zygote inherited.
 
     ``out`` and ``err`` are opened for appending by the worker itself; ``error`` is where it leaves a
-    :class:`WorkerError` as JSON; ``record`` is its step record, which exists already.
+    :class:`WorkerError` as JSON; ``record`` is its step record, which exists already. ``cpus`` are those that
+    it runs on, all where empty, and ``memory_node`` the NUMA node whose memory it takes first, -1 for any.
     """
 
     rank: int
@@ -31,6 +32,8 @@ class WorkerSpec(Record):
     err: str
     error: str
     record: str
+    cpus: tuple[int, ...] = ()
+    memory_node: int = -1
 
 
 # -- agent to zygote ------------------------------------------------------------------------------

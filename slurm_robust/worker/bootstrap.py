@@ -12,8 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec import structs
+
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
+from slurm_robust.wire import spawning
 from slurm_robust.wire.spawning import Spawn, WorkerSpec
 from slurm_robust.worker import crash, dump, process, rendezvous, script, stepcount
 
@@ -24,11 +27,12 @@ _FLUSH_FAILED = 120  # Python's own
 
 
 def become_worker(
-    spawn: Spawn, worker: WorkerSpec, zygote: int, agent: int, blocked: Iterable[int]
+    spawn: Spawn, worker: WorkerSpec, zygote: int, agent: int, blocked: Iterable[int], *, is_fit: bool
 ) -> NoReturn:
     """Turn this process, a fresh fork of process ``zygote``, into the worker; never returns.
 
-    Process ``agent`` and its children may trace it.
+    Process ``agent`` and its children may trace it. A fork that is not ``is_fit`` to run a script does so in
+    an interpreter of its own.
 
     All signals are blocked when it is called and those in ``blocked`` stay so: a signal that comes in
     between must find the worker's handlers, not the zygote's.
@@ -38,10 +42,15 @@ def become_worker(
         _separate(worker, zygote, blocked)
         dump.allow_tracing(agent)
         if _enter_environment(spawn, worker):
-            code = _execute(spawn, worker) if spawn.command_kind is CommandKind.EXEC else _run(spawn, worker)
+            if spawn.command_kind is CommandKind.EXEC:
+                code = _execute(spawn, worker)
+            elif is_fit:
+                code = run(spawn, worker)
+            else:
+                _start_afresh(spawn, worker, agent)
     except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes untold
         if crash.collect(worker.error) is None:
-            _tell(error, spawn, worker)
+            tell(error, spawn, worker)
     finally:
         # Not sys.exit: the interpreter's teardown belongs to the zygote, and torch's sometimes aborts.
         os._exit(code)
@@ -52,6 +61,7 @@ def _separate(worker: WorkerSpec, zygote: int, blocked: Iterable[int]) -> None:
     process.die_with_parent(zygote)
     process.set_title(worker.rank)
     process.prefer_for_oom()
+    process.bind(worker.cpus, worker.memory_node)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -108,7 +118,16 @@ def _execute(spawn: Spawn, worker: WorkerSpec) -> int:
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
-def _run(spawn: Spawn, worker: WorkerSpec) -> int:
+def _start_afresh(spawn: Spawn, worker: WorkerSpec, agent: int) -> NoReturn:
+    """Do the rest in a new interpreter: :mod:`slurm_robust.worker.fresh`. Raises ``OSError``."""
+    descriptor = os.memfd_create("worker", 0)
+    order = spawning.encode(structs.replace(spawn, workers=(worker,)))
+    os.write(descriptor, order)
+    arguments = ["-m", "slurm_robust.worker.fresh", str(descriptor), str(agent)]
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def run(spawn: Spawn, worker: WorkerSpec) -> int:
     """Run the script with all that Python does after its last line; gives the exit code."""
     _renew_entropy()
     entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
@@ -125,7 +144,7 @@ def _run(spawn: Spawn, worker: WorkerSpec) -> int:
     _forget_children()
     code = _exit_code(ended) if ended is None or isinstance(ended, SystemExit) else 1
     if ended is not None and not isinstance(ended, SystemExit):
-        _tell(ended, spawn, worker)
+        tell(ended, spawn, worker)
     code = _finish(code)
     if isinstance(ended, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -143,7 +162,7 @@ def _forget_children() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _tell(error: BaseException, spawn: Spawn, worker: WorkerSpec) -> None:
+def tell(error: BaseException, spawn: Spawn, worker: WorkerSpec) -> None:
     """Leave what ended the script for the agent, then show it as Python does."""
     trace = crash.own_traceback(error, _HIDDEN)
     crash.leave(crash.describe(error, trace, spawn.cwd), worker.error)

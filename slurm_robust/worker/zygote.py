@@ -4,7 +4,8 @@ Importing torch takes seconds, a fork milliseconds; this is most of a restart. T
 script sets in ``os.environ`` to influence an import (of torch or a ``preload`` module) comes too
 late; such a script is run as a program of its own (``-- python train.py``).
 
-It must stay one thread and create no CUDA context, since neither survives a fork.
+It must stay one thread and not start the GPU's driver, since neither survives a fork. Where a module does
+start the driver, each worker is an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from slurm_robust.wire.spawning import (
     Sweep,
     WorkerSpec,
 )
-from slurm_robust.worker import crash, script
+from slurm_robust.worker import crash, driver, script
 from slurm_robust.worker.bootstrap import become_worker
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
@@ -71,6 +72,7 @@ class Zygote:
         self._channel = channel
         self._children: dict[int, _Child] = {}
         self._wake: tuple[int, ...] = ()
+        self._is_fit = True
 
     def serve(self) -> None:
         """Answer the agent's messages and report the ends of workers; returns when the agent is gone."""
@@ -112,7 +114,7 @@ class Zygote:
     def _prepare(self, order: Prepare) -> bool:
         began = time.monotonic()
         try:
-            notes = prepare(order)
+            prepared = prepare(order)
         except CannotPrepare as error:
             self._tell(Fatal(reason=str(error)))
             return False
@@ -120,7 +122,8 @@ class Zygote:
         # memory stays shared.
         gc.collect()
         gc.freeze()
-        self._tell(Ready(import_s=time.monotonic() - began, notes=tuple(notes)))
+        self._is_fit = prepared.is_fit
+        self._tell(Ready(import_s=time.monotonic() - began, notes=tuple(prepared.notes)))
         return True
 
     def _fork(self, spawn: Spawn, worker: WorkerSpec) -> None:
@@ -132,7 +135,7 @@ class Zygote:
             pid = os.fork()
             if pid == 0:
                 self._forget_parent()
-                become_worker(spawn, worker, zygote, agent, blocked)
+                become_worker(spawn, worker, zygote, agent, blocked, is_fit=self._is_fit)
         except OSError as error:
             reason = f"fork: {error.strerror}; see ulimit -u and the memory of the node"
             self._tell(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
@@ -190,11 +193,19 @@ class Zygote:
         self._channel.send(spawning.encode(message))
 
 
-def prepare(order: Prepare) -> list[str]:
-    """Import what the workers need; gives notes. Raises :class:`CannotPrepare`."""
-    notes: list[str] = []
+@dataclass
+class Prepared:
+    """What came of the imports: notes for the journal, and whether a fork may run the script."""
+
+    notes: list[str]
+    is_fit: bool = True
+
+
+def prepare(order: Prepare) -> Prepared:
+    """Import what the workers need. Raises :class:`CannotPrepare`."""
+    prepared = Prepared([])
     if order.command_kind is CommandKind.EXEC:
-        return notes
+        return prepared
     entry = script.first_path_entry(order.command_kind, order.command, order.cwd)
     if entry is not None:
         # Python's own first entry is this process's folder, as it was started by -m.
@@ -208,9 +219,15 @@ def prepare(order: Prepare) -> list[str]:
         ) from error
     if order.nproc_per_node > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
-        notes.append(
+        prepared.notes.append(
             "OMP_NUM_THREADS is set to 1 for each worker, as torchrun does; set it yourself for more"
         )
+    with driver.asking_nvml(os.environ):
+        _import_all(order, prepared)
+    return prepared
+
+
+def _import_all(order: Prepare, prepared: Prepared) -> None:
     if importlib.util.find_spec("torch") is not None:
         _import("torch", "torch cannot be imported")
         for name in _TORCH_MODULES:
@@ -220,14 +237,25 @@ def prepare(order: Prepare) -> list[str]:
                 continue
         # The library's own half, so that importing it costs a restart nothing.
         _import("slurm_robust.worker.api", "slurm_robust cannot be imported")
+        _look_at_driver(prepared, "torch", "use another build of torch")
     threads = _threads()
     for name in order.preload:
         _import(name, f"'{name}' of 'preload' cannot be imported")
         if (found := _threads()) > threads:
-            notes.append(f"importing '{name}' started {found - threads} threads, which workers will lack")
+            prepared.notes.append(
+                f"importing '{name}' started {found - threads} threads, which workers will lack"
+            )
             threads = found
-    _refuse_cuda(order)
-    return notes
+        _look_at_driver(prepared, name, "take it out of 'preload'")
+
+
+def _look_at_driver(prepared: Prepared, name: str, fix: str) -> None:
+    if prepared.is_fit and driver.has_started():
+        prepared.is_fit = False
+        prepared.notes.append(
+            f"importing '{name}' starts the GPU's driver, which no fork can use then: each worker is an "
+            f"interpreter of its own, so every start takes the seconds that imports take; {fix}"
+        )
 
 
 def _import(name: str, problem: str) -> None:
@@ -236,15 +264,6 @@ def _import(name: str, problem: str) -> None:
     except BaseException as error:  # a module may also call sys.exit()
         text = "".join(traceback.format_exception(error))
         raise CannotPrepare(f"{problem} (sys.path is {sys.path}):\n{text}") from error
-
-
-def _refuse_cuda(order: Prepare) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise CannotPrepare(
-            f"one of the modules of 'preload' ({', '.join(order.preload)}) uses CUDA while it is "
-            "imported; a fork cannot use the GPU after that: take that module out of 'preload'"
-        )
 
 
 def _threads() -> int:

@@ -73,33 +73,66 @@ def ask(address: Path, handler: str, deadline: float) -> bytes:
 
 
 def parse(dump: bytes) -> tuple[Collective, ...]:
-    """What a flight recorder's JSON says last of each process group; nothing from anything else.
+    """Where each process group stands by a flight recorder's JSON; nothing from anything else.
 
-    That is the newest collective, and under the group's name with ``:p2p`` the oldest send or receive that
-    has not completed: these are counted apart, and differently on each rank.
+    Told are the oldest collective that has not completed (the newest where all have) with the newest number,
+    and under the group's name with ``:p2p`` the oldest send or receive that has not completed: these are
+    counted apart, and differently on each rank.
     """
     try:
         found = _dumps.decode(dump)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ()
-    newest: dict[str, _Entry] = {}
-    waiting: dict[str, _Entry] = {}
+    operations: dict[tuple[str, int], _Operation] = {}
     for entry in found.entries:  # oldest first
         group = ":".join(entry.process_group)
-        if not entry.is_p2p:
-            newest[group] = entry
-        elif entry.state != _COMPLETED:
-            waiting.setdefault(f"{group}:p2p", entry)
+        key = (f"{group}:p2p", entry.p2p_seq_id) if entry.is_p2p else (group, entry.collective_seq_id)
+        operations.setdefault(key, _Operation()).entries.append(entry)
+    newest: dict[str, int] = {}
+    oldest: dict[str, int] = {}
+    for (group, number), operation in operations.items():
+        newest[group] = number
+        if operation.state != _COMPLETED:
+            oldest.setdefault(group, number)
+    # Dictionaries keep the order: what has not completed as it was enqueued, then the rest.
+    at = oldest | {group: newest[group] for group in newest if group not in oldest}
     return tuple(
-        Collective(
-            group=group,
-            sequence=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
-            operation=entry.profiling_name,
-            state=_state(entry),
-            ranks=_ranks(found.pg_config, entry.process_group),
-        )
-        for group, entry in (newest | waiting).items()
+        operations[group, number].told(group, newest[group], found.pg_config)
+        for group, number in at.items()
+        if group in oldest or not operations[group, number].is_p2p
     )
+
+
+class _Operation:
+    """The entries of one number: several where torch coalesces operations into one kernel.
+
+    Those are recorded one by one without events, so that they stay ``scheduled``, and behind them one entry
+    ``coalesced`` with the state of the kernel (``ProcessGroupNCCL::endCoalescing``).
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.entries[0].is_p2p
+
+    @property
+    def state(self) -> str:
+        return _state(self.entries[-1])
+
+    def told(self, group: str, newest: int, groups: dict[str, _Group]) -> Collective:
+        first, last = self.entries[0], self.entries[-1]
+        # Several sends and receives in one kernel have several peers, which are not told.
+        several = self.is_p2p and len(self.entries) > 2
+        return Collective(
+            group=group,
+            sequence=last.p2p_seq_id if self.is_p2p else last.collective_seq_id,
+            operation=(last if several else first).profiling_name,
+            state=self.state,
+            ranks=_ranks(groups, last.process_group),
+            enqueued=newest,
+        )
 
 
 def _state(entry: _Entry) -> str:

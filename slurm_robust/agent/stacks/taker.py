@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 
-import msgspec
+from msgspec import structs
 
-from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, recorder
+from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, ras, recorder
 from slurm_robust.agent.stacks.pyspy import CannotTake
 from slurm_robust.agent.stacks.together import together
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.model.stacks import Absent, Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
 BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
@@ -31,22 +34,24 @@ class StackTaker:
 
     By py-spy, which reads their memory and stops nothing; where it may not, by the handler that
     :mod:`slurm_robust.worker.dump` has installed in them. ``runtime`` is the agent's runtime folder, where
-    the handlers write: needed only on a kernel that hides the workers' open files from the agent. With
-    ``native`` the calls in libraries are there too, at the price of a pause of each process. ``program`` is
-    py-spy, by default this environment's or that in PATH.
+    the handlers write: needed only on a kernel that hides the workers' open files from the agent. ``program``
+    is py-spy, by default this environment's or that in PATH.
     """
 
-    def __init__(self, runtime: Path | None = None, *, native: bool = False, program: str = "") -> None:
+    def __init__(self, runtime: Path | None = None, *, program: str = "") -> None:
         self._runtime = runtime
-        self._native = native
         self._program = program or pyspy.find_pyspy()
 
-    def take(self, workers: Mapping[int, int], *, node: str, budget_s: float) -> tuple[RankStacks, ...]:
+    def take(
+        self, workers: Mapping[int, int], *, node: str, budget_s: float, native: Collection[int] = ()
+    ) -> tuple[RankStacks, ...]:
         """What each worker (rank to pid) does, within ``budget_s`` seconds whatever the processes do.
 
-        Stops and continues no process (but see ``native``), and no signal is sent where none is handled.
+        Of the ranks ``native`` the calls in libraries are told too, for which py-spy stops their processes
+        some tenths of a second. No other is stopped, and no signal is sent where none is handled.
         """
-        taking = _Taking(self._program, self._native, node, budget_s)
+        taking = _Taking(self._program, frozenset(native), node, budget_s)
+        missed = taking.ask_ras() if 0 in workers else None
         looks = taking.read_all(sorted(_candidates(workers), key=_urgency))
         ranks = [
             _Rank(
@@ -56,7 +61,11 @@ class StackTaker:
             )
             for rank in workers
         ]
-        return taking.finish_all(ranks)
+        taken = taking.finish_all(ranks)
+        if missed is None:
+            return taken
+        absent = taking.wait_for(missed)
+        return tuple(structs.replace(stack, absent=absent) if stack.rank == 0 else stack for stack in taken)
 
     def _known_file(self, rank: int) -> Path | None:
         if self._runtime is None:
@@ -75,12 +84,12 @@ class _Look(Record):
         kind = self.stacks.kind
         if kind is ProcessKind.OTHER:
             kind = kinds.kind_by_stack(threads)
-        stacks = msgspec.structs.replace(self.stacks, kind=kind, threads=threads, error="")
+        stacks = structs.replace(self.stacks, kind=kind, threads=threads, error="")
         return _Look(rank=self.rank, stacks=stacks, source=source)
 
     def failed(self, error: str) -> _Look:
         both = "; ".join(filter(None, (self.stacks.error, error)))
-        return _Look(rank=self.rank, stacks=msgspec.structs.replace(self.stacks, error=both))
+        return _Look(rank=self.rank, stacks=structs.replace(self.stacks, error=both))
 
 
 class _Rank(Record):
@@ -94,7 +103,7 @@ class _Rank(Record):
 class _Taking:
     """One order and its deadlines."""
 
-    def __init__(self, program: str, native: bool, node: str, budget_s: float) -> None:
+    def __init__(self, program: str, native: frozenset[int], node: str, budget_s: float) -> None:
         self._program = program
         self._native = native
         self._node = node
@@ -109,6 +118,25 @@ class _Taking:
         """Ask the processes that could not be read, and the workers' flight recorders."""
         return together(self._finish, ranks, deadline=self._at(_END), otherwise=self._stacks)
 
+    def ask_ras(self) -> SimpleQueue[tuple[Absent, ...]]:
+        """Ask NCCL whom it misses, beside everything else: it waits for those that do not answer."""
+        answer: SimpleQueue[tuple[Absent, ...]] = SimpleQueue()
+        deadline = self._at(_END)
+        # A daemon: to look up a name may take longer than any deadline.
+        work = Thread(target=lambda: answer.put(ras.take(os.environ, deadline)), daemon=True)
+        try:
+            work.start()
+        except RuntimeError:
+            answer.put(())  # no more threads are allowed
+        return answer
+
+    def wait_for(self, answer: SimpleQueue[tuple[Absent, ...]]) -> tuple[Absent, ...]:
+        """What :meth:`ask_ras` was told; nothing where that has not come by the end."""
+        try:
+            return answer.get(timeout=max(0.0, self._at(_END) - time.monotonic()))
+        except Empty:
+            return ()
+
     def _read(self, look: _Look) -> _Look:
         pid, state = look.stacks.pid, look.stacks.state
         if not state or state in proc.DEAD:
@@ -120,7 +148,7 @@ class _Taking:
             threads = pyspy.take(self._program, pid, deadline)
         except CannotTake as error:
             return look.failed(str(error))
-        if self._native and state in (_RUNNING, _SLEEPING):
+        if look.rank in self._native and state in (_RUNNING, _SLEEPING):
             try:
                 threads = pyspy.take(self._program, pid, deadline, native=True)
             except CannotTake:
@@ -130,7 +158,7 @@ class _Taking:
     def _finish(self, rank: _Rank) -> RankStacks:
         collectives = self._collectives(rank.looks[0].stacks, rank.known)
         looks = tuple(self._ask(_settled(look), rank.known) for look in rank.looks)
-        return self._stacks(msgspec.structs.replace(rank, looks=looks), collectives)
+        return self._stacks(structs.replace(rank, looks=looks), collectives)
 
     def _stacks(self, rank: _Rank, collectives: tuple[Collective, ...] = ()) -> RankStacks:
         return RankStacks(
@@ -140,6 +168,7 @@ class _Taking:
             collectives=collectives,
             source=next((look.source for look in rank.looks if look.source), ""),
             took_s=time.monotonic() - self._began,
+            native=rank.rank in self._native,
         )
 
     def _ask(self, look: _Look, known: Path | None) -> _Look:
@@ -188,8 +217,8 @@ def _settled(look: _Look) -> _Look:
     if look.stacks.state != _UNINTERRUPTIBLE:
         return look
     process = proc.read_process(look.stacks.pid)
-    stacks = msgspec.structs.replace(look.stacks, state=process.state if process else "")
-    return msgspec.structs.replace(look, stacks=stacks)
+    stacks = structs.replace(look.stacks, state=process.state if process else "")
+    return structs.replace(look, stacks=stacks)
 
 
 def _too_late(look: _Look) -> _Look:

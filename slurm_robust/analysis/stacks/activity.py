@@ -64,7 +64,7 @@ _NATIVE: tuple[tuple[Meaning, str], ...] = (
     (Activity.PEERS, r"c10d::|gloo::|nccl[A-Z]|\bucc_|\bMPI_|nvshmem|\bibv_"),
     (
         Activity.DEVICE,
-        r"\b(cuda|cu|hip)[A-Z]\w*(Synchronize|Memcpy|LaunchKernel|EventQuery)|_local_scalar_dense",
+        r"\b(cuda|cu|hip)(?=[A-Z])\w*(Synchronize|Memcpy|LaunchKernel|EventQuery)|_local_scalar_dense",
     ),
     (Activity.COMPUTE, r"\bat::(native|_ops|cpu|cuda)::|\bmkl_|dnnl::|cublas|cudnn|gemm"),
     (

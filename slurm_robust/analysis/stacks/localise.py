@@ -9,13 +9,13 @@ docs/stacks.md has the rules with their reasons.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 from slurm_robust.analysis.stacks.activity import Activity, is_point_to_point
 from slurm_robust.analysis.stacks.groups import covering, fold, node_count, nodes_of
-from slurm_robust.analysis.stacks.ranks import RankView, views
-from slurm_robust.analysis.stacks.recorder import recorded
+from slurm_robust.analysis.stacks.ranks import RankView, views, without_libraries
+from slurm_robust.analysis.stacks.recorder import recorded, unclear
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
 
@@ -30,6 +30,7 @@ STAGE_SHARE = 0.75
 
 _HALTED = (Activity.STOPPED, Activity.GONE)
 _HELD = (*_HALTED, Activity.KERNEL)
+_LIKE_A_WAIT = (Activity.COMPUTE, Activity.DEVICE, Activity.SILENT)
 _OF_STORAGE = (Activity.DATA, Activity.IO, Activity.CHECKPOINT, Activity.KERNEL)
 # How sure it is that who does this while all others wait is at fault; storage has other victims as well.
 _SURE = {
@@ -58,12 +59,19 @@ def localise(
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
     ``moving``: the training goes on, so that most ranks may compute while one only waits for them.
     """
-    scene = _Scene(views(stacks, layout, missing), layout, most_share)
+    # What only some show must not make them differ from the others, but it may excuse them.
+    seen = views((without_libraries(s) if s.native else s for s in stacks), layout, missing)
+    inside = views((s for s in stacks if s.native), layout)
+    taken = sorted((s for s in stacks if s.rank in seen), key=lambda s: s.rank)
+    # While training goes on an operation may be on its way by chance, and its rank may compute all the same.
+    may_wait = frozenset() if moving else unclear(taken, seen)
+    may_wait |= {rank for rank, view in inside.items() if view.activity.waits}
+    scene = _Scene(seen, layout, most_share, may_wait)
     if all(view.activity is Activity.SILENT for view in scene.views.values()):
         return scene.nobody("no stacks could be taken")
-    taken = sorted((s for s in stacks if s.rank in scene.views), key=lambda s: s.rank)
     judges: tuple[Callable[[], Localisation | None], ...] = (
         lambda: _halted(scene),
+        lambda: _absent(scene, taken),
         lambda: _behind(scene, taken),
         lambda: _elsewhere(scene),
     )
@@ -73,17 +81,30 @@ def localise(
 
 
 class _Scene:
-    """All ranks at one moment."""
+    """All ranks at one moment; ``unclear`` are those whose calls may be a wait for their GPU.
 
-    def __init__(self, views: Mapping[int, RankView], layout: ParallelLayout, most_share: float) -> None:
+    A host that waits for its GPU inside a call in C, such as ``loss.item()``, looks like one that computes.
+    """
+
+    def __init__(
+        self,
+        views: Mapping[int, RankView],
+        layout: ParallelLayout,
+        most_share: float,
+        unclear: frozenset[int],
+    ) -> None:
         self.views = views
         self.layout = layout
         self.most_share = most_share
+        self.unclear = frozenset(rank for rank in unclear if views[rank].activity in _LIKE_A_WAIT)
         self.keys = {rank: view.key for rank, view in views.items()}
 
     @cached_property
     def healthy(self) -> frozenset[int]:
-        """Ranks that do what most do, or what nearly all of their pipeline stage do in every pipeline."""
+        """Ranks that do what most do, or what nearly all of their pipeline stage do in every pipeline.
+
+        And those of which it is unclear what they do.
+        """
         counts = Counter(self.keys.values())
         largest = max(counts.values())
         usual = {key for key, count in counts.items() if count >= DOMINANT * largest}
@@ -92,7 +113,7 @@ class _Scene:
         for rank in self.views:
             stages[stage_of(rank)].append(rank)
         replicas = dict(self.layout.sizes).get("dp", 1)
-        found = {rank for rank, key in self.keys.items() if key in usual}
+        found = {rank for rank, key in self.keys.items() if key in usual} | self.unclear
         for ranks in stages.values() if replicas > 1 else ():
             key, count = Counter(self.keys[rank] for rank in ranks).most_common(1)[0]
             if count >= STAGE_SHARE * len(ranks):
@@ -108,8 +129,8 @@ class _Scene:
         return frozenset(rank for rank, view in self.views.items() if view.activity in activities)
 
     def waiting(self) -> frozenset[int]:
-        """Ranks that wait, as far as can be seen, for other ranks."""
-        return frozenset(rank for rank, view in self.views.items() if view.activity.waits)
+        """Ranks that wait, or may wait, for other ranks."""
+        return self.unclear | {rank for rank, view in self.views.items() if view.activity.waits}
 
     def describe(self, ranks: Collection[int]) -> str:
         """``rank 5 computes in forward train.py:12``; of several the most frequent."""
@@ -190,7 +211,21 @@ def _halted(scene: _Scene) -> Localisation | None:
     return scene.exact(ranks, _SURE[Activity.STOPPED], scene.describe(ranks)) if ranks else None
 
 
-def _behind(scene: _Scene, stacks: Iterable[RankStacks]) -> Localisation | None:
+def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
+    """Of whom neither the agent nor NCCL's RAS hears: two witnesses that have nothing in common."""
+    missed = {
+        absent.rank
+        for stack in stacks
+        for absent in stack.absent
+        if absent.size == scene.layout.world_size  # ranks of other communicators are none of the job's
+    }
+    ranks = missed & scene.doing(Activity.SILENT)
+    if not ranks:
+        return None
+    return scene.exact(ranks, _SURE[Activity.KERNEL], f"NCCL RAS misses them; {scene.describe(ranks)}")
+
+
+def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
     """Who has not come to a collective, by the flight recorder."""
     waiting = scene.waiting()
     found = recorded(stacks, lambda rank: rank not in waiting and rank not in scene.healthy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+from slurm_robust.analysis.stacks.activity import is_native
 from slurm_robust.analysis.stacks.ranks import views
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
@@ -70,7 +71,7 @@ def _cpu_s(look: Look, rank: int) -> float | None:
 
 
 def _place(look: Look, rank: int) -> tuple[Frame, ...]:
-    """The calls of the main thread, and those of its helpers."""
+    """The calls of the main thread and of its helpers, without libraries: not all looks have those."""
     stack = look.stacks.get(rank)
     threads = [t for p in stack.processes for t in p.threads if t.is_main] if stack else []
-    return tuple(frame for thread in threads for frame in thread.frames)
+    return tuple(frame for thread in threads for frame in thread.frames if not is_native(frame.file))

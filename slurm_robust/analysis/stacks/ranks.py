@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from slurm_robust.analysis.stacks.activity import Activity
+from msgspec import structs
+
+from slurm_robust.analysis.stacks.activity import Activity, is_native
 from slurm_robust.analysis.stacks.normal import Doing, Reader
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
@@ -68,6 +70,16 @@ def views(
     taken = {s.rank: view(s, reader) for s in stacks if s.rank < world and s.rank not in absent}
     silent = RankView(activity=Activity.SILENT)
     return {rank: taken.get(rank, silent) for rank in range(world)}
+
+
+def without_libraries(stack: RankStacks) -> RankStacks:
+    """Its Python calls only."""
+
+    def python(thread: ThreadStack) -> ThreadStack:
+        return structs.replace(thread, frames=tuple(f for f in thread.frames if not is_native(f.file)))
+
+    processes = tuple(structs.replace(p, threads=tuple(map(python, p.threads))) for p in stack.processes)
+    return structs.replace(stack, processes=processes)
 
 
 def view(stack: RankStacks, reader: Reader) -> RankView:

@@ -1,6 +1,10 @@
 """What the flight recorder knows: which rank has not come to the operation in which others wait for it.
 
-A rank that is behind may itself wait for another one in another group. So at fault are those that somebody
+With NCCL a host enqueues on while its GPU waits, so how far hosts have come tells nothing. What tells is the
+oldest operation of a group that somebody has not completed. Who has not enqueued it holds the others up; if
+all have, it is who has it still ``scheduled`` while others have ``started`` it: their GPU never came to it.
+
+A rank that is awaited may itself wait for another one in another group. So at fault are those that somebody
 waits for and who wait for nobody; where all of these are in an operation that all its ranks have begun and
 none ends, it is the communication of that group.
 """
@@ -9,15 +13,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from slurm_robust.analysis.stacks.groups import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Collective, RankStacks
 
-_COMPLETED = "completed"
+_COMPLETED, _STARTED = "completed", "started"
 _POINT_TO_POINT = re.compile(r"(^|[:_\s])(i?send|i?recv|coalesced$)")
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
+_HOSTS_OWN = "gloo:"
+"""gloo's operations begin when they are enqueued, and are ``scheduled`` to their end."""
 
 
 class Recorded(Record):
@@ -28,33 +34,37 @@ class Recorded(Record):
     reason: str
 
 
-class _Progress(Record):
-    """One process group: who is in its newest operation, who has not come to it, who is in another one."""
+class _Question(Record):
+    """The oldest operation of one process group that somebody has not completed.
 
-    newest: Collective
+    ``waiting`` are in it, ``awaited`` have not come to it, ``odd`` have called another one in its place.
+    """
+
+    operation: Collective
     waiting: frozenset[int]
-    behind: frozenset[int]
+    awaited: frozenset[int]
     odd: frozenset[int]
 
     @property
     def what(self) -> str:
-        return f"{self.newest.operation} {self.newest.sequence} of group {self.newest.group}"
+        return f"{self.operation.operation} {self.operation.sequence} of group {self.operation.group}"
 
 
-def recorded(stacks: Iterable[RankStacks], is_busy: Callable[[int], bool]) -> Recorded | None:
+def recorded(stacks: Sequence[RankStacks], is_busy: Callable[[int], bool]) -> Recorded | None:
     """Whom the recorder blames; None when it names nobody. ``is_busy``: this rank's host waits for nobody."""
     groups, pairs = _records(stacks)
-    every = [found for members in groups.values() if (found := _progress(members)) is not None]
+    every = [found for members in groups.values() if (found := _question(members)) is not None]
     for group in every:
         if group.odd:
             reason = f"{_ranks(group.odd)} called another operation than the others' {group.what}"
             return Recorded(ranks=group.odd, exact=True, reason=reason)
-    held_up = [group for group in every if group.behind]
-    awaited = {rank: group for group in held_up for rank in group.behind}
+    held_up = [group for group in every if group.awaited]
+    awaited = {rank: group for group in held_up for rank in group.awaited}
     blocked = frozenset().union(*(group.waiting for group in held_up), pairs)
-    asked = {*awaited, *(peer for peer in pairs.values() if peer is not None)}
+    known = {stack.rank for stack in stacks if stack.collectives}
+    asked = {*awaited, *(peer for peer in pairs.values() if peer is not None and peer in known)}
     roots = {rank for rank in asked if is_busy(rank) or rank not in blocked}
-    stuck = [group for group in every if not group.behind and group.waiting & roots]
+    stuck = [group for group in every if not group.awaited and group.waiting & roots]
     inside = frozenset(rank for group in stuck for rank in group.waiting if not is_busy(rank))
     if named := frozenset(roots - inside):
         what = next((awaited[rank].what for rank in sorted(named) if rank in awaited), "a send or receive")
@@ -70,17 +80,61 @@ def recorded(stacks: Iterable[RankStacks], is_busy: Callable[[int], bool]) -> Re
     return None
 
 
+def unclear(stacks: Sequence[RankStacks], ranks: Iterable[int]) -> frozenset[int]:
+    """Of ``ranks`` those whose host may wait for its GPU, whatever its calls look like.
+
+    That are all whose GPU or library stands in an operation with others and, once the training has had such
+    operations, those of which the recorder tells nothing. Nobody where nobody waits.
+    """
+    is_timed = _is_timed(stacks)
+    held = {s.rank for s in stacks if any(is_in for _, is_in in _places(s.collectives, is_timed))}
+    known = {stack.rank for stack in stacks if stack.collectives}
+    records = [record for stack in stacks for record in stack.collectives]
+    is_begun = any(record.state == _COMPLETED or record.sequence > 1 for record in records)
+    return frozenset(held | (set(ranks) - known if held and is_begun else set()))
+
+
 def _ranks(ranks: frozenset[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}"
 
 
 # A group's name, its first rank and its size: to compare all ranks of large groups would take seconds.
 _Key = tuple[str, int, int]
-_Members = dict[int, Collective | None]
 
 
-def _records(stacks: Iterable[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
-    """The newest record of each rank by group, and who waits for whom in sends and receives.
+class _Place(Record):
+    """Where a rank stands in a group; ``is_in``: it waits there, and has not only enqueued it for later."""
+
+    record: Collective
+    is_in: bool
+
+
+_Members = dict[int, _Place | None]
+
+
+def _is_timed(stacks: Iterable[RankStacks]) -> bool:
+    """Whether the recorder tells ``started``: only with TORCH_NCCL_ENABLE_TIMING."""
+    return any(record.state == _STARTED for stack in stacks for record in stack.collectives)
+
+
+def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collective, bool]]:
+    """The records of one rank, and whether it is in that operation.
+
+    Where the recorder does not tell what has started, a GPU is in what its host has enqueued first.
+    """
+    found, is_first = [], True
+    for record in records:
+        waits = record.state != _COMPLETED
+        if record.operation.startswith(_HOSTS_OWN):
+            found.append((record, waits))
+            continue
+        found.append((record, record.state == _STARTED if is_timed else waits and is_first))
+        is_first = is_first and not waits
+    return found
+
+
+def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
+    """Where each rank stands by group, and who waits for whom in sends and receives.
 
     Groups with sends and receives have no common count of operations. Of several in one kernel
     (``coalesced``) the recorder does not tell the peers: None.
@@ -90,18 +144,19 @@ def _records(stacks: Iterable[RankStacks]) -> tuple[dict[_Key, _Members], dict[i
     uncounted: set[_Key] = set()
     known: dict[_Key, tuple[int, ...]] = {}
     with_records = {stack.rank: stack.collectives for stack in stacks if stack.collectives}
+    is_timed = _is_timed(stacks)
     for rank, collectives in with_records.items():
-        for record in collectives:
+        for record, is_in in _places(collectives, is_timed):
             key = record.group, record.ranks[0] if record.ranks else -1, len(record.ranks)
             known.setdefault(key, record.ranks)
             if _POINT_TO_POINT.search(record.operation):
                 uncounted.add(key)
-                if record.state != _COMPLETED:
+                if is_in:
                     pairs[rank] = _peer(record)
                 continue
             before = groups[key].get(rank)
-            if before is None or before.sequence < record.sequence:
-                groups[key][rank] = record
+            if before is None or before.record.newest < record.newest:
+                groups[key][rank] = _Place(record=record, is_in=is_in)
     for key, members in groups.items():
         members |= {rank: None for rank in known[key] if rank in with_records and rank not in members}
     return {key: members for key, members in groups.items() if key not in uncounted}, pairs
@@ -116,19 +171,24 @@ def _peer(record: Collective) -> int | None:
     return record.ranks[peer] if peer < len(record.ranks) else peer
 
 
-def _progress(members: _Members) -> _Progress | None:
-    """None where nobody waits in the group's newest operation."""
-    sequence = max(record.sequence for record in members.values() if record is not None)
-    newest = {r: c for r, c in members.items() if c is not None and c.sequence == sequence}
-    waiting = {rank: record for rank, record in newest.items() if record.state != _COMPLETED}
-    if not waiting:
+def _question(members: _Members) -> _Question | None:
+    """None where nobody waits in the group."""
+    places = {rank: place for rank, place in members.items() if place is not None}
+    open_ = {r: p for r, p in places.items() if p.record.state != _COMPLETED}
+    if not open_:
         return None
-    counts = Counter(record.operation for record in newest.values())
+    number = min(place.record.sequence for place in open_.values())
+    there = {r: p for r, p in open_.items() if p.record.sequence == number}
+    waiting = frozenset(rank for rank, place in there.items() if place.is_in)
+    if not waiting:
+        return None  # all that have enqueued it stand elsewhere
+    absent = frozenset(r for r in members if r not in places or places[r].record.newest < number)
+    counts = Counter(place.record.operation for place in there.values())
     usual, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
-    is_clear = 2 * count > len(newest)
-    return _Progress(
-        newest=next(record for record in newest.values() if record.operation == usual),
-        waiting=frozenset(waiting),
-        behind=frozenset(members) - frozenset(newest),
-        odd=frozenset(r for r, c in newest.items() if is_clear and c.operation != usual),
+    is_clear = 2 * count > len(there)
+    return _Question(
+        operation=next(place.record for place in there.values() if place.record.operation == usual),
+        waiting=waiting,
+        awaited=absent or frozenset(there) - waiting,
+        odd=frozenset(r for r, p in there.items() if is_clear and p.record.operation != usual),
     )

@@ -20,6 +20,10 @@ from slurm_robust.policy.stacks import moved_with_ranks, place
 HANG_ROUNDS = 4
 HANG_EVERY_S = 2.0
 
+# Of so few ranks in question the next look also shows the calls in libraries: without them a wait for the GPU
+# inside a call in C looks like a computation. It stops each for some tenths of a second.
+MOST_NATIVE = 8
+
 # A rank that computes while the others wait may evaluate: it is looked at so often, until detect.phase_s.
 PATIENCE_EVERY_S = 10.0
 
@@ -46,6 +50,7 @@ class Localising:
         self._since = 0.0
         self._waits_until: float | None = None
         self._steps_before = -1
+        self._in_question: set[int] = set()
 
     def enter(self, core: Core, now: Now) -> None:
         """Ask for the first round."""
@@ -77,7 +82,7 @@ class Localising:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._since, self._waits_until = now.mono, None
-        core.ask_for_stacks(now)
+        core.ask_for_stacks(now, tuple(sorted(self._in_question)))
 
     def _conclude(self, core: Core, now: Now) -> Transition | None:
         layout, stacks = restoring.layout_now(core), core.stacks.all()
@@ -91,8 +96,13 @@ class Localising:
         if self._is_hang:
             look = Look(at=self._since, stacks={stack.rank: stack for stack in stacks})
             self._looks = [*self._looks, look][-HANG_ROUNDS:]
-            ranks = found.ranks or awaited(self._looks[-1], layout)
-            if not found.halted and self._may_go_on(core, ranks, now):
+            computing = awaited(self._looks[-1], layout)
+            ranks = found.ranks or computing
+            if len(self._in_question | set(ranks)) <= MOST_NATIVE:
+                self._in_question.update(ranks)
+            # Who waits gets on with nothing, even if it uses a processor: waits for a GPU spin.
+            is_own = set(ranks) <= set(computing)
+            if not found.halted and is_own and self._may_go_on(core, ranks, now):
                 return None
             if self._agree():
                 return self._leave(core, found, stacks, now)

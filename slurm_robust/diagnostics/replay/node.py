@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.agent.ports import PortHolder, local_address
-from slurm_robust.agent.rankenv import prepare_inherited
+from slurm_robust.agent.rankenv import prepare_inherited, torch_release
 from slurm_robust.diagnostics.replay.rank import PARENT
 from slurm_robust.diagnostics.replay.traces import leave_failure, output_path, trace_path
 from slurm_robust.model.exits import WorkerExit
@@ -93,7 +93,7 @@ def _await_place(folder: Path, deadline: float) -> tuple[str, str] | None:
 
 def _start(task: Task, place: tuple[str, str], rank: int) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RUN}
-    prepare_inherited(inherited)
+    prepare_inherited(inherited, torch_release())
     world, local = len(task.nodes) * task.nproc, rank % task.nproc
     own = {
         "RANK": rank,

@@ -8,8 +8,9 @@ from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.stacks import RankStacks
-from tests.unit.controller.fleetwork import Job, doing
+from slurm_robust.model.stacks import Collective, Frame, RankStacks
+from slurm_robust.wire.messages import TakeStacks
+from tests.unit.controller.fleetwork import Job, doing, waiting
 
 NODES = ("n1", "n2", "n3")
 HANG_STEP = 30
@@ -117,6 +118,53 @@ def test_a_process_that_is_stopped_speaks_against_its_node_at_once() -> None:
     hung.stacks = {1: doing(1, "n2", "work@train.py", state="T")}
     next_generation(hung)
     assert evicted(hung) == {"n2"}
+
+
+def test_the_second_look_shows_the_calls_in_libraries_of_the_few_in_question() -> None:
+    hung = job()
+    train(hung)
+    stuck(hung, 1)
+    next_generation(hung)
+    looks = dict.fromkeys((m.number, m.native) for _, m in hung.sent if isinstance(m, TakeStacks))
+    assert [native for _, native in looks] == [(), (1,)]
+
+
+def test_who_spins_in_a_wait_for_its_gpu_is_given_no_time_to_compute() -> None:
+    """The recorder names it; that it waits for its own GPU is what the second look shows."""
+    hung = job()
+    train(hung)
+    others = Collective(group="0", sequence=9, operation="nccl:all_reduce", state="started", ranks=(0, 1, 2))
+    own = structs.replace(others, state="scheduled")
+    libraries = Frame(function="cuStreamSynchronize", file="/usr/lib/libcuda.so.1")
+    node = hung.core.state.placement.node_of(1)
+    begun = hung.mono
+    while hung.core.state.generation == 1:
+        looks = {m.number for _, m in hung.sent if isinstance(m, TakeStacks)}
+        stacks = with_cpu(doing(1, node, "item@train.py"), hung.mono)
+        (process,) = stacks.processes
+        (thread,) = process.threads
+        if len(looks) > 1:
+            thread = structs.replace(thread, frames=(libraries, *thread.frames))
+        process = structs.replace(process, threads=(thread,))
+        hung.stacks = {
+            rank: structs.replace(waiting(rank, f"n{rank + 1}"), collectives=(others,)) for rank in (0, 2)
+        } | {1: structs.replace(stacks, processes=(process,), collectives=(own,), native=len(looks) > 1)}
+        hung.pass_time(0.25, tick=0.25)
+        assert hung.mono - begun < 120
+    assert len(looks) == 2
+    assert "rank 1 did not come to nccl:all_reduce 9" in hung.events(ev.Decided)[-1].reason
+
+
+def test_where_many_are_in_question_no_process_is_paused() -> None:
+    made = Job(tuple(f"n{number}" for number in range(1, 25)), (), JobConfig(detect=DetectConfig()))
+    made.ages = True
+    train(made)
+    made.stacks = {
+        rank: with_cpu(doing(rank, f"n{rank + 1}", "wait@train.py", "main@train.py"), 5.0)
+        for rank in range(10)
+    }
+    next_generation(made)
+    assert {m.native for _, m in made.sent if isinstance(m, TakeStacks)} == {()}
 
 
 # -- an evaluation that nobody announces -------------------------------------------------------------

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_robust.model.job import CommandKind
+from slurm_robust.worker.driver import ASK_NVML
 from tests.unit.worker.zygotes import ScriptRunner, plain_python
 
 pytestmark = pytest.mark.slow
@@ -342,5 +344,65 @@ def test_a_preload_that_starts_threads_is_told(tmp_path: Path) -> None:
     runner = ScriptRunner(preload=("threads",), cwd=tmp_path)
     try:
         assert any("importing 'threads' started 1 threads" in note for note in runner.notes)
+    finally:
+        runner.close()
+
+
+# As NVIDIA's: started in one process, its functions fail in the forks of that.
+CUDA = """
+#include <unistd.h>
+static int by = 0;
+static int forked(void) { return by != 0 && by != getpid(); }
+int cuInit(unsigned flags) { if (forked()) return 3; by = getpid(); return 0; }
+int cuDeviceGetCount(int *count) { if (by == 0 || forked()) return 3; *count = 1; return 0; }
+"""
+STARTS_CUDA = "import ctypes\nassert ctypes.CDLL('libcuda.so.1').cuInit(0) == 0\n"
+
+
+@pytest.fixture
+def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ``libcuda.so.1`` in the path of libraries."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    (folder / "cuda.c").write_text(CUDA)
+    library = ("cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "cuda.c")
+    subprocess.run(library, cwd=folder, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_preload_that_starts_the_driver_is_named_and_its_workers_are_interpreters_of_their_own(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "", "harmless.py")
+    write(tmp_path, STARTS_CUDA, "greedy.py")
+    write(tmp_path, f"{STARTS_CUDA}{WHO_AM_I}")
+    write(tmp_path, "def f():\n    return 1 / 0\n\nf()\n", "raises.py")
+    runner = ScriptRunner(preload=("harmless", "greedy"), cwd=tmp_path)
+    try:
+        (note,) = [note for note in runner.notes if "driver" in note]
+        assert "importing 'greedy' starts the GPU's driver" in note
+        forked = runner.run(("script.py", "--flag", "x"), tmp_path)
+        assert forked.code == 0, forked.err
+        plain = plain_python("script.py", "--flag", "x", cwd=tmp_path)
+        assert json.loads(forked.out) == json.loads(plain.stdout)
+        failed = runner.run(("raises.py",), tmp_path)
+        assert failed.err == plain_python("raises.py", cwd=tmp_path).stderr
+        assert failed.exited.error is not None
+        assert (failed.exited.error.file, failed.exited.error.line) == ("raises.py", 2)
+    finally:
+        runner.close()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_preload_that_only_loads_the_driver_does_no_harm(tmp_path: Path) -> None:
+    loads = f"import ctypes, os\nctypes.CDLL('libcuda.so.1')\nASKED = os.environ.get({ASK_NVML!r})"
+    write(tmp_path, loads, "modest.py")
+    write(tmp_path, f"import os, modest\nprint(modest.ASKED, os.environ.get({ASK_NVML!r}))\n{STARTS_CUDA}")
+    runner = ScriptRunner(preload=("modest",), cwd=tmp_path)
+    try:
+        assert not any("driver" in note for note in runner.notes)
+        found = runner.run(("script.py",), tmp_path)
+        assert (found.code, found.out) == (0, "1 None\n"), found.err
     finally:
         runner.close()

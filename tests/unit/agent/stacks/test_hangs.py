@@ -85,7 +85,7 @@ def take(training: Training) -> tuple[RankStacks, ...]:
 def take_native(training: Training) -> tuple[RankStacks, ...]:
     """Of two ranks; nothing as long as only the calls of the interpreter are there."""
     workers = {rank: training.pids[rank] for rank in (COLLECTIVE, STOPPED)}
-    taken = StackTaker(native=True).take(workers, node="n1", budget_s=2 * BUDGET_S)
+    taken = StackTaker().take(workers, node="n1", budget_s=2 * BUDGET_S, native=workers)
     return taken if functions(process(taken[0]))[0] != "all_reduce" else ()
 
 

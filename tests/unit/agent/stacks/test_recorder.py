@@ -34,9 +34,11 @@ NCCL = """{"comm_lib_version": "2.27.5", "entries": [
   "profiling_name": "nccl:send 2->1", "retired": true, "state": "completed"},
  {"collective_seq_id": 7, "p2p_seq_id": 4, "is_p2p": true, "op_id": 13, "process_group": ["17", "mesh_dp"],
   "profiling_name": "nccl:recv 2<-1", "retired": false, "state": "started"},
- {"collective_seq_id": 7, "p2p_seq_id": 4, "is_p2p": true, "op_id": 14, "process_group": ["17", "mesh_dp"],
+ {"collective_seq_id": 7, "p2p_seq_id": 5, "is_p2p": true, "op_id": 14, "process_group": ["17", "mesh_dp"],
   "profiling_name": "nccl:coalesced", "retired": false, "state": "scheduled"}],
  "pg_config": {"17": {"desc": "mesh_dp", "name": "17", "ranks": "[0, 8, 16, 24]"}}, "version": "2.10"}"""
+
+Entry = dict[str, object]
 
 
 @contextmanager
@@ -67,22 +69,85 @@ def server(address: Path, answer: bytes | None) -> Iterator[None]:
     thread.join(5)
 
 
-def test_the_newest_collective_of_each_group() -> None:
+def test_where_each_group_stands() -> None:
     assert recorder.parse(GLOO.encode()) == (
-        Collective(group="0:default_pg", sequence=2, operation="gloo:all_gather", state="scheduled"),
-        Collective(group="1:undefined", sequence=1, operation="gloo:broadcast", state="completed"),
+        Collective(
+            group="0:default_pg", sequence=2, operation="gloo:all_gather", state="scheduled", enqueued=2
+        ),
+        Collective(
+            group="1:undefined", sequence=1, operation="gloo:broadcast", state="completed", enqueued=1
+        ),
     )
 
 
 def test_sends_and_receives_are_apart_and_the_oldest_is_what_waits() -> None:
     ranks = (0, 8, 16, 24)
-    scatter = Collective(
-        group="17:mesh_dp", sequence=7, operation="nccl:_reduce_scatter_base", state="started", ranks=ranks
-    )
     receive = Collective(
-        group="17:mesh_dp:p2p", sequence=4, operation="nccl:recv 2<-1", state="started", ranks=ranks
+        group="17:mesh_dp:p2p",
+        sequence=4,
+        operation="nccl:recv 2<-1",
+        state="started",
+        ranks=ranks,
+        enqueued=5,
+    )
+    scatter = Collective(
+        group="17:mesh_dp",
+        sequence=7,
+        operation="nccl:_reduce_scatter_base",
+        state="started",
+        ranks=ranks,
+        enqueued=7,
     )
     assert recorder.parse(NCCL.encode()) == (scatter, receive)
+
+
+def entry(
+    number: int, state: str, *, group: str = "0", name: str = "nccl:all_reduce", p2p: bool = False
+) -> Entry:
+    return {
+        "process_group": [group, ""],
+        "profiling_name": name,
+        "state": state,
+        "is_p2p": p2p,
+        "collective_seq_id": 0 if p2p else number,
+        "p2p_seq_id": number if p2p else 0,
+    }
+
+
+def told(*entries: Entry) -> list[tuple[str, int, str, str, int]]:
+    found = recorder.parse(json.dumps({"entries": entries}).encode())
+    return [(c.group, c.sequence, c.operation, c.state, c.enqueued) for c in found]
+
+
+def test_of_a_host_that_ran_ahead_the_oldest_and_the_newest_are_told() -> None:
+    done, ahead = entry(9, "completed"), [entry(number, "scheduled") for number in range(11, 90)]
+    assert told(done, entry(10, "started"), *ahead) == [("0:", 10, "nccl:all_reduce", "started", 89)]
+
+
+def test_the_group_that_a_rank_waits_in_first_is_told_first() -> None:
+    entries = (
+        entry(1, "completed", group="a"),
+        entry(4, "scheduled", group="b"),
+        entry(2, "scheduled", group="a"),
+        entry(7, "completed", group="c"),
+    )
+    assert [group for group, *_ in told(*entries)] == ["b:", "a:", "c:"]
+
+
+def test_operations_in_one_kernel_have_the_state_of_the_kernel() -> None:
+    """torch records them one by one, ``scheduled`` for ever, and behind them the kernel."""
+    send, receive = "nccl:send 1->2", "nccl:recv 1<-0"
+    batch = [entry(3, "scheduled", name=name, p2p=True) for name in (send, receive)]
+    alone = entry(4, "scheduled", name=receive, p2p=True)
+    one, two = (
+        entry(number, state, name="nccl:coalesced", p2p=True)
+        for number, state in ((3, "completed"), (4, "started"))
+    )
+    assert told(*batch, one) == []
+    assert told(*batch, one, alone, two) == [("0::p2p", 4, receive, "started", 4)]
+    gathers = [entry(5, "scheduled", name="nccl:_all_gather_base")] * 3
+    kernel = entry(5, "completed", name="nccl:coalesced")
+    assert told(*gathers, kernel) == [("0:", 5, "nccl:_all_gather_base", "completed", 5)]
 
 
 def test_an_operation_of_nccl_that_timed_out_has_not_completed() -> None:

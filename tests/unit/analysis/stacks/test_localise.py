@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.stacks import Frame, ProcessKind, RankStacks
+from slurm_robust.model.stacks import Absent, Frame, ProcessKind, RankStacks
 from tests.unit.analysis.stacks.build import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -231,3 +232,43 @@ def test_ranks_outside_the_world_are_no_part_of_it() -> None:
 def test_a_verdict_can_be_written_down() -> None:
     found = localise(world(PAPER, PIPELINE), PAPER)
     assert msgspec.json.decode(msgspec.json.encode(found), type=type(found)) == found
+
+
+CUDA_WAIT = (
+    Frame(function="cuStreamSynchronize", file="/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06"),
+    Frame(function="cudaStreamSynchronize", file="/opt/venv/lib/libcudart.so.12"),
+)
+CPU_WORK = (Frame(function="at::native::mm", file="/opt/venv/lib/libtorch_cpu.so"),)
+
+
+def with_libraries(number: int, inner: Frames) -> RankStacks:
+    """As py-spy shows a rank with ``--native``, which is done for the few in question."""
+    return structs.replace(rank(number, (*inner, *COMPUTE)), native=True)
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_who_waits_for_its_gpu_inside_a_call_in_c_does_not_compute(moving: bool) -> None:
+    for inner, named in ((CPU_WORK, (9,)), (CUDA_WAIT, ())):
+        given = world(EIGHT_NODES, {9: with_libraries(9, inner)})
+        assert localise(given, EIGHT_NODES, moving=moving).ranks == named
+
+
+def test_a_look_inside_one_rank_makes_it_no_outlier() -> None:
+    """All wait in the same line, of which only its calls in libraries are known."""
+    given = world(EIGHT_NODES, {9: with_libraries(9, CUDA_WAIT)}, COMPUTE)
+    found = localise(given, EIGHT_NODES)
+    assert (found.ranks, found.outliers) == ((), ())
+
+
+def test_whom_neither_its_agent_nor_nccl_hears_is_named() -> None:
+    missed = (Absent(rank=9, size=32), Absent(rank=1, size=4, dead=True), Absent(rank=20, size=32, dead=True))
+    told = structs.replace(rank(0, ALL_REDUCE), absent=missed)
+    given = [stack for stack in world(EIGHT_NODES, {0: told}, ALL_REDUCE) if stack.rank not in (8, 9, 10, 11)]
+    found = localise(given, EIGHT_NODES, missing=range(8, 12))
+    assert (found.ranks, found.exact, found.halted) == ((9,), True, False)
+    assert found.reason.startswith("NCCL RAS misses them; rank 9: shows no stacks")
+
+
+def test_whom_only_nccl_misses_is_not_named_for_that() -> None:
+    told = structs.replace(rank(0, ALL_REDUCE), absent=(Absent(rank=9, size=32, dead=True),))
+    assert localise(world(EIGHT_NODES, {0: told}, ALL_REDUCE), EIGHT_NODES).ranks == ()

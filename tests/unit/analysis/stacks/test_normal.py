@@ -141,6 +141,12 @@ def test_backward_shows_what_autograds_own_thread_does() -> None:
         ((Frame(function="reduce_scatter_grads", file="/home/eve/opt.py"), *TRAIN), Activity.PEERS),
         ((Frame(function="wait_stream", file=f"{TORCH}/cuda/streams.py"), *TRAIN), Activity.DEVICE),
         (native("sched_yield", "cudaStreamSynchronize", "at::native::item") + COMPUTE, Activity.DEVICE),
+        (
+            native("cuMemcpyDtoHAsync_v2", "cudaMemcpyAsync", library="libcuda.so.1") + COMPUTE,
+            Activity.DEVICE,
+        ),
+        (native("cudaLaunchKernel", library="libcudart.so.12") + COMPUTE, Activity.DEVICE),
+        (native("cublasGemmEx", library="libcublas.so.12") + COMPUTE, Activity.COMPUTE),
         (BACKWARD, Activity.DEVICE),
         (native("sgemm_kernel", "at::native::mm", "torch::autograd::Engine") + BACKWARD, Activity.COMPUTE),
         (native("clock_nanosleep", "ffi_call", library="libffi.so.8") + COMPUTE, Activity.COMPUTE),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.stacks import Collective, RankStacks
-from tests.unit.analysis.stacks.build import ALL_REDUCE, COMPUTE, PAPER, Frames, rank
+from slurm_robust.model.stacks import Collective, Localisation, RankStacks
+from tests.unit.analysis.stacks.build import ALL_REDUCE, COMPUTE, DATA, PAPER, Frames, rank
 from tests.unit.analysis.stacks.test_properties import layouts
 
 FOUR = ParallelLayout.fit(4, 1, {}, "dp")
@@ -24,8 +25,11 @@ def record(
     operation: str = "nccl:all_reduce",
     state: str = "started",
     ranks: tuple[int, ...] = WORLD,
+    enqueued: int = -1,
 ) -> Collective:
-    return Collective(group=group, sequence=sequence, operation=operation, state=state, ranks=ranks)
+    return Collective(
+        group=group, sequence=sequence, operation=operation, state=state, ranks=ranks, enqueued=enqueued
+    )
 
 
 def stacks(*collectives: tuple[Collective, ...], frames: Frames = ALL_REDUCE) -> list[RankStacks]:
@@ -111,7 +115,7 @@ def test_the_end_of_a_chain_of_receives_is_named() -> None:
 def test_who_waits_for_an_unknown_peer_is_not_at_fault() -> None:
     """Batches of sends and receives are recorded as one operation without peers."""
     ahead, behind = record(10), record(9, state="completed")
-    batch = record(40, group="pp:p2p", operation="nccl:coalesced", state="scheduled")
+    batch = record(40, group="pp:p2p", operation="nccl:coalesced")
     found = localise(stacks((ahead,), (ahead,), (behind, batch), (behind,)), FOUR)
     assert (found.ranks, found.exact) == ((3,), True)
 
@@ -127,7 +131,7 @@ def test_two_ends_of_one_send_that_does_not_end_are_both_named() -> None:
 
 
 def test_who_computes_is_not_excused_by_a_collective_in_flight() -> None:
-    """Collectives are asynchronous: one that waits for others says nothing of what the host does."""
+    """While training goes on, a collective in flight says nothing of what the host does."""
     waits, own = record(10, group="dp", ranks=(1, 2)), record(3, group="tp", ranks=(0, 1))
     given = [
         rank(0, ALL_REDUCE, collectives=(own,)),
@@ -135,9 +139,91 @@ def test_who_computes_is_not_excused_by_a_collective_in_flight() -> None:
         rank(2, ALL_REDUCE, collectives=(record(10, group="dp", ranks=(1, 2)),)),
         rank(3, ALL_REDUCE),
     ]
-    found = localise(given, FOUR)
+    found = localise(given, FOUR, moving=True)
     assert found.ranks == (1,)
     assert "flight recorder: rank 1 did not come to nccl:all_reduce 3 of group tp" in found.reason
+    # In a standstill an operation that all have begun would end, whatever their hosts do.
+    assert localise(given, FOUR).ranks == ()
+
+
+NODES_OF_8 = ParallelLayout.fit(128, 8, {}, "dp")
+EVERYONE = tuple(range(128))
+
+
+def ran_ahead(
+    newest: list[int], *, culprit: int, started: bool = False, enqueued: bool = False
+) -> Localisation:
+    """128 ranks in operation 100, which ``culprit`` has not enqueued, or its GPU has not come to."""
+    given = []
+    for number, last in enumerate(newest):
+        is_culprit = number == culprit
+        if is_culprit and not enqueued:
+            own = record(99, state="completed", ranks=EVERYONE)
+        else:
+            state = "started" if started and not is_culprit else "scheduled"
+            own = record(100, state=state, ranks=EVERYONE, enqueued=last)
+        given.append(rank(number, COMPUTE, collectives=(own,)))
+    return localise(given, NODES_OF_8)
+
+
+AHEAD = {
+    "not at all": [100] * 128,
+    "all alike": [112] * 128,
+    "by chance": [100 + number * 7 % 4 for number in range(128)],
+    "far": [100 + number * 77 % 1000 for number in range(128)],
+    "one node less than the others": [102 if number // 8 == 7 else 103 for number in range(128)],
+}
+
+
+@pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
+@pytest.mark.parametrize("started", [True, False], ids=["timing", "no timing"])
+def test_who_has_not_enqueued_is_named_however_far_the_others_ran_ahead(
+    ahead: list[int], started: bool
+) -> None:
+    found = ran_ahead(ahead, culprit=45, started=started)
+    assert (found.ranks, found.exact) == ((45,), True)
+    assert "rank 45 did not come to nccl:all_reduce 100" in found.reason
+
+
+@pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
+def test_whose_gpu_has_not_come_is_named_though_all_hosts_have_enqueued(ahead: list[int]) -> None:
+    found = ran_ahead(ahead, culprit=45, started=True, enqueued=True)
+    assert (found.ranks, found.exact) == ((45,), True)
+    assert ran_ahead(ahead, culprit=45, enqueued=True).ranks == ()
+
+
+def test_a_group_that_hangs_is_named_and_not_those_who_wait_for_its_ranks() -> None:
+    """Ranks 2 and 3 hang in an operation of their own; of the world's next one they have enqueued all."""
+    own = {"group": "tp1", "ranks": (2, 3)}
+    layout = ParallelLayout.fit(16, 2, {"tp": 2}, "tp-dp")
+    world = tuple(range(16))
+    given = []
+    for number in world:
+        ahead = record(10, state="scheduled" if number in (2, 3) else "started", ranks=world, enqueued=40)
+        tp = (record(7, enqueued=90, **own),) if number in (2, 3) else ()  # type: ignore[arg-type]
+        given.append(rank(number, COMPUTE, collectives=(*tp, ahead)))
+    found = localise(given, layout)
+    assert (found.ranks, found.exact) == ((2, 3), False)
+    assert "have all begun nccl:all_reduce 7 of group tp1" in found.reason
+
+
+def test_a_peer_of_which_nothing_is_known_is_not_at_fault() -> None:
+    receives = record(3, operation="nccl:recv 0<-1")
+    assert localise(stacks((receives,), (), (), ()), FOUR).ranks == ()
+
+
+def test_ranks_without_a_recorder_are_named_by_what_they_visibly_do_only() -> None:
+    """Where all others wait for their GPUs, ``loss.item()`` looks as if it computed."""
+    waits = (record(10),)
+    given = [rank(number, ALL_REDUCE, collectives=waits) for number in range(3)]
+    assert localise([*given, rank(3, COMPUTE)], FOUR).ranks == ()
+    assert localise(given, FOUR, missing=(3,)).ranks == ()
+    assert localise([*given, rank(3, DATA)], FOUR).ranks == (3,)
+
+
+def test_before_its_first_operation_a_rank_has_no_record_and_is_named() -> None:
+    given = [rank(number, ALL_REDUCE, collectives=(record(1, enqueued=9),)) for number in range(3)]
+    assert localise([*given, rank(3, COMPUTE)], FOUR).ranks == (3,)
 
 
 def standstill(layout: ParallelLayout, program: list[str], victim: int, stop: int) -> list[RankStacks]:

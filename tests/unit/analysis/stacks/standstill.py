@@ -1,0 +1,297 @@
+"""Trainings with NCCL at a standstill: one fault, and what all flight recorders then say.
+
+Hosts enqueue ahead of their GPUs; a GPU runs its main stream in order and the gradients of data parallelism
+on a second one. Everything that can go on goes on, until nothing can.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.stacks import Collective, Frame, RankStacks
+from tests.unit.analysis.stacks.build import COMPUTE, DATA, TORCH, Frames, rank
+
+PER_NODE = 8
+MOST_AHEAD = 1000
+"""Kernels that the driver's queue takes before a launch blocks."""
+
+SYNCHRONIZE = (Frame(function="synchronize", file=f"{TORCH}/cuda/__init__.py", line=1040),)
+ITEM = (Frame(function="train", file="/home/alice/train.py", line=97),)
+
+
+class Fault(Enum):
+    HOST = "the host enqueues no more"
+    GPU = "the GPU hangs in a kernel of its own"
+    NETWORK = "all have begun an operation and none ends it"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation of a rank's program; ``peer`` is the stage that a send or receive goes to (+1 or -1)."""
+
+    what: str
+    peer: int = 0
+    is_beside: bool = False
+
+
+Instance = tuple[str, int, int]
+"""What its members share: kind, first rank, number."""
+
+
+@dataclass
+class Case:
+    """A layout, a program, a fault at the ``stop``-th call of rank ``victim``."""
+
+    layout: ParallelLayout
+    fault: Fault
+    victim: int
+    stop: int
+    ahead: list[int]
+    is_timed: bool
+    layers: int
+    micros: int
+    buckets: int
+    waits_at_end: bool
+    missing: frozenset[int]
+    mute: frozenset[int]
+    places: list[Frames]
+    groups: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        world = tuple(range(self.layout.world_size))
+        self.groups = {"": dict.fromkeys(world, world)} | {
+            name: {r: group for group in self.layout.groups(name) for r in group}
+            for name in ("tp", "pp", "dp")
+        }
+        sizes = dict(self.layout.sizes)
+        self.programs = [self._program(stage, sizes["pp"]) for stage in range(sizes["pp"])]
+        self.program_of = [self.programs[self.layout.coordinates(r)["pp"]] for r in world]
+        # How often each kind was called before each place of a step.
+        self.before = {id(p): [Counter(map(_kind, p[:i])) for i in range(len(p) + 1)] for p in self.programs}
+
+    def _program(self, stage: int, stages: int) -> list[Call]:
+        """One step: all micro batches forward, all backward, gradients beside, one call of the world."""
+        sizes = dict(self.layout.sizes)
+        layers = [Call("tp")] * self.layers if sizes["tp"] > 1 else []
+        found: list[Call] = []
+        for _ in range(self.micros):
+            found += [Call("recv", -1)] if stage > 0 else []
+            found += layers
+            found += [Call("send", 1)] if stage < stages - 1 else []
+        for micro in range(self.micros):
+            found += [Call("recv", 1)] if stage < stages - 1 else []
+            gradients = [Call("dp", is_beside=True)] if sizes["dp"] > 1 and micro == self.micros - 1 else []
+            for bucket in range(self.buckets):
+                found += layers[bucket :: self.buckets] + gradients
+            found += [Call("send", -1)] if stage > 0 else []
+        return [*found, Call("")]
+
+    def call(self, r: int, index: int) -> Call:
+        program = self.program_of[r]
+        return program[index % len(program)]
+
+    def number(self, r: int, index: int, kind: str | None = None) -> int:
+        """Calls of the kind before ``index``."""
+        program = self.program_of[r]
+        before = self.before[id(program)]
+        kind = kind if kind is not None else _kind(self.call(r, index))
+        return index // len(program) * before[-1][kind] + before[index % len(program)][kind]
+
+    def instance(self, r: int, index: int) -> Instance:
+        call = self.call(r, index)
+        members = self.members(r, call)
+        kind = call.what if not call.peer else ("up" if (call.what == "send") == (call.peer > 0) else "down")
+        return f"{kind}{len(members)}", members[0] if not call.peer else min(members), self.number(r, index)
+
+    def members(self, r: int, call: Call) -> tuple[int, ...]:
+        if not call.peer:
+            return self.groups[call.what][r]
+        pipeline = self.groups["pp"][r]
+        return r, pipeline[pipeline.index(r) + call.peer]
+
+
+def _kind(call: Call) -> str:
+    return f"{call.what}{call.peer}" if call.peer else call.what
+
+
+class Machine:
+    """Runs a case to its standstill."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        world = range(case.layout.world_size)
+        self.started: list[set[int]] = [set() for _ in world]
+        self.main = [0] * len(world)
+        self.beside = [0] * len(world)
+        self.came: defaultdict[Instance, int] = defaultdict(int)
+        self.done: set[Instance] = set()
+        self.broken = case.instance(case.victim, case.stop) if case.fault is Fault.NETWORK else None
+        waiting = list(world)
+        while waiting:
+            waiting += self._advance(waiting.pop())
+
+    def is_done(self, r: int, index: int) -> bool:
+        return index in self.started[r] and self.case.instance(r, index) in self.done
+
+    def _advance(self, r: int) -> Iterator[int]:
+        moved = True
+        while moved:
+            moved = False
+            for is_beside in (False, True):
+                queue = self.beside if is_beside else self.main
+                index = queue[r]
+                if self.case.call(r, index).is_beside is not is_beside or self.is_done(r, index):
+                    # Neither stream gets far ahead: the next step begins behind the world's call.
+                    if is_beside and index >= self.main[r]:
+                        continue
+                    queue[r] += 1
+                    moved = True
+                elif index not in self.started[r] and self._may_start(r, index):
+                    moved = True
+                    yield from self._start(r, index)
+
+    def _may_start(self, r: int, index: int) -> bool:
+        if r == self.case.victim and self.case.fault is not Fault.NETWORK and index >= self.case.stop:
+            return False
+        call = self.case.call(r, index)
+        if call.is_beside:
+            return self.main[r] >= index
+        return call.what != "" or self.beside[r] >= index
+
+    def _start(self, r: int, index: int) -> Iterator[int]:
+        self.started[r].add(index)
+        call, instance = self.case.call(r, index), self.case.instance(r, index)
+        members = self.case.members(r, call)
+        self.came[instance] += 1
+        if self.came[instance] == len(members) and instance != self.broken:
+            self.done.add(instance)
+            yield from (member for member in members if member != r)
+
+    def enqueued(self, r: int) -> int:
+        """How many calls the host of ``r`` has made."""
+        case = self.case
+        first = min(self.main[r], self.beside[r])
+        count = max(first + 1 + case.ahead[r], max(self.started[r], default=-1) + 1)
+        if case.waits_at_end:
+            length = len(case.program_of[r])
+            count = min(count, (first // length + 1) * length)
+        return min(count, case.stop) if (r, case.fault) == (case.victim, Fault.HOST) else count
+
+
+def stacks(case: Case) -> list[RankStacks]:
+    """What all ranks show at the standstill, but for those on nodes that do not answer."""
+    machine = Machine(case)
+    return [
+        rank(r, case.places[r], collectives=() if r in case.mute else _records(machine, r))
+        for r in range(case.layout.world_size)
+        if r not in case.missing
+    ]
+
+
+def _records(machine: Machine, r: int) -> list[Collective]:
+    case, enqueued = machine.case, machine.enqueued(r)
+    first = min(machine.main[r], machine.beside[r])
+    heads: dict[str, int] = {}
+    for index in range(first, min(enqueued, first + 2 * len(case.program_of[r]))):
+        call = case.call(r, index)
+        if not machine.is_done(r, index):
+            heads.setdefault("p2p" if call.peer else call.what, index)
+    found = [_record(machine, r, index, enqueued) for index in heads.values()]
+    for kind in ("tp", "dp", ""):
+        count = case.number(r, enqueued, kind)
+        if kind not in heads and count:
+            group = case.groups[kind][r]
+            found.append(_collective(kind, group, count - 1, "completed", count - 1))
+    return found
+
+
+def _record(machine: Machine, r: int, index: int, enqueued: int) -> Collective:
+    case, call = machine.case, machine.case.call(r, index)
+    state = "started" if case.is_timed and index in machine.started[r] else "scheduled"
+    if not call.peer:
+        newest = case.number(r, enqueued, call.what) - 1
+        return _collective(call.what, case.groups[call.what][r], case.number(r, index), state, newest)
+    pipeline = case.groups["pp"][r]
+    own = pipeline.index(r)
+    arrow = "->" if call.what == "send" else "<-"
+    return Collective(
+        group=f"pp{pipeline[0]}:p2p",
+        sequence=index,
+        operation=f"nccl:{call.what} {own}{arrow}{own + call.peer}",
+        state=state,
+        ranks=pipeline,
+    )
+
+
+def _collective(kind: str, group: tuple[int, ...], number: int, state: str, newest: int) -> Collective:
+    name = f"{kind}{group[0]}"
+    operation = f"nccl:{'all_reduce' if kind != 'dp' else '_reduce_scatter_base'}"
+    return Collective(
+        group=name, sequence=number, operation=operation, state=state, ranks=group, enqueued=newest
+    )
+
+
+def draw(seed: int, most: int = 1024, *, is_timed: bool = True) -> Case:
+    """A case; the same for the same seed."""
+    rnd = random.Random(seed)
+    while True:
+        tp, pp = rnd.choice((1, 2, 4, 8)), rnd.choice((1, 1, 2, 4, 8))
+        dp = rnd.choice((1, 2, 4, 8, 16, 32, 64))
+        world = tp * pp * dp
+        if PER_NODE <= world <= most and world % PER_NODE == 0:
+            break
+    order = rnd.choice(("tp-pp-dp", "tp-dp-pp"))
+    layout = ParallelLayout.fit(world, PER_NODE, {"tp": tp, "pp": pp}, order)
+    victim = rnd.randrange(world)
+    micros = rnd.choice((1, 2, 4))
+    nodes = world // PER_NODE
+    silent = rnd.sample(range(nodes), rnd.choice((0, 0, 0, 1, nodes // 10)) % max(1, nodes))
+    case = Case(
+        layout=layout,
+        fault=rnd.choice(tuple(Fault)),
+        victim=victim,
+        stop=0,
+        ahead=_ahead(rnd, world),
+        is_timed=is_timed,
+        layers=rnd.choice((1, 2, 4)),
+        micros=micros,
+        buckets=rnd.choice((1, 2)),
+        waits_at_end=rnd.random() < 0.5,
+        missing=frozenset(r for node in silent for r in range(node * PER_NODE, (node + 1) * PER_NODE)),
+        mute=frozenset(r for r in range(world) if rnd.random() < rnd.choice((0, 0, 0.05))),
+        places=[_place(rnd) for _ in range(world)],
+    )
+    # In the second step or the third: a rank without any record is one of which nothing is known.
+    length = len(case.program_of[victim])
+    case.stop = rnd.randrange(length, 3 * length)
+    if case.fault is Fault.HOST and rnd.random() < 0.5:
+        case.places[victim] = DATA
+    return case
+
+
+def _ahead(rnd: random.Random, world: int) -> list[int]:
+    """How far each host runs ahead: all alike, by chance, or each node by its own."""
+    most = rnd.choice((0, 1, 3, 12, 100, MOST_AHEAD))
+    shape = rnd.choice(("alike", "chance", "nodes"))
+    if shape == "alike":
+        return [most] * world
+    if shape == "chance":
+        return [rnd.randint(0, most) for _ in range(world)]
+    nodes = [rnd.randint(0, most) for _ in range(world // PER_NODE)]
+    return [nodes[r // PER_NODE] for r in range(world)]
+
+
+def _place(rnd: random.Random) -> Frames:
+    """A host waits for its GPU in the same line as most, in a launch anywhere, or where it can be seen."""
+    chance = rnd.random()
+    if chance < 0.6:
+        return ITEM
+    if chance < 0.8:
+        return SYNCHRONIZE + ITEM
+    line = rnd.randrange(1, 40)
+    return (Frame(function="forward", file="/home/alice/model.py", line=line), *COMPUTE[1:])
