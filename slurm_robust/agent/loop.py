@@ -59,7 +59,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys
-from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Pong, StacksShown
+from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Phase, Pong, StacksShown
 from slurm_robust.wire.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
@@ -229,7 +229,8 @@ class Agent:
             self._beat_wanted = True
 
     def _follow_inspection(self, now: float) -> None:
-        self._beat_wanted |= self._inspection.follow(now, self._state.generation)
+        busy = self._state.phase in (Phase.STARTING, Phase.STOPPING) or self._steps.waiting_for_steps
+        self._beat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
         for text in self._inspection.notes():
             self._book.note(text)
 
