@@ -229,7 +229,9 @@ class Agent:
             self._beat_wanted = True
 
     def _follow_inspection(self, now: float) -> None:
-        busy = self._state.phase in (Phase.STARTING, Phase.STOPPING) or self._steps.waiting_for_steps
+        phase = self._state.phase
+        starts = phase is Phase.STARTING or (phase is Phase.RUNNING and self._steps.waiting_for_steps)
+        busy = starts or phase is Phase.STOPPING
         self._beat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
         for text in self._inspection.notes():
             self._book.note(text)

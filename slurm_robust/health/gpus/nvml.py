@@ -88,9 +88,12 @@ class Nvml:
         """Values by field and scope (the link, for those that have one; else 0), as far as they are there."""
         found = {}
         for answer in self.ask("nvmlDeviceGetFieldValues", handle, list(wanted)) or ():
-            if answer.nvmlReturn == 0 and answer.valueType < len(_VALUES):
+            code = answer.nvmlReturn
+            if code == 0 and answer.valueType < len(_VALUES):
                 # An older pynvml lacks the last two.
                 value = getattr(answer.value, _VALUES[answer.valueType], None)
                 if value is not None:
                     found[answer.fieldId, answer.scopeId] = int(value)
+            elif code not in (0, self.api.NVML_ERROR_INVALID_ARGUMENT) and not self.cannot_say(code):
+                self.errors[f"nvmlDeviceGetFieldValues {answer.fieldId}"] = str(self.api.NVMLError(code))
         return found
