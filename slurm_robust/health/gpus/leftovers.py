@@ -77,7 +77,7 @@ def _is_daemon(process: GpuProcess) -> bool:
 
 
 def _what(gpu: Use) -> str:
-    dead = [process for process in gpu.processes if process.ending]
+    dead = [process for process in gpu.processes if process.ending and not _is_daemon(process)]
     return f"{'?' if gpu.memory_mb is None else gpu.memory_mb} MiB in use by " + (
         f"what has ended: {_words(dead)}" if dead else "no process"
     )
