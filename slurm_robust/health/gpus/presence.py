@@ -138,7 +138,7 @@ def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
             None: "",
             Trouble.LOST: f"lost{where}, fell off the bus",
             Trouble.RESET_REQUIRED: f"needs a reset{where}",
-            Trouble.ERRORS: f"answers with errors only{where}: {gpu.error}",
+            Trouble.ERRORS: f"answers with errors{where}: {gpu.error}",
         }[gpu.trouble]
         reset = gpu.trouble is Trouble.RESET_REQUIRED
         yield finding(

@@ -72,7 +72,7 @@ def test_a_gpu_that_answers_with_errors_twice_is_broken() -> None:
     doubt = "answers with errors, a second look decides: nvmlDeviceGetName: Unknown Error"
     for before in ((), ((9.9, broken),), ((60.0, broken), (30.0, facts(*EIGHT)), (5.0, broken))):
         assert said(judge("lost", view(broken, *before))[7:]) == (UNKNOWN, NONE, doubt)
-    certain = "answers with errors only at 0000:40:00.0: nvmlDeviceGetName: Unknown Error"
+    certain = "answers with errors at 0000:40:00.0: nvmlDeviceGetName: Unknown Error"
     found = judge("lost", view(broken, (10.0, broken)))
     assert said(found[7:]) == (FAIL, REBOOT, certain)
     assert {one.outcome for one in found[:7]} == {PASS}
