@@ -7,4 +7,4 @@
 SROBUST_NODE=/usr/bin/srobust-node
 here=$(/usr/bin/readlink -f "$0")
 . "${here%/*}/hook.sh"
-run_hook epilog 90
+run_hook epilog 100

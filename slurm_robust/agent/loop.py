@@ -61,7 +61,7 @@ from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import ClientKeys
-from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Pong, StacksShown
+from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Phase, Pong, StacksShown
 from slurm_robust.wire.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
@@ -231,7 +231,10 @@ class Agent:
             self._beat_wanted = True
 
     def _follow_inspection(self, now: float) -> None:
-        self._beat_wanted |= self._inspection.follow(now, self._state.generation)
+        phase = self._state.phase
+        starts = phase is Phase.STARTING or (phase is Phase.RUNNING and self._steps.waiting_for_steps)
+        busy = starts or phase is Phase.STOPPING
+        self._beat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
         for text in self._inspection.notes():
             self._book.note(text)
 

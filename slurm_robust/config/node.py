@@ -46,7 +46,9 @@ class Hooks(_Section):
     prolog_s: float = 10.0
     """Whole prolog; Slurm's PrologEpilogTimeout must be longer."""
 
-    epilog_s: float = 20.0
+    epilog_s: float = 90.0
+    """Whole epilog; 60 s of it are for GPUs that are freeing the memory of the job, others need a few."""
+
     periodic_s: float = 30.0
     """Slurm kills a HealthCheckProgram after 60 s."""
 
@@ -123,17 +125,20 @@ class GpuLimits(_Section):
 
     count: int | None = None
     max_temperature_c: float | None = None
-    """None: 2 C below the temperature at which the driver slows the GPU down."""
+    """None: 2 C below the temperature at which the hardware slows the GPU down."""
 
     max_memory_temperature_c: float | None = None
     max_aggregate_uncorrected: int = 0
     max_volatile_uncorrected: int = 0
+    """Uncorrected errors that are new within an hour; more than that ask for a reset. Older ones, which the
+    driver has contained, are only reported."""
+
     max_corrected_per_hour: int = 1000
     min_pcie_width: int | None = None
     min_pcie_generation: int | None = None
     min_nvlinks: int | None = None
     max_link_errors_per_hour: int = 100
-    """NVLink replays and recoveries."""
+    """NVLink replays, recoveries and CRC errors; errors received, link errors and recoveries of NVLink 5."""
 
     max_pcie_replays_per_hour: int = 1000
     max_leftover_memory_mb: int = 512

@@ -18,7 +18,7 @@ from functools import partial
 import msgspec
 
 from slurm_robust.diagnostics.children import without_value
-from slurm_robust.diagnostics.part import Answer, Found, NotHere, Part, Wrong, failed, unknown
+from slurm_robust.diagnostics.part import Answer, Died, Found, NotHere, Part, Wrong, died, failed, unknown
 from slurm_robust.diagnostics.plan import BY_NAME, Program
 from slurm_robust.health import isolate
 from slurm_robust.model.diagnosis import TestResult
@@ -79,6 +79,8 @@ def _child(name: str, part: Part, parent: int) -> bytes:
         found = unknown(str(error))
     except Wrong as words:
         found = failed(str(words))
+    except Died as words:
+        found = died(str(words))
     except Exception as error:  # noqa: BLE001 - whatever a driver or library raises is a result
         first = str(error).strip().partition("\n")[0]
         found = failed(f"{type(error).__name__}: {first}"[:300])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from slurm_robust.diagnostics.part import NotHere, Part, Wrong
+from slurm_robust.diagnostics.part import Died, NotHere, Part, Wrong
+from slurm_robust.health import isolate
+from slurm_robust.worker.process import die_with_parent
 
 
 def gpus_of(part: Part) -> list[torch.device]:
@@ -24,10 +26,28 @@ def gpus_of(part: Part) -> list[torch.device]:
         return []
     if not can_use_gpus():
         raise NotHere(f"PyTorch {torch.__version__} is built without support of GPUs")
-    seen = torch.cuda.device_count()
+    seen = counted_in_child(torch.cuda.device_count, part.limit_s)
     if seen < part.gpus:
         raise Wrong(f"{seen} of {part.gpus} GPUs can be used")
     return [torch.device("cuda", index) for index in range(seen)]
+
+
+def counted_in_child(count: Callable[[], int], limit_s: float) -> int:
+    """What ``count`` returns, which it may start the driver for: with MIG, or without NVML, PyTorch does.
+
+    No process that is forked later could use a GPU then. Raises :class:`Wrong` with what it raised, and
+    :class:`Died` where it did not come to an end.
+    """
+
+    def task(parent: int = os.getpid()) -> bytes:
+        die_with_parent(parent)
+        return str(count()).encode()
+
+    answer = isolate.call({"count": task}, {"count": limit_s}, limit_s + 1.0)["count"]
+    if answer.value is not None:
+        return int(answer.value)
+    text = f"the GPUs cannot be counted: {answer.error}"
+    raise Died(text) if answer.died or answer.hung or answer.is_cut else Wrong(text)
 
 
 def can_use_gpus() -> bool:

@@ -51,6 +51,10 @@ class Wrong(Exception):
     """The node lacks what it should have, in words."""
 
 
+class Died(Exception):
+    """What the program had begun was ended by something, in words: nothing was measured."""
+
+
 class Answer(Record):
     """One line of a part's output. ``left_out``: the test was not run, ``result.text`` says why.
 

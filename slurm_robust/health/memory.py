@@ -23,6 +23,9 @@ F = TypeVar("F", bound=Record)
 SAVE_S = 2.0
 """How long the disk may take to keep what a run found; then it is lost."""
 
+IN_A_ROW = 8
+"""So many runs are remembered however closely they follow each other."""
+
 _FORMAT = 1
 _FACTS, _BASELINE = "facts.msgpack", "baseline.json"
 
@@ -205,10 +208,11 @@ def _sample(source: AnySource, stored: Stored) -> Sample[Any] | None:
 def joined(kept: list[Stored], new: Stored, history_s: float) -> list[Stored]:
     """In the order of time. What is of the future was written before the clock was put back.
 
-    The newest but one gives way where runs follow each other so closely that the places would not last for
-    ``history_s``.
+    The newest few are all kept: they tell what came in a row. Of those before, one gives way where runs
+    follow each other so closely that the places would not last for ``history_s``.
     """
     earlier = [stored for stored in kept if new.at - history_s <= stored.at < new.at]
-    if len(earlier) > 1 and earlier[-1].at - earlier[-2].at < history_s / (HISTORY - 2):
-        del earlier[-1]
+    apart_s = history_s / (HISTORY - IN_A_ROW - 1)
+    if len(earlier) > IN_A_ROW and earlier[-IN_A_ROW].at - earlier[-IN_A_ROW - 1].at < apart_s:
+        del earlier[-IN_A_ROW]
     return [*earlier[-(HISTORY - 1) :], new]

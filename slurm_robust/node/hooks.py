@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import Context
+from slurm_robust.health.gpus.leftovers import LEFTOVERS, STANDS_S, is_being_freed
 from slurm_robust.health.host import Host
 from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import Conclusion, Report
@@ -30,6 +31,9 @@ _CHECK_SHARE = 0.6
 """Of the time that is left then; the rest is for Slurm."""
 
 _LAST_WORDS_S = 0.2
+
+_LAST_CHECK_S = 10.0
+"""Of an epilog's time that waiting for memory of GPUs leaves: for the check that counts, and for Slurm."""
 
 
 class Hook(str, Enum):
@@ -87,7 +91,11 @@ class _Run:
         if hint is not None and not isinstance(hint, Hint):
             self.log.write("hint_ignored", job=self.job, why=hint.why)
             hint = None
-        report, conclusion = self._check(Context.DEEP if hint else Context.EPILOG)
+        context = Context.DEEP if hint else Context.EPILOG
+        report, conclusion = self._check(context)
+        if is_being_freed(report.findings):
+            self._wait_for_gpus()
+            report, conclusion = self._check(context)
         done = self._settle(report, conclusion, hint)
         self._tell(report, conclusion, done, 0)
         return Ended(message=conclusion.reason)
@@ -109,6 +117,22 @@ class _Run:
             self.log.write("changed", failing=began, passing=ended)
         self._tell(report, conclusion, done, 0)
         return Ended(message=conclusion.reason, failing=failing)
+
+    def _wait_for_gpus(self) -> None:
+        """Look again and again until their memory is free, or has long enough not become less.
+
+        Each look takes its time by itself while there is something to wait for.
+        """
+        end = time.monotonic() + min(STANDS_S, self.left_s() - _LAST_CHECK_S)
+        freeing = True
+        while freeing and time.monotonic() < end:
+            self._begin_anew()
+            freeing = is_being_freed(self._check(Context.EPILOG, (LEFTOVERS,))[0].findings)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._now = time.time()
+        self._memory = Memory(Path(self._config.paths.state))
 
     def _check(self, context: Context, only: Sequence[str] = ()) -> tuple[Report, Conclusion]:
         report = inspect(

@@ -13,6 +13,7 @@ from slurm_robust.agent.inspection.gpuevents import GpuEvents, findings_of
 from slurm_robust.agent.inspection.looked import Looked, subject_of
 from slurm_robust.agent.inspection.looker import Looker
 from slurm_robust.config.nodefile import FILE
+from slurm_robust.health.gpus.judging import SECOND_LOOK_S
 from slurm_robust.health.gpus.presence import LOST
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import call, directly
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 Tell = Callable[[Looked], None]
 
-# Looks in a row without an answer of the GPUs' driver, after which it is asked less often.
-_PATIENCE = 2
+# Looks in a row without an answer of the GPUs' driver, after which it is asked less often. A minute of them:
+# those that workers disturb by their start do not count.
+_PATIENCE = 6
 
 # Not how many GPUs or how much memory the node has, nor which: a job may see its own share only.
 KERNEL = ("kernel.*",)
@@ -103,8 +105,7 @@ def follow_gpus(looker: Looker, spec: InspectionSpec, tell: Tell) -> None:
         looked = looker.look()
         tell(looked)
         silent = silent + 1 if _is_silent(looked) else 0
-        is_usual = silent < _PATIENCE and (looked.well or looked.failed)
-        due = begun + (spec.gpu_s if is_usual else max(spec.gpu_s, spec.node_s))
+        due = begun + _until_next_s(spec, looked, silent)
         while (left := due - time.monotonic()) > 0:
             if not poller.poll(left * 1000 + 1):
                 continue
@@ -113,6 +114,14 @@ def follow_gpus(looker: Looker, spec: InspectionSpec, tell: Tell) -> None:
                 tell(looker.judged(found))
             if any(event.code == 0 for event in seen):
                 break  # a GPU is lost, and only a look says which
+
+
+def _until_next_s(spec: InspectionSpec, looked: Looked, silent: int) -> float:
+    """``silent``: looks in a row without an answer. A second one must come as late as it takes to count."""
+    if 0 < silent < _PATIENCE:
+        return max(spec.gpu_s, SECOND_LOOK_S)
+    is_there = silent == 0 and (looked.well or looked.failed)
+    return spec.gpu_s if is_there else max(spec.gpu_s, spec.node_s)
 
 
 def _is_silent(looked: Looked) -> bool:

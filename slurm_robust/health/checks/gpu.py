@@ -11,8 +11,8 @@ from slurm_robust.health.gpus.gather import gather_gpus, gather_use
 # node that has no time for us.
 GPUS = Source("gpu", GpuFacts, gather_gpus, timeout_s=5.0, history_s=3600.0)
 
-# Never from the cache: what an earlier run saw was the job that is gone now.
-GPU_USE = Source("gpu-use", GpuUse, gather_use, timeout_s=3.5, fresh_s=0.0)
+# Never from the cache: what an earlier run saw was the job that is gone now. Only whether it becomes less.
+GPU_USE = Source("gpu-use", GpuUse, gather_use, timeout_s=3.5, fresh_s=0.0, history_s=600.0)
 
 _WITHOUT_JOBS = frozenset({Context.PROLOG, Context.EPILOG, Context.DEEP, Context.PERSON})
 
@@ -23,7 +23,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         presence.judge_lost,
         "Every GPU that the driver lists answers, and the driver itself answers in time. A GPU that is lost "
         "has fallen off the bus: only a reboot or a power cycle brings it back, and one that is lost again "
-        "is for the repair desk. A driver that hangs needs a reboot too.",
+        "is for the repair desk. A driver that hangs, or a GPU that answers with errors, needs a reboot "
+        "too; both count when a second look, 10 s later or more, sees the same.",
         hangs=True,
     ),
     Check(
@@ -44,16 +45,16 @@ CHECKS: tuple[AnyCheck, ...] = (
         errors.ECC,
         GPUS,
         errors.judge_ecc,
-        "Memory errors. An uncorrected one since the driver was loaded asks for a reset of the GPU, which "
-        "also puts spare rows in place of bad ones; more SRAM errors than the maker allows ask for a new "
-        "GPU. Errors of a GPU's past and many corrected ones are only reported.",
+        "Memory errors. A new uncorrected one asks for a reset of the GPU, which also puts spare rows in "
+        "place of bad ones; more SRAM errors than the maker allows ask for a new GPU. Errors that the driver "
+        "has contained before, those of a GPU's past and many corrected ones are only reported.",
     ),
     Check(
         errors.REMAP,
         GPUS,
         errors.judge_remap,
-        "Bad memory rows that spare ones replace. A pending remapping takes effect at a reset of the GPU; a "
-        "failed one means that no spare row is left: exchange the GPU.",
+        "Bad memory rows that spare ones replace. A pending remapping takes effect at the next reset of the "
+        "GPU, and jobs may run until then; a failed one means that no spare row is left: exchange the GPU.",
     ),
     Check(
         errors.RETIRED,
@@ -114,8 +115,9 @@ CHECKS: tuple[AnyCheck, ...] = (
         leftovers.LEFTOVERS,
         GPU_USE,
         leftovers.judge_leftovers,
-        "Where no job runs, no process holds a GPU and its memory is free. Kill the process that is named; "
-        "memory that nobody holds needs a reset of the GPU.",
+        "Where no job runs, no process holds a GPU and its memory is free. Kill the process that is named. "
+        "Memory that nobody living holds is being freed, for which the epilog waits up to 60 s; what has not "
+        "become less by then needs a reset of the GPU.",
         contexts=_WITHOUT_JOBS,
     ),
 )

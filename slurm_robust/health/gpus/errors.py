@@ -28,7 +28,12 @@ _REMEDIES = {
 
 
 def judge_ecc(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """No uncorrected error since the driver was loaded, few corrected ones, ECC as in the baseline."""
+    """No new uncorrected error, few corrected ones, ECC as in the baseline.
+
+    The driver counts uncorrected errors until it is loaded anew, also those that it has contained: the page
+    is out of use, and new jobs may start ("NVIDIA GPU Memory Error Management", on dynamic page offlining).
+    So old ones are only reported; where more is needed, the recovery action and the XID say so.
+    """
     for gpu in answering(view.facts):
         if gpu.ecc_enabled is None and gpu.uncorrected is None:
             continue
@@ -37,7 +42,9 @@ def judge_ecc(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
     """One finding per question, gravest first."""
-    uncorrected, lifetime = gpu.uncorrected or 0, gpu.aggregate_uncorrected or 0
+    lifetime = gpu.aggregate_uncorrected or 0
+    new = risen(view, gpu, lambda known: known.uncorrected)
+    old_ones = (gpu.uncorrected or 0) - new
     old = twin(view.baseline, gpu)
     per_hour = risen(view, gpu, lambda known: known.corrected)
     yield finding(
@@ -52,10 +59,10 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
     yield finding(
         ECC,
         gpu,
-        f"uncorrected memory errors: {uncorrected}" if uncorrected > limits.max_volatile_uncorrected else "",
-        value=uncorrected,
+        f"new uncorrected memory errors: {new}" if new > limits.max_volatile_uncorrected else "",
+        value=new,
         limit=limits.max_volatile_uncorrected,
-        source="uncorrected ECC errors since the driver was loaded",
+        source="uncorrected ECC errors, last hour",
         suggestion=Suggestion.RESET,
     )
     off = gpu.ecc_enabled is False and old is not None and old.ecc_enabled is True
@@ -67,6 +74,14 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
         limit="as in the baseline",
         source="ECC mode",
         blame=Party.SITE,
+    )
+    yield finding(
+        ECC,
+        gpu,
+        f"uncorrected memory errors before: {old_ones}" if old_ones > limits.max_volatile_uncorrected else "",
+        value=old_ones,
+        limit=limits.max_volatile_uncorrected,
+        source="uncorrected ECC errors since the driver was loaded",
     )
     # A GPU's past, which remapping has dealt with: worth a look, no reason to keep jobs away.
     yield finding(
@@ -94,7 +109,11 @@ def _worst(findings: list[Finding]) -> Finding:
 
 
 def judge_remap(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Spare rows took the place of bad ones, or wait for a reset to do so."""
+    """Spare rows took the place of bad ones, or wait for a reset to do so.
+
+    While they wait, "unaffected applications can continue running […] and new workloads can be launched"
+    ("NVIDIA GPU Memory Error Management", on the flag); where that is not so, the recovery action asks.
+    """
     for gpu in answering(view.facts):
         if gpu.remap_pending is None and gpu.remap_failed is None:
             continue
@@ -102,7 +121,7 @@ def judge_remap(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
         if gpu.remap_failed:
             bad, suggestion = "row remapping failed", Suggestion.REPLACE
         elif gpu.remap_pending:
-            bad, suggestion = "row remapping waits for a reset", Suggestion.RESET
+            bad, suggestion = "row remapping waits for a reset", Suggestion.MONITOR
         yield finding(
             REMAP,
             gpu,

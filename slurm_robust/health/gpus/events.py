@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from slurm_robust.health.gpus.nvidia import Nvml
+from slurm_robust.health.gpus.nvml import Nvml
 from slurm_robust.model.record import Record
 
 _WAIT_S = 1.0

@@ -38,7 +38,11 @@ class Trouble(str, Enum):
     """It fell off the bus."""
 
     RESET_REQUIRED = "reset required"
+    ERRORS = "errors"
+    """It answers the simplest questions (its name, its memory, its temperature) with errors."""
+
     OTHER = "other"
+    """It cannot be asked, say for want of rights."""
 
 
 class Gpu(Record):
@@ -59,6 +63,12 @@ class Gpu(Record):
     trouble: Trouble | None = None
     error: str = ""
     """The driver's words for the trouble."""
+
+    errors: tuple[str, ...] = ()
+    """Questions that it should answer and does not: the call, and the driver's words."""
+
+    memory_mb: int | None = None
+    """All that it has."""
 
     ecc_enabled: bool | None = None
     corrected: int | None = None
@@ -82,7 +92,7 @@ class Gpu(Record):
     """NVLink: whether each link is up; None in between for one that this card does not have."""
 
     link_errors: int | None = None
-    """Replays and recoveries of all links."""
+    """Replays, recoveries and errors of all links, as its generation of NVLink counts them."""
 
     fabric: str | None = None
     """State of the NVSwitch fabric: ``not started``, ``in progress``, ``completed``, or the error."""
@@ -95,7 +105,7 @@ class Gpu(Record):
 
     temperature_c: float | None = None
     slowdown_c: float | None = None
-    """Where the hardware slows down."""
+    """Where the hardware slows the GPU down."""
 
     memory_temperature_c: float | None = None
     memory_max_c: float | None = None

@@ -9,7 +9,8 @@ from types import FrameType
 import msgspec
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.gpus.facts import GpuFacts, GpuUse, Use
+from slurm_robust.health.gpus.facts import GpuFacts, GpuUse
+from slurm_robust.health.gpus.leftovers import is_held
 from slurm_robust.health.host import Host
 
 PATIENCE_S = 3.0
@@ -19,7 +20,7 @@ STUCK_S = 1.0
 """A single call that takes so long is stuck; many short ones are a node that is busy."""
 
 SETTLE_S = 2.0
-"""So long a driver may take to free what a process held that has just ended."""
+"""So long a look waits for what a process held that has just ended; the epilog looks again, for longer."""
 
 _POLL_S = 0.1
 
@@ -73,16 +74,9 @@ def gather_use(host: Host, config: NodeConfig) -> GpuUse:
     deadline = time.monotonic() + SETTLE_S
     while True:
         use = _read_use(host)
-        if time.monotonic() >= deadline or not any(unsettled(gpu, config) for gpu in use.gpus):
+        if time.monotonic() >= deadline or not any(is_held(gpu, config) for gpu in use.gpus):
             return use
         time.sleep(_POLL_S)
-
-
-def unsettled(gpu: Use, config: NodeConfig) -> bool:
-    """Whether memory or processes are left of something that has ended."""
-    if any(process.ending for process in gpu.processes):
-        return True
-    return not gpu.processes and (gpu.memory_mb or 0) > config.gpu.max_leftover_memory_mb
 
 
 def _read_use(host: Host) -> GpuUse:

@@ -11,6 +11,10 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 GpuView = View[GpuFacts]
 
+SECOND_LOOK_S = 10.0
+"""So long after the first look a second one must see the same before it counts. A driver that registers or
+unpins memory of a process, or tears down what a dead one had, may be silent meanwhile."""
+
 
 def finding(
     check: str,
@@ -67,6 +71,16 @@ def earlier(view: GpuView, gpu: Gpu) -> tuple[Gpu, ...]:
         if sample.boot_id == view.boot_id and 0 <= view.at - sample.at <= HOUR_S
     ]
     return tuple(found for facts in samples if (found := twin(facts, gpu)) is not None)
+
+
+def seen_before(view: GpuView, same: Callable[[GpuFacts], bool]) -> bool:
+    """Whether all looks since one at least :data:`SECOND_LOOK_S` ago, in this boot, were like this one."""
+    begun = view.at
+    for sample in reversed(view.before):
+        if sample.boot_id != view.boot_id or sample.at > view.at or not same(sample.facts):
+            break
+        begun = sample.at
+    return view.at - begun >= SECOND_LOOK_S
 
 
 def risen(view: GpuView, gpu: Gpu, counter: Callable[[Gpu], int | None]) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from slurm_robust.health import pci
 from slurm_robust.health.gpus.facts import (
@@ -14,12 +16,12 @@ from slurm_robust.health.gpus.facts import (
     Trouble,
     Use,
 )
+from slurm_robust.health.gpus.nvml import DriverError, Fields, Nvml
 from slurm_robust.health.gpus.processes import process
 from slurm_robust.health.host import Host
 
 T = TypeVar("T")
 
-LIBRARY = "libnvidia-ml.so.1"
 # VGA and 3D controllers; a GPU's sound or USB function and NVSwitches are of other kinds.
 _GPU_KINDS = ("0300", "0302")
 _LOADED = "/proc/driver/nvidia/version"
@@ -44,67 +46,21 @@ _THROTTLE = {
 _GPU_IDLE = 0x01
 
 # NVML_FI_DEV_*
-_NVLINK_REPLAYS = 52
-_NVLINK_RECOVERIES = 59
 _MEMORY_TEMPERATURE = 82
+_SLOWDOWN_TLIMIT = 194
 _RECOVERY_ACTION = 230
-_FIELDS = (_NVLINK_REPLAYS, _NVLINK_RECOVERIES, _MEMORY_TEMPERATURE, _RECOVERY_ACTION)
+# Replays and recoveries of all links: NVLink up to 3, and 4 as far as the driver still has them.
+_NVLINK_TOTALS = (52, 59)
+_FIELDS = (*_NVLINK_TOTALS, _MEMORY_TEMPERATURE, _SLOWDOWN_TLIMIT, _RECOVERY_ACTION)
+# Of one link: replays, recoveries and CRC errors up to NVLink 4 (gone on Blackwell, by NVML's change log); of
+# NVLink 5 errors received, errors of the link itself, and recoveries.
+_NVLINK_FAMILIES = ((161, 162, 163), (208, 211, 215))
+
+# A GPU that answers these with an error speaks for nothing else either.
+_CORE = ("nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTemperature")
 
 _FABRIC = {1: "not started", 2: "in progress", 3: "completed"}
 _MIB = 2**20
-
-
-class DriverError(RuntimeError):
-    """NVML does not start. ``absent``: it found no driver at all."""
-
-    def __init__(self, text: str, *, absent: bool) -> None:
-        super().__init__(text)
-        self.absent = absent
-
-
-class Nvml:
-    """The loaded and initialised library. ``close`` it, or end the process.
-
-    Raises ``OSError`` where there is no library, ``ImportError`` without pynvml, and :class:`DriverError`.
-    """
-
-    def __init__(self) -> None:
-        import ctypes
-
-        # Tried before pynvml is imported: nodes without GPUs do not pay for that.
-        ctypes.CDLL(LIBRARY)
-        import pynvml
-
-        self.api = pynvml
-        self.reference = ctypes.byref
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            absent = error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-            raise DriverError(str(error), absent=absent) from error
-
-    def close(self) -> None:
-        """Let go of the driver."""
-        try:
-            self.api.nvmlShutdown()
-        except self.api.NVMLError:
-            pass  # A driver that died meanwhile has nothing to be shut down.
-
-    def ask(self, name: str, *args: Any) -> Any:
-        """The answer of a function; None if this library, driver or GPU cannot say."""
-        try:
-            return getattr(self.api, name)(*args)
-        except AttributeError:
-            return None  # An older pynvml.
-        except self.api.NVMLError as error:
-            if error.value in (self.api.NVML_ERROR_GPU_IS_LOST, self.api.NVML_ERROR_RESET_REQUIRED):
-                raise
-            return None
-
-    def text(self, name: str, *args: Any) -> str:
-        """Like :meth:`ask` for text; older pynvml return bytes."""
-        found = self.ask(name, *args)
-        return found.decode(errors="replace") if isinstance(found, bytes) else found or ""
 
 
 def read_gpus(host: Host) -> GpuFacts:
@@ -156,28 +112,39 @@ def _is_loaded(host: Host) -> bool:
 def _gpu(nvml: Nvml, index: int) -> Gpu:
     api = nvml.api
     bus = uuid = ""
+    nvml.errors = {}
     try:
         handle = api.nvmlDeviceGetHandleByIndex(index)
         bus, uuid = _bus(nvml, handle), nvml.text("nvmlDeviceGetUUID", handle)
-        return Gpu(
+        fields = nvml.fields(handle, _FIELDS)
+        memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+        gpu = Gpu(
             index=index,
             bus=bus,
             uuid=uuid,
             name=nvml.text("nvmlDeviceGetName", handle),
+            memory_mb=None if memory is None else int(memory.total) // _MIB,
             serial=nvml.text("nvmlDeviceGetSerial", handle),
             vbios=nvml.text("nvmlDeviceGetVbiosVersion", handle),
             inforom=nvml.text("nvmlDeviceGetInforomImageVersion", handle),
             **_memory_errors(nvml, handle),
             **_pcie(nvml, handle),
-            **_speed(nvml, handle),
-            **_links_and_fields(nvml, handle),
+            **_speed(nvml, handle, fields),
+            **_links(nvml, handle, fields),
+            memory_temperature_c=_optional(float, fields.get((_MEMORY_TEMPERATURE, 0))),
+            recovery=_recovery(fields),
         )
     except api.NVMLError as error:
         trouble = {
             api.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
             api.NVML_ERROR_RESET_REQUIRED: Trouble.RESET_REQUIRED,
-        }.get(error.value, Trouble.OTHER)
+        }.get(error.value, Trouble.OTHER if nvml.cannot_say(error.value) else Trouble.ERRORS)
         return Gpu(index=index, bus=bus, uuid=uuid, trouble=trouble, error=str(error))
+    errors = tuple(f"{name}: {words}" for name, words in nvml.errors.items())
+    broken = [f"{name}: {nvml.errors[name]}" for name in _CORE if name in nvml.errors]
+    if not broken:
+        return msgspec.structs.replace(gpu, errors=errors)
+    return msgspec.structs.replace(gpu, errors=errors, trouble=Trouble.ERRORS, error=broken[0])
 
 
 def _bus(nvml: Nvml, handle: Any) -> str:
@@ -238,7 +205,7 @@ def _pcie(nvml: Nvml, handle: Any) -> dict[str, Any]:
     }
 
 
-def _speed(nvml: Nvml, handle: Any) -> dict[str, Any]:
+def _speed(nvml: Nvml, handle: Any, fields: Fields) -> dict[str, Any]:
     api = nvml.api
     bits = nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)
@@ -246,7 +213,7 @@ def _speed(nvml: Nvml, handle: Any) -> dict[str, Any]:
     persistence = nvml.ask("nvmlDeviceGetPersistenceMode", handle)
     return {
         "temperature_c": _optional(float, temperature),
-        "slowdown_c": _slowdown(nvml, handle, temperature),
+        "slowdown_c": _slowdown(nvml, handle, temperature, fields),
         "memory_max_c": _optional(
             float,
             nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, api.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
@@ -261,37 +228,48 @@ def _speed(nvml: Nvml, handle: Any) -> dict[str, Any]:
     }
 
 
-def _slowdown(nvml: Nvml, handle: Any, temperature: int | None) -> float | None:
+def _slowdown(nvml: Nvml, handle: Any, temperature: int | None, fields: Fields) -> float | None:
     threshold = nvml.api.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
     fixed = nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, threshold)
     if fixed is not None or temperature is None:
         return _optional(float, fixed)
-    # Newer GPUs tell only how far they are from it.
+    # Hopper and later tell how far they are from the highest temperature they are made to work at, and
+    # where the slowdown lies seen from there: -2 is 2 C above it.
     margin = nvml.ask("nvmlDeviceGetMarginTemperature", handle)
-    return None if margin is None else float(temperature + margin)
+    above = -fields.get((_SLOWDOWN_TLIMIT, 0), 0)
+    return None if margin is None else float(temperature + margin + above)
 
 
-def _links_and_fields(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    answers = nvml.ask("nvmlDeviceGetFieldValues", handle, list(_FIELDS)) or ()
-    # Every field is an unsigned number; the narrow ones leave the rest of the union at zero.
-    fields = {answer.fieldId: int(answer.value.ullVal) for answer in answers if answer.nvmlReturn == 0}
-    counters = [fields[name] for name in (_NVLINK_REPLAYS, _NVLINK_RECOVERIES) if name in fields]
-    action = fields.get(_RECOVERY_ACTION)
+def _recovery(fields: Fields) -> Recovery | None:
+    action = fields.get((_RECOVERY_ACTION, 0))
+    return None if action is None else _RECOVERY.get(action, Recovery.UNKNOWN)
+
+
+def _links(nvml: Nvml, handle: Any, fields: Fields) -> dict[str, Any]:
+    invalid = (nvml.api.NVML_ERROR_INVALID_ARGUMENT,)  # The number of a link that this GPU does not have.
+    states = [
+        _optional(bool, nvml.ask("nvmlDeviceGetNvLinkState", handle, number, not_here=invalid))
+        for number in range(nvml.api.NVML_NVLINK_MAX_LINKS)
+    ]
+    while states and states[-1] is None:
+        states.pop()
     return {
-        "memory_temperature_c": _optional(float, fields.get(_MEMORY_TEMPERATURE)),
-        "recovery": None if action is None else _RECOVERY.get(action, Recovery.UNKNOWN),
-        "links": _links(nvml, handle),
-        "link_errors": sum(counters) if counters else None,
+        "links": tuple(states) or None,
+        "link_errors": _link_errors(nvml, handle, states, fields),
         "fabric": _fabric(nvml, handle),
     }
 
 
-def _links(nvml: Nvml, handle: Any) -> tuple[bool | None, ...] | None:
-    numbers = range(nvml.api.NVML_NVLINK_MAX_LINKS)
-    states = [_optional(bool, nvml.ask("nvmlDeviceGetNvLinkState", handle, number)) for number in numbers]
-    while states and states[-1] is None:
-        states.pop()
-    return tuple(states) or None
+def _link_errors(nvml: Nvml, handle: Any, states: Sequence[bool | None], fields: Fields) -> int | None:
+    totals = [fields[field, 0] for field in _NVLINK_TOTALS if (field, 0) in fields]
+    if totals:
+        return sum(totals)
+    links = [number for number, is_up in enumerate(states) if is_up is not None]
+    for family in _NVLINK_FAMILIES:
+        # One link first: asking all of them for what this generation does not count is work for nothing.
+        if nvml.fields(handle, [(field, link) for link in links[:1] for field in family]):
+            return sum(nvml.fields(handle, [(field, link) for link in links for field in family]).values())
+    return None
 
 
 def _fabric(nvml: Nvml, handle: Any) -> str | None:

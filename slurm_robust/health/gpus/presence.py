@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.gpus.facts import GpuFacts, Trouble
-from slurm_robust.health.gpus.judging import GpuView, finding
+from slurm_robust.health.gpus.facts import Gpu, GpuFacts, Trouble
+from slurm_robust.health.gpus.judging import GpuView, finding, seen_before
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 COUNT = "gpu.count"
@@ -123,33 +124,61 @@ def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
                 check=LOST, outcome=Outcome.UNKNOWN, subject=gpu.label, text=gpu.error, source="driver"
             )
             continue
+        if gpu.trouble is Trouble.ERRORS and not seen_before(view, partial(_has_errors, gpu.index)):
+            yield Finding(
+                check=LOST,
+                outcome=Outcome.UNKNOWN,
+                subject=gpu.label,
+                text=f"answers with errors, a second look decides: {gpu.error}",
+                source="driver",
+            )
+            continue
         where = f" at {gpu.bus}" if gpu.bus else ""
         bad = {
             None: "",
             Trouble.LOST: f"lost{where}, fell off the bus",
             Trouble.RESET_REQUIRED: f"needs a reset{where}",
+            Trouble.ERRORS: f"answers with errors{where}: {gpu.error}",
         }[gpu.trouble]
         reset = gpu.trouble is Trouble.RESET_REQUIRED
         yield finding(
             LOST,
             gpu,
             bad,
-            value=gpu.error or "answers",
+            value=gpu.error or _unanswered(gpu) or "answers",
             source="driver",
             suggestion=Suggestion.RESET if reset else Suggestion.REBOOT,
         )
 
 
+def _has_errors(index: int, facts: GpuFacts) -> bool:
+    return any(gpu.index == index and gpu.trouble is Trouble.ERRORS for gpu in facts.gpus)
+
+
+def _unanswered(gpu: Gpu) -> str:
+    """What a GPU that speaks for itself leaves open: worth a word, no reason to doubt the rest."""
+    more = f" (+{len(gpu.errors) - 1})" if len(gpu.errors) > 1 else ""
+    return f"answers, but {gpu.errors[0]}{more}" if gpu.errors else ""
+
+
 def _silence(view: GpuView) -> Finding:
-    """A driver that was quick in this boot hangs; one that was never seen may be waking its GPUs."""
+    """A driver that was quick in this boot hangs if it is silent at a second look too.
+
+    One that was never seen may be waking its GPUs; one that is silent once may be busy with a process that
+    starts or dies.
+    """
     same_boot = [sample.facts for sample in view.before if sample.boot_id == view.boot_id]
     was_quick = any(not facts.stuck_in and facts.gpus and facts.took_s <= _QUICK_S for facts in same_boot)
     stays_awake = view.baseline is not None and any(gpu.persistence for gpu in view.baseline.gpus)
-    hangs = was_quick or stays_awake
+    is_known = was_quick or stays_awake
+    hangs = is_known and seen_before(view, lambda facts: bool(facts.stuck_in))
+    text = "driver is slow: hangs, or persistence mode is off"
+    if is_known:
+        text = "driver hangs" if hangs else "driver does not answer, a second look decides"
     return Finding(
         check=LOST,
         outcome=Outcome.FAIL if hangs else Outcome.UNKNOWN,
-        text="driver hangs" if hangs else "driver is slow: hangs, or persistence mode is off",
+        text=text,
         value=f"no answer to {view.facts.stuck_in} in {view.facts.took_s:.1f} s",
         limit=f"{_QUICK_S:g} s",
         source="driver",

@@ -14,6 +14,8 @@
  *     3 lost 1                every call about it fails with NVML_ERROR_GPU_IS_LOST
  *     3 absent 1              the driver does not list it; the GPUs behind it move up
  *     3 error.FUNCTION 999    what that function returns for it
+ *     3 error 999             what every function returns for it that has no line of its own
+ *     3 nvlink_version 5      NVLink 5 has other counters of errors than 4 has, and 4 others than 3
  *     3 xid 79                an event for whoever waits for one; each line is a new one
  *     3 processes 4711:2048   pid:MiB, separated by blanks; pid alone: the memory is not known
  */
@@ -28,7 +30,8 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15
+    INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15,
+    ARGUMENT_VERSION_MISMATCH = 25
 };
 enum { MAX_GPUS = 64, EVERY = -1, SYSTEM = -2, MAX_VALUE = 4096 };
 enum { POLL_US = 10000, XID_EVENT = 8 };
@@ -168,8 +171,16 @@ static nvmlReturn_t enter(nvmlDevice_t gpu, const char *function) {
     hang(gpu->slot, function);
     if (plain(gpu->slot, "lost", 0) || plain(gpu->slot, "absent", 0)) return GPU_IS_LOST;
     snprintf(key, sizeof key, "error.%s", function);
-    return (nvmlReturn_t)plain(gpu->slot, key, SUCCESS);
+    return (nvmlReturn_t)plain(gpu->slot, key, plain(gpu->slot, "error", SUCCESS));
 }
+
+/* Structures say which version of them the caller means: its number, and its size in bytes. */
+#define VERSION(type, number) ((unsigned)(sizeof(type) | (number) << 24))
+#define EXPECT(info, number)                              \
+    do {                                                  \
+        if ((info)->version != VERSION(*(info), number))  \
+            return ARGUMENT_VERSION_MISMATCH;             \
+    } while (0)
 
 #define ENTER(gpu)                                        \
     do {                                                  \
@@ -384,7 +395,7 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t gpu, int sensor, unsigned *re
 nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t gpu, int which, unsigned *result) {
     static const struct { const char *key; int fallback; } thresholds[] = {
         {"temperature_shutdown", 92}, {"temperature_slowdown", 89},
-        {"memory_temperature_max", 105}, {"temperature_max", 85},
+        {"memory_temperature_max", 105}, {"temperature_max", 87},
     };
     ENTER(gpu);
     if (which < 0 || which > 3) return NOT_SUPPORTED;
@@ -398,7 +409,8 @@ typedef struct { unsigned version; int margin; } Margin;
 
 nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t gpu, Margin *info) {
     ENTER(gpu);
-    long long margin = plain(gpu->slot, "temperature_slowdown", 89) - plain(gpu->slot, "temperature", 35);
+    EXPECT(info, 1);
+    long long margin = plain(gpu->slot, "temperature_max", 87) - plain(gpu->slot, "temperature", 35);
     nvmlReturn_t found = number(gpu, "temperature_margin", margin, &margin);
     info->margin = (int)margin;
     return found;
@@ -487,6 +499,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t gpu, Memory *info) {
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t gpu, MemoryV2 *info) {
     ENTER(gpu);
+    EXPECT(info, 2);
     memory_of(gpu, &info->total, &info->reserved, &info->used);
     info->free = info->total - info->reserved - info->used;
     return SUCCESS;
@@ -523,6 +536,7 @@ typedef struct {
 
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t gpu, SramStatus *status) {
     ENTER(gpu);
+    EXPECT(status, 1);
     unsigned version = status->version;
     memset(status, 0, sizeof *status);
     status->version = version;
@@ -576,6 +590,7 @@ typedef struct {
 
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t gpu, FabricInfo *info) {
     ENTER(gpu);
+    EXPECT(info, 2);
     long long state = 0;
     nvmlReturn_t found = number(gpu, "fabric_state", 3, &state);
     memset(info->cluster, 0, sizeof info->cluster);
@@ -594,26 +609,54 @@ typedef struct {
     ull value;
 } Field;
 
-enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5 };
+
+/* ``oldest`` and ``newest``: the NVLink versions that have the field; 0: it is no counter of a link. */
+static const struct {
+    unsigned id, type;
+    const char *key;
+    int fallback, oldest, newest, is_per_link;
+} known_fields[] = {
+    {38, UNSIGNED_LONG_LONG, "nvlink_crc_flit", 0, 1, 3, 0},
+    {45, UNSIGNED_LONG_LONG, "nvlink_crc_data", 0, 1, 3, 0},
+    {52, UNSIGNED_LONG_LONG, "nvlink_replay", 0, 1, 3, 0},
+    {59, UNSIGNED_LONG_LONG, "nvlink_recovery", 0, 1, 3, 0},
+    {82, UNSIGNED_INT, "memory_temperature", 40, 0, 0, 0},
+    {91, UNSIGNED_INT, "nvlinks", 18, 0, 0, 0},
+    {94, UNSIGNED_INT, "pcie_replays", 0, 0, 0, 0},
+    {161, UNSIGNED_LONG_LONG, "nvlink_replay", 0, 1, 4, 1},
+    {162, UNSIGNED_LONG_LONG, "nvlink_recovery", 0, 1, 4, 1},
+    {163, UNSIGNED_LONG_LONG, "nvlink_crc", 0, 1, 4, 1},
+    {194, SIGNED_INT, "slowdown_tlimit", -2, 0, 0, 0},
+    {208, UNSIGNED_LONG_LONG, "nvlink_receive_errors", 0, 5, 5, 1},
+    {211, UNSIGNED_LONG_LONG, "nvlink_integrity_errors", 0, 5, 5, 1},
+    {215, UNSIGNED_LONG_LONG, "nvlink_recovery", 0, 5, 5, 1},
+    {230, UNSIGNED_INT, "recovery_action", 0, 0, 0, 0},
+};
+
+/* The value of a field; that of one link is "KEY.LINK". The rest of the union is not the caller's to read. */
+static nvmlReturn_t value_of(nvmlDevice_t gpu, Field *field) {
+    char key[64];
+    for (size_t k = 0; k < sizeof known_fields / sizeof *known_fields; k++) {
+        if (known_fields[k].id != field->id) continue;
+        long long value = 0, version = plain(gpu->slot, "nvlink_version", 4);
+        if (known_fields[k].newest && (version < known_fields[k].oldest || version > known_fields[k].newest))
+            return NOT_SUPPORTED;
+        if (known_fields[k].is_per_link && field->scope >= (unsigned)plain(gpu->slot, "nvlinks", 18))
+            return INVALID_ARGUMENT;
+        snprintf(key, sizeof key, known_fields[k].is_per_link ? "%s.%u" : "%s", known_fields[k].key,
+                 field->scope);
+        nvmlReturn_t result = number(gpu, key, known_fields[k].fallback, &value);
+        field->type = known_fields[k].type;
+        field->value = known_fields[k].type == UNSIGNED_LONG_LONG ? (ull)value : ~0ULL << 32 | (unsigned)value;
+        return result;
+    }
+    return NOT_SUPPORTED;
+}
 
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, Field *fields) {
-    static const struct { unsigned id, type; const char *key; int fallback; } known_fields[] = {
-        {38, UNSIGNED_LONG_LONG, "nvlink_crc_flit", 0},    {45, UNSIGNED_LONG_LONG, "nvlink_crc_data", 0},
-        {52, UNSIGNED_LONG_LONG, "nvlink_replay", 0},      {59, UNSIGNED_LONG_LONG, "nvlink_recovery", 0},
-        {82, UNSIGNED_INT, "memory_temperature", 40},      {91, UNSIGNED_INT, "nvlinks", 18},
-        {94, UNSIGNED_INT, "pcie_replays", 0},             {230, UNSIGNED_INT, "recovery_action", 0},
-    };
     ENTER(gpu);
-    for (int i = 0; i < count; i++) {
-        fields[i].result = NOT_SUPPORTED;
-        for (size_t k = 0; k < sizeof known_fields / sizeof *known_fields; k++) {
-            if (known_fields[k].id != fields[i].id) continue;
-            long long value = 0;
-            fields[i].type = known_fields[k].type;
-            fields[i].result = number(gpu, known_fields[k].key, known_fields[k].fallback, &value);
-            fields[i].value = (ull)value;
-        }
-    }
+    for (int i = 0; i < count; i++) fields[i].result = value_of(gpu, &fields[i]);
     return SUCCESS;
 }
 

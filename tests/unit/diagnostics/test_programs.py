@@ -15,8 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_robust.diagnostics.children import in_children
-from slurm_robust.diagnostics.devices import each_core, one_thread
-from slurm_robust.diagnostics.part import Found, NotHere, Part
+from slurm_robust.diagnostics.devices import counted_in_child, each_core, one_thread
+from slurm_robust.diagnostics.part import Died, Found, NotHere, Part, Wrong
 from slurm_robust.diagnostics.programs import gemm, memory, reference, storage
 from slurm_robust.model.findings import Outcome
 
@@ -85,6 +85,27 @@ def test_gpus_that_this_pytorch_cannot_use() -> None:
     assert "without support of GPUs" in gemm.run(with_gpus).value
     with pytest.raises(NotHere):
         reference.run(with_gpus)
+
+
+def test_counting_gpus_leaves_nothing_in_the_process_that_forks_the_tests() -> None:
+    started: list[str] = []
+
+    def count() -> int:
+        started.append("driver")
+        return 8
+
+    assert counted_in_child(count, 10.0) == 8
+    assert started == []
+    with pytest.raises(Wrong, match="cannot be counted: no driver"):
+        counted_in_child(lambda: fail("no driver"), 10.0)
+    with pytest.raises(Died, match="ended without an answer"):
+        counted_in_child(lambda: os._exit(1), 10.0)
+    with pytest.raises(Died, match="no answer in time"):
+        counted_in_child(signal.pause, 0.1)  # type: ignore[arg-type]
+
+
+def fail(reason: str) -> int:
+    raise RuntimeError(reason)
 
 
 def test_children_answer_whatever_becomes_of_them() -> None:

@@ -13,9 +13,12 @@ import msgspec
 import pytest
 
 from slurm_robust.health.gpus.facts import Gpu, GpuProcess, Recovery, Throttle, Trouble
+from slurm_robust.health.gpus.processes import process
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
+from tests.unit.health.gpus import FAIL, PER_GPU, judge
 from tests.unit.health.nvml import Reader, environment
+from tests.unit.health.trees import plant, view
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +74,45 @@ def test_a_healthy_node_tells_everything(node: Reader) -> None:
             {"links": None},
         ),
         ({"nvlinks": None}, {"links": None}),
-        ({"nvlink_replay": 3, "nvlink_recovery": 4}, {"link_errors": 7}),
+        ({"nvlink_version": 3, "nvlink_replay": 3, "nvlink_recovery": 4}, {"link_errors": 7}),
+        ({"nvlink_replay.5": 3, "nvlink_recovery.17": 4, "nvlink_crc.0": 2**33}, {"link_errors": 2**33 + 7}),
+        (
+            {"nvlink_version": 5, "nvlink_receive_errors.1": 2, "nvlink_recovery.17": 4},
+            {"link_errors": 6},
+        ),
+        ({"nvlink_version": 5, "nvlink_integrity_errors.0": 3, "nvlink.0": 0}, {"link_errors": 3}),
+        ({"nvlink_version": 9}, {"link_errors": None}),
         ({"fabric_state": 1}, {"fabric": "not started"}),
         ({"fabric_state": None}, {"fabric": None}),
         ({"fabric_status": 999}, {"fabric": "Unknown Error"}),
         ({"pcie_width": 8, "pcie_generation": 4}, {"pcie_width": 8, "pcie_generation": 4}),
         ({"persistence": 0}, {"persistence": False}),
-        ({"temperature_slowdown": None, "temperature_margin": 40}, {"slowdown_c": 75.0}),
-        ({"error.nvmlDeviceGetTemperature": 999}, {"temperature_c": None}),
+        # Of a Hopper: 40 C below the highest working temperature, and the slowdown 2 C above that.
+        ({"temperature_slowdown": None, "temperature_margin": 40}, {"slowdown_c": 77.0}),
+        (
+            {"temperature_slowdown": None, "temperature_margin": -1, "slowdown_tlimit": 0},
+            {"slowdown_c": 34.0},
+        ),
+        (
+            {"temperature_slowdown": None, "temperature_margin": 40, "slowdown_tlimit": None},
+            {"slowdown_c": 75.0},
+        ),
+        (
+            {"error.nvmlDeviceGetPcieReplayCounter": 10},
+            {"pcie_replays": None, "trouble": None, "errors": ("nvmlDeviceGetPcieReplayCounter: Timeout",)},
+        ),
+        (
+            {"error.nvmlDeviceGetTemperature": 999},
+            {"trouble": Trouble.ERRORS, "error": "nvmlDeviceGetTemperature: Unknown Error"},
+        ),
+        ({"error.nvmlDeviceGetName": 17}, {"trouble": Trouble.ERRORS}),
+        ({"error.nvmlDeviceGetMemoryInfo": 999}, {"trouble": Trouble.ERRORS}),
+        ({"error.nvmlDeviceGetHandleByIndex_v2": 999}, {"trouble": Trouble.ERRORS}),
+        ({"error.nvmlDeviceGetHandleByIndex_v2": 4}, {"trouble": Trouble.OTHER}),
+        *(
+            ({"error.nvmlDeviceGetTemperature": code}, {"temperature_c": None, "trouble": None, "errors": ()})
+            for code in (3, 4, 13, 25, 26)
+        ),
     ],
     ids=str,
 )
@@ -97,6 +131,17 @@ def test_a_lost_gpu_is_named_and_the_others_speak(node: Reader) -> None:
     assert [gpu.index for gpu in gpus if gpu.trouble is None] == [0, 1, 2, 4, 5, 6, 7]
     node.gpus.set(3, lost=False)
     assert node.read().gpus[3].trouble is None
+
+
+def test_a_gpu_that_answers_999_to_everything_never_passes(node: Reader) -> None:
+    node.gpus.set(3, **{"error": 999, "error.nvmlDeviceGetHandleByIndex_v2": 0})
+    facts = node.read()
+    assert (facts.gpus[3].trouble, facts.gpus[3].name, facts.gpus[3].memory_mb) == (Trouble.ERRORS, "", None)
+    assert len(facts.gpus[3].errors) > 20
+    for name in PER_GPU:
+        found = judge(name.removeprefix("gpu."), view(facts, (60.0, facts)))
+        outcomes = [one.outcome for one in found if one.subject == "gpu3"]
+        assert outcomes == ([FAIL] if name == "gpu.lost" else []), name
 
 
 def test_a_gpu_that_is_lost_between_two_questions_keeps_its_name(node: Reader) -> None:
@@ -152,6 +197,30 @@ def test_what_has_ended_is_given_time_and_then_named(node: Reader) -> None:
     assert node.use().gpus[0].processes == (GpuProcess(pid=2**22 + 1, memory_mb=2048, ending=True),)
 
 
+@pytest.mark.parametrize(
+    ("state", "flags", "pending", "is_ending"),
+    [
+        ("S", 0x400040, 0, False),
+        ("Z", 0x400044, 0, True),
+        # Its pages go back to the system, one by one.
+        ("D", 0x400044, 0, True),
+        # Held up in the kernel before it could begin with that.
+        ("D", 0x400040, 0x100, True),
+        ("D", 0x400040, 0x4000, False),
+    ],
+)
+def test_a_process_that_is_killed_is_ending_before_it_is_gone(
+    tmp_path: Path, state: str, flags: int, pending: int, is_ending: bool
+) -> None:
+    files = {
+        "/proc/7/stat": f"7 (py) thon) {state} 1 7 7 0 -1 {flags} 100 0",
+        "/proc/7/status": f"Name:\tpy) thon\nSigPnd:\t{pending:016x}\nShdPnd:\t0000000000000000",
+    }
+    found = process(plant(tmp_path, files), 7, 100)
+    assert (found.name, found.ending) == ("py) thon", is_ending)
+    assert process(plant(tmp_path, {}), 8, 100).ending
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("hanging", "call"),
@@ -203,6 +272,32 @@ def test_importing_the_checks_imports_no_driver() -> None:
 def test_uuids_are_unique_across_nodes(tmp_path: Path) -> None:
     uuids = {Gpus(tmp_path / "s", node, 8).uuid(i) for node in ("n1", "n2") for i in range(8)}
     assert len(uuids) == 16
+
+
+VERSIONS = """
+import ctypes, pynvml as n
+n.nvmlInit()
+handle = n.nvmlDeviceGetHandleByIndex(0)
+for name, make, version in (
+    ("nvmlDeviceGetMemoryInfo_v2", n.c_nvmlMemory_v2_t, n.nvmlMemory_v2),
+    ("nvmlDeviceGetMarginTemperature", n.c_nvmlMarginTemperature_v1_t, n.nvmlMarginTemperature_v1),
+    ("nvmlDeviceGetSramEccErrorStatus", n.c_nvmlEccSramErrorStatus_v1_t, n.nvmlEccSramErrorStatus_v1),
+    ("nvmlDeviceGetGpuFabricInfoV", n.c_nvmlGpuFabricInfo_v2_t, n.nvmlGpuFabricInfo_v2),
+):
+    for wrong in (0, version + 8, version + 2**24, version):
+        info = make()
+        info.version = wrong
+        print(getattr(n.nvmlLib, name)(handle, ctypes.byref(info)))
+"""
+
+
+def test_a_structure_of_another_version_is_refused_as_by_the_real_library(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path / "state", "n1", 1)
+    gpus.reset()
+    done = subprocess.run(
+        [sys.executable, "-c", VERSIONS], env=environment(gpus), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["25", "25", "25", "0"] * 4
 
 
 def test_a_gpu_that_does_not_exist_cannot_be_broken(tmp_path: Path) -> None:

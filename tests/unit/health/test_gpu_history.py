@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.health.check import Sample, View
-from slurm_robust.health.gpus.facts import GpuFacts, Throttle
+from slurm_robust.health.gpus.facts import GpuFacts, Recovery, Throttle, Trouble
 from slurm_robust.model.findings import Outcome
 from tests.unit.health.gpus import (
     BUSY,
@@ -38,23 +38,44 @@ SILENT = GpuFacts(stuck_in="nvmlInitWithFlags", took_s=3.0)
     ("seen", "outcome"),
     [
         (view(SILENT), UNKNOWN),
-        (view(SILENT, (60.0, facts(*EIGHT))), FAIL),
+        (view(SILENT, (60.0, facts(*EIGHT))), UNKNOWN),
+        (view(SILENT, (60.0, facts(*EIGHT)), (9.9, SILENT)), UNKNOWN),
+        (view(SILENT, (60.0, facts(*EIGHT)), (10.0, SILENT)), FAIL),
+        (view(SILENT, (60.0, facts(*EIGHT)), (14.0, SILENT), (5.0, SILENT)), FAIL),
+        (view(SILENT, (60.0, SILENT), (30.0, facts(*EIGHT)), (5.0, SILENT)), UNKNOWN),
         (view(SILENT, (60.0, SILENT)), UNKNOWN),
-        (view(SILENT, (60.0, msgspec.structs.replace(facts(*EIGHT), took_s=1.0))), FAIL),
-        (view(SILENT, (60.0, msgspec.structs.replace(facts(*EIGHT), took_s=1.1))), UNKNOWN),
-        (view(SILENT, (60.0, facts(*EIGHT)), boot_id="next"), UNKNOWN),
-        (view(SILENT, baseline=facts(*EIGHT)), FAIL),
-        (view(SILENT, baseline=facts(gpu(persistence=False))), UNKNOWN),
+        (view(SILENT, (60.0, msgspec.structs.replace(facts(*EIGHT), took_s=1.0)), (10.0, SILENT)), FAIL),
+        (view(SILENT, (60.0, msgspec.structs.replace(facts(*EIGHT), took_s=1.1)), (10.0, SILENT)), UNKNOWN),
+        (view(SILENT, (60.0, facts(*EIGHT)), (10.0, SILENT), boot_id="next"), UNKNOWN),
+        (view(SILENT, baseline=facts(*EIGHT)), UNKNOWN),
+        (view(SILENT, (10.0, SILENT), baseline=facts(*EIGHT)), FAIL),
+        (view(SILENT, (10.0, SILENT), baseline=facts(gpu(persistence=False))), UNKNOWN),
     ],
-    ids=["first", "was quick", "was silent", "1 s", "1.1 s", "last boot", "stays awake", "may sleep"],
+    ids=[
+        *("first", "once", "9.9 s", "10 s", "three times", "answered in between", "was silent"),
+        *("1 s", "1.1 s", "last boot", "stays awake once", "stays awake", "may sleep"),
+    ],
 )
-def test_a_silent_driver_hangs_if_it_was_quick_or_stays_awake(seen: View[GpuFacts], outcome: Outcome) -> None:
+def test_a_driver_hangs_if_it_is_silent_twice_and_was_quick_or_stays_awake(
+    seen: View[GpuFacts], outcome: Outcome
+) -> None:
     (found,) = judge("lost", seen)
     assert found.outcome is outcome
     assert found.suggestion is (REBOOT if outcome is FAIL else NONE)
     assert found.value == "no answer to nvmlInitWithFlags in 3.0 s"
     assert judge("count", seen, count=8) == []
     assert judge("identity", seen) == []
+
+
+def test_a_gpu_that_answers_with_errors_twice_is_broken() -> None:
+    broken = facts(*EIGHT[:7], gpu(index=7, trouble=Trouble.ERRORS, error="nvmlDeviceGetName: Unknown Error"))
+    doubt = "answers with errors, a second look decides: nvmlDeviceGetName: Unknown Error"
+    for before in ((), ((9.9, broken),), ((60.0, broken), (30.0, facts(*EIGHT)), (5.0, broken))):
+        assert said(judge("lost", view(broken, *before))[7:]) == (UNKNOWN, NONE, doubt)
+    certain = "answers with errors at 0000:40:00.0: nvmlDeviceGetName: Unknown Error"
+    found = judge("lost", view(broken, (10.0, broken)))
+    assert said(found[7:]) == (FAIL, REBOOT, certain)
+    assert {one.outcome for one in found[:7]} == {PASS}
 
 
 # -- earlier samples and the baseline --------------------------------------------------------------
@@ -77,6 +98,30 @@ def test_counters_count_what_is_new_within_the_hour(name: str, field: str, limit
     assert outcome(10**9, (4000.0, 0), (60.0, 10**9)) is PASS, "before the hour"
     assert outcome(10**9, (60.0, 0), boot_id="next") is PASS, "before the boot"
     assert outcome(3, (60.0, 10**9)) is PASS, "the driver was loaded again"
+
+
+def test_an_uncorrected_error_counts_for_an_hour_if_it_was_seen_to_happen() -> None:
+    def found(now: int, *before: tuple[float, int], boot_id: str = "b", **limits: int) -> tuple[object, ...]:
+        samples = [(age, facts(gpu(uncorrected=count))) for age, count in before]
+        return said(judge("ecc", view(facts(gpu(uncorrected=now)), *samples, boot_id=boot_id), **limits))[:2]
+
+    assert found(1, (60.0, 0)) == (FAIL, RESET)
+    assert found(2, (3000.0, 1), (60.0, 2)) == (FAIL, RESET)
+    assert found(1, (60.0, 0), max_volatile_uncorrected=1) == (PASS, NONE)
+    # Contained: later jobs may have the node.
+    assert found(1, (3700.0, 0), (3500.0, 1)) == (FAIL, MONITOR)
+    assert found(1, (60.0, 1)) == (FAIL, MONITOR)
+    assert found(1, (60.0, 0), boot_id="next") == (FAIL, MONITOR)
+    assert found(0, (60.0, 5)) == (PASS, NONE)
+
+
+def test_a_contained_error_asks_for_nothing_until_the_driver_does() -> None:
+    contained = {"uncorrected": 1, "aggregate_uncorrected": 1, "remap_pending": True}
+    for recovery, away in ((Recovery.NONE, []), (Recovery.DRAIN_AND_RESET, ["gpu.recovery"])):
+        one = facts(gpu(recovery=recovery, **contained))
+        seen = view(one, (60.0, one))
+        found = [f for name in PER_GPU for f in judge(name.removeprefix("gpu."), seen)]
+        assert [f.check for f in found if f.suggestion.keeps_jobs_away] == away
 
 
 @given(st.lists(st.integers(0, 1000), max_size=6))

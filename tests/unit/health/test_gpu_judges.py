@@ -19,6 +19,7 @@ from slurm_robust.health.gpus.facts import (
     Trouble,
     Use,
 )
+from slurm_robust.health.gpus.leftovers import is_being_freed
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from tests.unit.health.gpus import (
     BUSY,
@@ -45,9 +46,17 @@ ONE_GPU = [
     ("lost", {}, {}, GOOD),
     ("lost", {"trouble": Trouble.LOST}, {}, (FAIL, REBOOT, "lost at 0000:40:00.0, fell off the bus")),
     ("lost", {"trouble": Trouble.RESET_REQUIRED}, {}, (FAIL, RESET, "needs a reset at 0000:40:00.0")),
-    ("lost", {"trouble": Trouble.OTHER, "error": "Unknown Error"}, {}, (UNKNOWN, NONE, "Unknown Error")),
+    ("lost", {"trouble": Trouble.OTHER, "error": "No Permission"}, {}, (UNKNOWN, NONE, "No Permission")),
+    (
+        "lost",
+        {"trouble": Trouble.ERRORS, "error": "Unknown Error"},
+        {},
+        (UNKNOWN, NONE, "answers with errors, a second look decides: Unknown Error"),
+    ),
+    ("lost", {"errors": ("nvmlDeviceGetSerial: Unknown Error",)}, {}, GOOD),
     ("ecc", {}, {}, GOOD),
-    ("ecc", {"uncorrected": 1}, {}, (FAIL, RESET, "uncorrected memory errors: 1")),
+    # Nobody knows that it is new, and the driver has contained it.
+    ("ecc", {"uncorrected": 1}, {}, (FAIL, MONITOR, "uncorrected memory errors before: 1")),
     ("ecc", {"uncorrected": 1}, {"max_volatile_uncorrected": 1}, GOOD),
     ("ecc", {"aggregate_uncorrected": 1}, {}, (FAIL, MONITOR, "uncorrected errors in its life: 1")),
     ("ecc", {"aggregate_uncorrected": 1}, {"max_aggregate_uncorrected": 1}, GOOD),
@@ -61,7 +70,7 @@ ONE_GPU = [
     ("ecc", {"corrected": 10**9}, {}, GOOD),
     ("remap", {}, {}, GOOD),
     ("remap", {"remapped_uncorrected": 8}, {}, GOOD),
-    ("remap", {"remap_pending": True}, {}, (FAIL, RESET, "row remapping waits for a reset")),
+    ("remap", {"remap_pending": True}, {}, (FAIL, MONITOR, "row remapping waits for a reset")),
     (
         "remap",
         {"remap_pending": True, "remap_failed": True},
@@ -297,6 +306,7 @@ def leftovers(use: Use, job_gone: bool | None = True, **limits: Any) -> list[Fin
     return judge("leftovers", seen, **limits)
 
 
+DEAD = GpuProcess(pid=6, name="python", memory_mb=9000, ending=True)
 STRANGER = GpuProcess(pid=7, name="python", memory_mb=100)
 DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", memory_mb=900)
 
@@ -305,7 +315,18 @@ DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", memory_mb=900)
     ("use", "expected"),
     [
         (Use(index=0, memory_mb=512), GOOD),
-        (Use(index=0, memory_mb=513), (FAIL, RESET, "513 MiB in use by no process")),
+        (
+            Use(index=0, memory_mb=513),
+            (UNKNOWN, NONE, "513 MiB in use by no process: is being freed, or stuck"),
+        ),
+        (
+            Use(index=0, memory_mb=9000, processes=(DEAD,)),
+            (UNKNOWN, NONE, "9000 MiB in use by what has ended: python (6): is being freed, or stuck"),
+        ),
+        (
+            Use(index=0, memory_mb=9000, processes=(DEAD, STRANGER)),
+            (FAIL, RESET, "left by a job: python (7); kill it"),
+        ),
         (Use(index=0), GOOD),
         (
             Use(index=0, memory_mb=100, processes=(STRANGER,)),
@@ -328,6 +349,43 @@ DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", memory_mb=900)
 )
 def test_leftovers(use: Use, expected: tuple[Outcome, Suggestion, str]) -> None:
     assert said(leftovers(use)) == expected
+
+
+@pytest.mark.parametrize(
+    ("amounts", "expected"),
+    [
+        # By age in seconds, oldest first; the last is of now.
+        ([(60, 9000), (40, 9000), (20, 9000), (0, 9000)], FAIL),
+        ([(59, 9000), (40, 9000), (20, 9000), (0, 9000)], UNKNOWN),
+        ([(90, 9000), (60, 8000), (40, 8000), (20, 8000), (0, 8000)], FAIL),
+        ([(60, 9000), (40, 9000), (20, 8900), (0, 8900)], UNKNOWN),
+        ([(60, 40000), (40, 30000), (20, 20000), (0, 10000)], UNKNOWN),
+        # Allocators of daemons breathe a little.
+        ([(60, 9010), (40, 9000), (20, 8995), (0, 9000)], FAIL),
+        # A job may have run in between, and left as much as the one before.
+        ([(3600, 9000), (0, 9000)], UNKNOWN),
+        ([(60, 9000), (0, 9000)], UNKNOWN),
+        ([(60, 9000), (40, 0), (20, 9000), (0, 9000)], UNKNOWN),
+        ([(40, 9000), (20, 9000), (0, 0)], PASS),
+    ],
+    ids=str,
+)
+def test_memory_that_nobody_holds_fails_once_it_has_not_become_less_for_a_minute(
+    amounts: list[tuple[float, int]], expected: Outcome
+) -> None:
+    *before, (_, now) = ((age, GpuUse(gpus=(Use(index=0, memory_mb=mb),))) for age, mb in amounts)
+    found = judge("leftovers", view(now, *before, job_gone=True))
+    assert found[0].outcome is expected
+    assert found[0].suggestion is (RESET if expected is FAIL else NONE)
+    assert is_being_freed(found) is (expected is UNKNOWN)
+    assert judge("leftovers", view(now, *before, job_gone=True, boot_id="next"))[0].outcome is not FAIL
+
+
+def test_what_was_killed_and_does_not_end_fails_after_a_minute_too() -> None:
+    use = GpuUse(gpus=(Use(index=0, memory_mb=9000, processes=(DEAD,)),))
+    seen = view(use, (60.0, use), (40.0, use), (20.0, use), job_gone=True)
+    words = "9000 MiB in use by what has ended: python (6), and no less for 60 s"
+    assert said(judge("leftovers", seen)) == (FAIL, RESET, words)
 
 
 @pytest.mark.parametrize("job_gone", [False, None])

@@ -10,7 +10,7 @@ import pytest
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import HISTORY, AnySource, Sample, Source
 from slurm_robust.health.host import Host
-from slurm_robust.health.memory import Memory, ProcessMemory, Stored, joined, record_baseline
+from slurm_robust.health.memory import IN_A_ROW, Memory, ProcessMemory, Stored, joined, record_baseline
 from slurm_robust.model.record import Record
 
 
@@ -77,8 +77,8 @@ def test_history_reaches_back_as_far_as_it_should_at_any_interval(tmp_path: Path
         kept = joined(kept, new, 3600.0)
     times = [stored.at for stored in kept]
     newest = (runs - 1) * interval_s
-    assert times[-1] == newest
-    assert newest - times[0] > 3600.0 - max(interval_s, 2 * 3600.0 / (HISTORY - 2))
+    assert times[-IN_A_ROW:] == [newest - interval_s * n for n in reversed(range(min(IN_A_ROW, len(times))))]
+    assert newest - times[0] > 3600.0 - max(interval_s, 2 * 3600.0 / (HISTORY - IN_A_ROW - 1))
     assert len(times) <= HISTORY
 
 
