@@ -16,8 +16,9 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,6 @@ class Snapshotter:
         self._copies: dict[torch.device, devices.GpuCopies] = {}
         self._process = os.getpid()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="srobust-snapshot")
-        self._reserver = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="srobust-reserve")
         self._reserved: concurrent.futures.Future[None] | None = None
         # A compiled step() must not try to trace this: it is called between the graphs instead.
         before = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
@@ -181,11 +181,11 @@ class Snapshotter:
         if self._job is not None:
             self._job.may_sum.set()
         self._thread.shutdown()
-        self._reserver.shutdown()
         self._captures.close()
         self.settle()
         self._last = None
-        self._parts.close()
+        if self._reserved is None or not concurrent.futures.wait([self._reserved], PATIENCE_S).not_done:
+            self._parts.close()
 
     # -- taking one -------------------------------------------------------------------------------
 
@@ -264,12 +264,19 @@ class Snapshotter:
             if not self._is_reserved():
                 return None
 
-    def _reserve(self, wanted: Iterable[Wanted]) -> None:
-        def work(every: tuple[Wanted, ...] = tuple(wanted)) -> None:
-            for one in every:
-                one.reserve()
+    def _reserve(self, wanted: list[Wanted]) -> None:
+        self._reserved = done = concurrent.futures.Future()
 
-        self._reserved = self._reserver.submit(work)
+        def work() -> None:
+            try:
+                for one in wanted:
+                    one.reserve()
+                done.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+
+        # A daemon: a process that ends must not wait for it.
+        threading.Thread(target=work, name="srobust-reserve", daemon=True).start()
 
     def _is_reserved(self) -> bool:
         """No memory is being reserved any more. Raises :class:`NotWritten` if there was none."""
@@ -368,7 +375,7 @@ class Snapshotter:
 
     def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
         job = self._job
-        if job is None or job.checked or os.getpid() != self._process:
+        if job is None or job.checked or not job.late.entries or os.getpid() != self._process:
             return
         if self._captures.seen:
             job.captured = job.checked = True  # and nothing outside of the graph may be waited for in it

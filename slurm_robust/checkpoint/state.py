@@ -206,7 +206,8 @@ def _load(target: Stateful, tree: Any, placed: frozenset[int]) -> None:
     elif isinstance(target, Optimizer):
         _load_optimizer(target, tree, placed)
     elif _is_scaler(target):
-        target.load_state_dict(map_tensors(torch.Tensor.item, tree))
+        numbers = {key: value.item() if torch.is_tensor(value) else value for key, value in tree.items()}
+        target.load_state_dict(numbers)
     else:
         target.load_state_dict(map_tensors(torch.clone, tree))
 

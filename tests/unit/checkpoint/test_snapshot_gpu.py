@@ -172,7 +172,7 @@ def test_memory_is_registered_once_per_buffer_and_by_another_thread(
     sizes = [path.stat().st_size for path in example.folder.path.glob("own-*")]
     assert len(sizes) == 3
     assert example.gpus.calls["register"] == sum(-(-size // piece) for size in sizes)
-    assert example.gpus.registrars == {"srobust-reserve_0"}
+    assert example.gpus.registrars == {"srobust-reserve"}
     assert sum(example.gpus.registered().values()) == sum(sizes)
     example.snapshotter.close()
     assert example.gpus.registered() == {}
@@ -313,6 +313,20 @@ def test_a_replay_changes_no_snapshot_that_step_has_returned_from(example: OnGpu
     assert 3 in example.steps()
     own = state_at(example.folder, 3).own
     assert {float(x) for t in own["optimizer"]["state"].values() for x in t["count"]} == {4.0}
+
+
+def test_updates_after_a_capture_cost_no_snapshot(example: OnGpu) -> None:
+    """There may be several optimizers, of which one is captured."""
+    example.train(range(3))
+    example.snapshotter.settle()
+    captured(example)
+    gate = example.hold_thread()
+    example.compute()
+    example.update()
+    example.take(3)
+    example.update()
+    gate.set()
+    assert whole(example, 3)
 
 
 def test_a_capture_before_the_first_snapshot_is_known(folder: MemoryFolder, gpus: LaggingGpus) -> None:
