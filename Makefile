@@ -7,7 +7,7 @@ SOAK_S ?= 3600
 PYTEST := SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-cluster test-slurm demo bench matrix matrix-code soak packages clean
+.PHONY: help setup lint test test-unit test-cluster test-gpu test-slurm demo bench matrix matrix-code soak packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test-unit: setup ## Tests that need neither root nor Slurm.
 # Sandboxes know nothing of each other, and these tests mostly wait: two files run side by side.
 test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).
 	$(PYTEST) -n 2 --dist loadfile tests/cluster
+
+# Prints what it measures; all is skipped where torch sees no CUDA device.
+test-gpu: setup ## Tests that need an NVIDIA GPU, some GB of its memory and of /dev/shm.
+	$(PYTEST) -s tests/gpu
 
 test-slurm: setup ## Tests and a short demo on another release of Slurm: RELEASE=22.05, 24.11 or 26.05 (root, Debian).
 	@tools/setup.sh debootstrap debootstrap

@@ -7,12 +7,16 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.checkpoint_state import Contender, Training
+from slurm_robust.checkpoint import snapshot
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import Tier
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.api import Checkpointer  # as the zygote has it, before a worker begins
 from slurm_robust.worker.environment import WorkerEnvironment
+
+# Warming up makes the buffers, whatever that takes: no snapshot is passed over for it.
+snapshot.RESERVE_S = 60.0
 
 RUN = "bench"
 CHECKPOINTS = "checkpoints"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,9 +11,17 @@ import torch
 
 from slurm_robust.checkpoint.devices import pieces
 from slurm_robust.checkpoint.errors import NotWritten
-from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader, TensorSpec, read_header
+from slurm_robust.checkpoint.image import (
+    Buffer,
+    BufferInUse,
+    ImageHeader,
+    NotReserved,
+    TensorSpec,
+    read_header,
+)
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.ring import refill_order
+from slurm_robust.checkpoint.sharedfile import OnMap
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in
 
@@ -56,15 +64,22 @@ class Filling:
         self.buffer.commit()
         self.owner.held[self.number] = self.ref
 
-    def span(self) -> tuple[int, int]:
-        """Address and length of the memory in which the targets lie."""
-        begins = [target.whole.data_ptr() for target in self.targets if target.whole.nbytes]
-        last = max((t.whole for t in self.targets), key=torch.Tensor.data_ptr)
-        return min(begins), last.data_ptr() + last.nbytes - min(begins)
-
     def discard(self) -> None:
         """Leave the buffer empty."""
         self.buffer.discard()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A buffer for which memory is still to be reserved, and how much."""
+
+    owner: PartBuffers
+    number: int
+    total: int
+
+    def reserve(self) -> None:
+        """Reserve it, which takes seconds. Raises :class:`NotWritten`."""
+        self.owner.reserve(self.number, self.total)
 
 
 @dataclass
@@ -72,13 +87,16 @@ class PartBuffers:
     """Buffers ``own-<rank>.<number>`` (or ``shared.<number>``) in a folder of copies.
 
     ``header`` is that of all images, but for the step. ``restored`` is the checkpoint that this generation
-    went on from, None for a fresh start. ``on_unmap`` is told the address of targets that are given up.
+    went on from, None for a fresh start. ``on_map`` is told what
+    :class:`~slurm_robust.checkpoint.sharedfile.SharedFile` tells.
+
+    Not for several threads at once, but for :meth:`reserve`, beside which no other method may run.
     """
 
     folder: MemoryFolder
     header: ImageHeader
     restored: CheckpointRef | None
-    on_unmap: Callable[[int], None] = lambda _: None
+    on_map: OnMap = lambda _: lambda: None
     cap: int = 0
     held: dict[int, CheckpointRef | None] = field(default_factory=dict)
     _open: dict[int, Buffer] = field(default_factory=dict)
@@ -102,23 +120,22 @@ class PartBuffers:
 
     def begin(
         self, step: int, specs: tuple[TensorSpec, ...], tree: bytes, *, stride: int, flush: int
-    ) -> Filling:
-        """Give up the image that is needed least and lay out the next one.
+    ) -> Filling | Wanted:
+        """Give up the image that is needed least and lay out the next one; or what must be reserved before.
 
-        Raises :class:`NotWritten` if all buffers are being read or there is no memory.
+        Raises :class:`NotWritten` if all buffers are being read or cannot be made.
         """
         header = msgspec.structs.replace(self.header, step=step)
         for number in self._order(stride, flush):
             try:
                 buffer = self._buffer(number)
-                views = buffer.begin(header, specs, tree)
+                views = buffer.begin(header, specs, tree, reserved=True)
             except BufferInUse:
                 continue
+            except NotReserved:
+                return Wanted(self, number, buffer.total)
             except OSError as error:
-                raise NotWritten(
-                    f"{self.folder.own(header.rank, number)}: {os.strerror(error.errno or 0)}; give the job "
-                    "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
-                ) from error
+                raise self._not_written(number, error) from error
             self.held[number] = None
             targets = self._targets_in(number, specs, views)
             return Filling(self, number, _ref(header), buffer, targets, tree, stride, flush)
@@ -127,23 +144,28 @@ class PartBuffers:
             "storage takes longer than the steps"
         )
 
-    def prepare(self, like: Filling) -> None:
-        """Reserve memory for the next snapshot, like the one before, if it needs a buffer still to be made.
+    def reserve(self, number: int, total: int) -> None:
+        """Have memory for an image of ``total`` bytes. Raises :class:`NotWritten`.
 
-        The kernel clears that memory, which takes longer than copying. Called in the thread that copies.
+        The kernel clears that memory, and a GPU's driver registers it, which takes longer than copying.
         """
-        order = self._order(like.stride, like.flush)
-        if order and order[0] not in self.held:
-            step, specs, tree = like.ref.step, self._targets[like.number][0], like.tree
-            try:
-                self.begin(step, specs, tree, stride=like.stride, flush=like.flush).discard()
-            except NotWritten:
-                pass  # told when it is needed
+        try:
+            self._buffer(number).reserve(total)
+        except BufferInUse:
+            pass  # somebody reads it meanwhile: another one is next
+        except OSError as error:
+            raise self._not_written(number, error) from error
+
+    def wanted(self, total: int, *, stride: int = 1, flush: int = -1) -> Wanted | None:
+        """The buffer that an image of ``total`` bytes takes next, if it still needs memory."""
+        number = next(iter(self._order(stride, flush)), None)
+        if number is None or (number in self._open and self._open[number].mapped >= total):
+            return None
+        return Wanted(self, number, total)
 
     def close(self) -> None:
         """Let go of the buffers; the images in them stay."""
-        for number in list(self._targets):
-            self._give_up_targets(number)
+        self._targets.clear()
         for buffer in self._open.values():
             buffer.close()
         self._open.clear()
@@ -164,7 +186,7 @@ class PartBuffers:
 
     def _buffer(self, number: int) -> Buffer:
         if number not in self._open:
-            self._open[number] = Buffer(self.folder.own(self.header.rank, number))
+            self._open[number] = Buffer(self.folder.own(self.header.rank, number), self.on_map)
             self.held.setdefault(number, None)
         return self._open[number]
 
@@ -175,19 +197,19 @@ class PartBuffers:
         address = next((_address(view) for view in views if len(view)), 0)
         known = self._targets.get(number)
         if known is None or known[:2] != (specs, address):
-            self._give_up_targets(number)
             made = [tensor_in(view, spec) for view, spec in zip(views, specs, strict=True)]
             known = specs, address, [Target(tensor, pieces(tensor)) for tensor in made]
             self._targets[number] = known
         return known[2]
 
-    def _give_up_targets(self, number: int) -> None:
-        known = self._targets.pop(number, None)
-        if known is not None:
-            self.on_unmap(known[1])
+    def _not_written(self, number: int, error: OSError) -> NotWritten:
+        return NotWritten(
+            f"{self.folder.own(self.header.rank, number)}: {os.strerror(error.errno or 0)}; give the job "
+            "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
+        )
 
     def _forget(self, number: int) -> None:
-        self._give_up_targets(number)
+        self._targets.pop(number, None)
         if number in self._open:
             self._open.pop(number).close()
         del self.held[number]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from slurm_robust.checkpoint.gpus import Event, Gpus, Pairs
 
 _log = logging.getLogger(__name__)
 
@@ -15,7 +20,9 @@ _log = logging.getLogger(__name__)
 # cores instead of 0.1 s), so larger tensors are copied in pieces below it.
 _SERIAL_ELEMENTS = 32767
 
-Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+# Memory is registered in pieces: drivers refuse a single one of some hundred GB (reported: beyond 96 to 512),
+# and while they register one (reported: 0.1 to 0.6 s/GB) they hold locks that launches of kernels wait for.
+PIECE_BYTES = 4 * 2**30
 
 
 def pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -67,57 +74,102 @@ def copy(
 
 
 class GpuCopies:
-    """Copies from one GPU on a stream of its own, beside the training's."""
+    """Copies from one GPU on a stream of its own, beside the training's. The host waits for nothing."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, gpus: Gpus, device: torch.device) -> None:
+        self._gpus = gpus
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = gpus.stream(device)
 
-    def start(self, pairs: Pairs) -> torch.cuda.Event:
-        """Begin to copy what the training's stream has computed so far. The host does not wait."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for target, source in pairs:
-                target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return event
+    def follow_training(self) -> None:
+        """What is copied from now on is what the training has computed so far."""
+        self._stream.follow(self._gpus.training(self._device).record())
 
-    def hold_training(self, event: torch.cuda.Event) -> None:
-        """What the training enqueues from now on comes after the copies. The host does not wait."""
-        torch.cuda.current_stream(self._device).wait_event(event)
+    def copy(self, pairs: Pairs) -> None:
+        """Begin to copy. Raises ``RuntimeError``."""
+        self._stream.copy(pairs)
+
+    def copied(self) -> Event:
+        """The moment when all copies that were begun are done."""
+        return self._stream.record()
+
+    def hold_training(self, event: Event) -> None:
+        """What the training enqueues from now on comes after the copies."""
+        self._gpus.training(self._device).follow(event)
 
 
 class Pinned:
-    """Memory of buffers that is registered with CUDA, so that copies into it run by themselves."""
+    """Memory of buffers that is registered with the GPUs' runtime, so that copies into it run by themselves.
 
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-        self._refused = False
+    Nothing is registered before :attr:`device` is set, the GPU that the copies come from.
+    """
 
-    def pin(self, address: int, nbytes: int) -> None:
-        """Register a mapping once. A refusal (``ulimit -l``, say) only makes copies slower."""
-        if self._refused or self._known.get(address) == nbytes:
-            return
-        self.unpin(address)
-        status = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
-        if status == 0:
-            self._known[address] = nbytes
-            return
-        self._refused = True
-        _log.warning(
-            "CUDA does not register the snapshots' memory (cudaError %d), so copying them holds training "
-            "up: see ulimit -l",
-            status,
-        )
-        try:
-            torch.zeros(
-                1, device="cuda"
-            )  # the refusal is still CUDA's last error: it must not end a training
-        except RuntimeError:
-            pass
+    def __init__(self, gpus: Gpus) -> None:
+        self.device: torch.device | None = None
+        self._gpus = gpus
+        self._borders: list[int] = []  # where one piece ends and the next begins, sorted
+        self._told = False
 
-    def unpin(self, address: int) -> None:
-        """Let go of a mapping, before it goes away."""
-        if self._known.pop(address, None) is not None:
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    def pin(self, memory: memoryview) -> Callable[[], None]:
+        """Register a mapping, which takes seconds; returns what takes that back.
+
+        A piece that is refused makes the copies into it slower, and holds training up for them.
+        """
+        begin, end = _address(memory), _address(memory) + len(memory)
+        device = self.device
+        if device is None:
+            return lambda: None
+        places = range(begin, end, PIECE_BYTES)
+        refusals = {at: self._gpus.register(at, min(PIECE_BYTES, end - at), device) for at in places}
+        self._borders = sorted([*self._borders, *places[1:]])
+        refused = {at: error for at, error in refusals.items() if error}
+        if refused and not self._told:
+            self._told = True
+            _log.warning(
+                "CUDA does not register %d of %d pieces of the snapshots' memory (cudaError %d), so copying "
+                "into these holds training up: the driver cannot lock so much memory (ulimit -l is not what "
+                "limits it); see NVRM in the kernel's log, and what the node has free",
+                len(refused),
+                len(refusals),
+                next(iter(refused.values())),
+            )
+
+        def unpin() -> None:
+            self._borders = [at for at in self._borders if at not in places]
+            for at in refusals.keys() - refused.keys():
+                self._gpus.unregister(at)
+
+        return unpin
+
+    def pairs(self, target: torch.Tensor, source: torch.Tensor) -> Pairs:
+        """The copy of ``source`` into ``target``, cut where a piece ends: each part lies in one."""
+        begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
+        cuts = self._borders[bisect_right(self._borders, begin) : bisect_left(self._borders, end)]
+        if not cuts:
+            return [(target, source)]
+        marks = [(at - begin) // target.element_size() for at in cuts]
+        flat = target.view(-1).tensor_split(marks), source.view(-1).tensor_split(marks)
+        return list(zip(*flat, strict=True))
+
+
+class Captures:
+    """Sees whether an optimizer's update goes into a CUDA graph, of whose replays no hook is called."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self.seen = False
+        self._gpus = gpus
+        # A compiled step() must not try to trace this: it is called between the graphs instead.
+        look = torch.compiler.disable(self._look)  # type: ignore[no-untyped-call]
+        self._hook = register_optimizer_step_pre_hook(look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._hook.remove()
+
+    def _look(self, optimizer: object, args: object, kwargs: object) -> None:
+        if not self.seen and self._gpus.is_capturing():
+            self.seen = True
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))

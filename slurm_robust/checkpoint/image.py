@@ -30,6 +30,8 @@ import xxhash
 
 from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums_of
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
+from slurm_robust.checkpoint.sharedfile import BufferInUse as BufferInUse
+from slurm_robust.checkpoint.sharedfile import OnMap, SharedFile
 from slurm_robust.model.record import Record
 
 MAGIC = b"SRIMAGE\x01"
@@ -46,8 +48,8 @@ _SUM_AT = 8 + _PREFIX.size - 8
 _HEADER_AT = 64
 
 
-class BufferInUse(Exception):
-    """Somebody reads the image in this buffer, so it cannot be refilled now."""
+class NotReserved(Exception):
+    """There is no memory yet for the image, or it is not mapped: see :meth:`Buffer.reserve`."""
 
 
 class ImageHeader(Record):
@@ -101,12 +103,10 @@ def image_bytes(tensors: Sequence[TensorSpec], tree: bytes) -> int:
 class Buffer:
     """A file in shared memory that takes one image after the other. One writer at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_map: OnMap = lambda _: lambda: None) -> None:
         """Open or make the file (0600), which keeps its content. Raises ``OSError``."""
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.open(path, flags, 0o600)
-        self._map: mmap.mmap | None = None
+        self._file = SharedFile(path, on_map)
         self._meta = Meta(tensors=(), tree=b"", sums=b"")
         self._layout = _Layout(meta_bytes=0, data_at=0, data_bytes=0)
         self._header = b""
@@ -114,18 +114,40 @@ class Buffer:
     @property
     def capacity(self) -> int:
         """Bytes that are reserved."""
-        return os.fstat(self._file).st_size
+        return self._file.capacity
 
-    def begin(self, header: ImageHeader, tensors: Sequence[TensorSpec], tree: bytes) -> list[memoryview]:
+    @property
+    def mapped(self) -> int:
+        """Bytes that are reserved and mapped."""
+        return 0 if self._file.map is None else len(self._file.map)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the image that was begun last."""
+        return self._layout.total
+
+    def reserve(self, total: int) -> None:
+        """Reserve and map so many bytes, which takes seconds; the image that is here stays.
+
+        Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
+        """
+        self._file.lock()
+        self._file.make_room(total)
+        self._file.unlock()
+
+    def begin(
+        self, header: ImageHeader, tensors: Sequence[TensorSpec], tree: bytes, *, reserved: bool = False
+    ) -> list[memoryview]:
         """Give up the image that is here and lay out another; where each tensor's bytes belong.
 
         Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
+        ``reserved``: raise :class:`NotReserved` instead of reserving it.
         """
         self._layout, self._meta = _lay_out(tensors, tree)
         self._header = msgspec.msgpack.encode(header)
         if _HEADER_AT + len(self._header) > PAGE:
             raise ValueError(f"the header has {len(self._header)} bytes: use a shorter run id and layout")
-        whole = self._open(self._layout.total)
+        whole = self._open(self.total, reserved=reserved)
         views, at = [], self._layout.data_at
         for tensor in tensors:
             views.append(whole[at : at + tensor.nbytes])
@@ -142,17 +164,18 @@ class Buffer:
 
     def commit(self) -> None:
         """The data are in place: sum them up and make the image whole."""
-        assert self._map is not None
-        data = memoryview(self._map)[self._layout.data_at : self._layout.total]
+        whole = self._file.map
+        assert whole is not None
+        data = memoryview(whole)[self._layout.data_at : self.total]
         meta = msgspec.msgpack.encode(msgspec.structs.replace(self._meta, sums=sums_of(data)))
         data.release()
-        self._map[PAGE : PAGE + len(meta)] = meta
+        whole[PAGE : PAGE + len(meta)] = meta
         page = bytearray(PAGE)
         fields = (VERSION, len(self._header), len(meta), self._layout.data_at, self._layout.data_bytes)
         _PREFIX.pack_into(page, 8, *fields, CHUNK_BYTES, 0, _sum(meta), 0)
         page[_HEADER_AT : _HEADER_AT + len(self._header)] = self._header
         struct.pack_into("<Q", page, _SUM_AT, _sum(page[8:]))
-        self._map[8:PAGE] = bytes(page[8:])
+        whole[8:PAGE] = bytes(page[8:])
         self._publish()
 
     def receive(self, total: int) -> memoryview:
@@ -164,60 +187,33 @@ class Buffer:
 
     def adopt(self) -> ImageHeader:
         """What was received is whole if its sums agree. Raises :class:`CorruptPart`."""
-        assert self._map is not None
-        image = Image(self.path, self._map, received=True)
+        assert self._file.map is not None
+        image = Image(self.path, self._file.map, received=True)
         image.verify()
         self._publish()
         return image.header
 
     def discard(self) -> None:
         """Leave the buffer empty."""
-        self._unlock()
+        self._file.unlock()
 
     def close(self) -> None:
         """Unmap and close; the file and a whole image in it stay."""
-        self._drop_map()
-        os.close(self._file)
+        self._file.close()
 
-    def _open(self, total: int) -> memoryview:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BufferInUse(str(self.path)) from None
-        try:
-            if self.capacity < total:
-                self._drop_map()
-                # Reserved now: writing to a sparse file on a full /dev/shm would kill us by SIGBUS.
-                os.posix_fallocate(self._file, 0, _round_up(total))
-            if self._map is None:
-                self._map = mmap.mmap(self._file, self.capacity)
-            self._map[:8] = bytes(8)
-        except OSError:
-            self._empty()
-            raise
-        return memoryview(self._map)
+    def _open(self, total: int, *, reserved: bool = False) -> memoryview:
+        self._file.lock()
+        if reserved and self.mapped < total:
+            self._file.unlock()
+            raise NotReserved(str(self.path))
+        whole = self._file.make_room(total)
+        whole[:8] = bytes(8)
+        return memoryview(whole)
 
     def _publish(self) -> None:
-        assert self._map is not None
-        self._map[:8] = MAGIC
-        self._unlock()
-
-    def _empty(self) -> None:
-        """Give the memory back."""
-        self._drop_map()
-        os.ftruncate(self._file, 0)
-        self._unlock()
-
-    def _unlock(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _drop_map(self) -> None:
-        if self._map is not None:
-            try:
-                self._map.close()
-            except BufferError:
-                pass  # a view of an earlier image lives; the kernel unmaps when it is gone
-            self._map = None
+        assert self._file.map is not None
+        self._file.map[:8] = MAGIC
+        self._file.unlock()
 
 
 class Image:

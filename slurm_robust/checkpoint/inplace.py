@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from slurm_robust.checkpoint.gpus import Gpus
+from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.state import Snapshot, Training, live_state, unwrapped
 
 Places = Mapping[int, torch.Tensor]
 
 
-def places_for(stored: Snapshot, training: Training) -> Places:
+def places_for(stored: Snapshot, training: Training, gpus: Gpus) -> Places:
     """The tensors that take the bytes of stored ones, by the address of these (``data_ptr``).
 
-    That is the live tensor at the same place of the tree if it lies in memory as the stored one does, and
-    shares none with another that takes bytes (of tied weights the first does). An optimizer on the CPU that
-    has no state yet gets tensors in new memory, which it keeps.
+    That is the live tensor at the same place of the tree if it lies in memory, or on a GPU, as the stored one
+    does, and shares none with another that takes bytes (of tied weights the first does). An optimizer on the
+    CPU that has no state yet gets tensors in new memory, which it keeps.
     """
     found: dict[int, torch.Tensor] = {}
     spans: list[tuple[int, int]] = []
     for tensor, live in _pairs_of(stored, live_state(training)):
-        if _lie_alike(tensor, live) and _claim(spans, live):
+        if _lie_alike(tensor, live, gpus) and _claim(spans, live):
             found[tensor.data_ptr()] = live
     for name, entry in training.entries.items():
         if _keeps_cpu_tensors(unwrapped(entry)):
@@ -34,6 +36,23 @@ def places_for(stored: Snapshot, training: Training) -> Places:
                 if tensor.nbytes and tensor.data_ptr() not in found:
                     found[tensor.data_ptr()] = torch.empty_like(tensor)
     return found
+
+
+def fill(image: Image, tensors: Sequence[torch.Tensor], places: Places, gpus: Gpus, threads: int = 1) -> None:
+    """Put the data of an image, in which ``tensors`` lie, to their places, and verify all of them.
+
+    Those of this machine's memory are read to there; those of GPUs are copied when all is verified. Raises
+    :class:`~slurm_robust.checkpoint.errors.CorruptPart` or ``OSError``.
+    """
+    takers = [places.get(tensor.data_ptr()) for tensor in tensors]
+    there = [taker is not None and gpus.has(taker) for taker in takers]
+    views = [
+        None if one is None or on_gpu else bytes_of(one) for one, on_gpu in zip(takers, there, strict=True)
+    ]
+    image.fill(views, threads)
+    for taker, tensor, on_gpu in zip(takers, tensors, there, strict=True):
+        if taker is not None and on_gpu:
+            taker.copy_(tensor)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -78,9 +97,11 @@ def _pairs(stored: Any, live: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]
             yield from _pairs(item, other)
 
 
-def _lie_alike(stored: torch.Tensor, live: torch.Tensor) -> bool:
+def _lie_alike(stored: torch.Tensor, live: torch.Tensor, gpus: Gpus) -> bool:
     """Whether the same bytes in the same order mean the same in both; a stored tensor has no gaps."""
-    if live.device.type != "cpu" or live.layout != torch.strided or live.is_conj() or live.is_neg():
+    if not (live.device.type == "cpu" or gpus.has(live)):
+        return False
+    if live.layout != torch.strided or live.is_conj() or live.is_neg():
         return False
     if not stored.nbytes or (stored.dtype, stored.shape) != (live.dtype, live.shape):
         return False

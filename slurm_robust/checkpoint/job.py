@@ -13,6 +13,7 @@ import torch
 
 from slurm_robust.checkpoint import devices
 from slurm_robust.checkpoint.buffers import Filling, Target
+from slurm_robust.checkpoint.gpus import Event, Gpus
 from slurm_robust.checkpoint.rankparts import Contents
 from slurm_robust.checkpoint.state import key_of
 from slurm_robust.checkpoint.tree import path_of
@@ -24,6 +25,7 @@ class Entry(NamedTuple):
     part: int
     number: int
     source: devices.Source
+    on_gpu: bool
 
 
 Owners = Mapping[tuple[int, int], torch.Tensor]
@@ -58,12 +60,12 @@ class Late:
             self.sizes == [len(its) for its in tensors]
             and self.owners.keys() == owners.keys()
             and all(map(operator.is_, self.owners.values(), owners.values()))
-            and all(_is_block(tensors[part][number], of.tensor) for part, number, of in self.entries)
+            and all(_is_block(tensors[part][number], of.tensor) for part, number, of, _ in self.entries)
         )
 
 
 def sort_out(
-    tensors: list[list[torch.Tensor]], owners: Owners, before: Late | None = None
+    tensors: list[list[torch.Tensor]], owners: Owners, gpus: Gpus, before: Late | None = None
 ) -> tuple[list[Entry], Late]:
     """What must be copied at once, and what may be copied late: that of which ``owners`` has the memory.
 
@@ -78,10 +80,11 @@ def sort_out(
                 if owner is None:
                     late.early.append((part, number))
                 else:
-                    late.entries.append(Entry(part, number, devices.Source(tensor)))
+                    late.entries.append(Entry(part, number, devices.Source(tensor), gpus.has(tensor)))
                     late.live.append(owner)
                     late.addresses.append(tensor.data_ptr())
-    early = [Entry(part, number, devices.Source(tensors[part][number])) for part, number in late.early]
+    others = [(part, number, tensors[part][number]) for part, number in late.early]
+    early = [Entry(part, number, devices.Source(one), gpus.has(one)) for part, number, one in others]
     return early, late
 
 
@@ -91,6 +94,7 @@ class Job:
 
     ``copying`` is the thread's copying of late tensors, ``done`` its whole work. ``abandoned``: it was begun
     ahead of a state that turned out to be another one. ``held_up``: an update had to wait for the copy.
+    ``captured``: the update went into a CUDA graph, so nobody knows when the tensors change.
     """
 
     step: int
@@ -98,7 +102,7 @@ class Job:
     values: list[Any]
     late: Late
     versions: list[int] = field(default_factory=list)
-    events: list[tuple[devices.GpuCopies, torch.cuda.Event]] = field(default_factory=list)
+    events: list[tuple[devices.GpuCopies, Event]] = field(default_factory=list)
     begun: threading.Event = field(default_factory=threading.Event)  # the thread needs no lock any more
     may_sum: threading.Event = field(default_factory=threading.Event)  # no update is waiting or under way
     copying: concurrent.futures.Future[None] = field(init=False)
@@ -107,6 +111,7 @@ class Job:
     given_up: bool = False
     abandoned: bool = False
     held_up: bool = False
+    captured: bool = False
     checked: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -121,7 +126,7 @@ class Job:
     def cpu(self, entries: Iterable[Entry]) -> Iterator[tuple[Sequence[torch.Tensor], devices.Source]]:
         """Those in this machine's memory, with the pieces of the buffer where they belong."""
         for entry in entries:
-            if not entry.source.tensor.is_cuda:
+            if not entry.on_gpu:
                 yield self.target(entry).parts, entry.source
 
     def target(self, entry: Entry) -> Target:

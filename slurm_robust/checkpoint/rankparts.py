@@ -11,10 +11,11 @@ import msgspec
 import torch
 
 from slurm_robust.checkpoint import budget
-from slurm_robust.checkpoint.buffers import Filling, PartBuffers
+from slurm_robust.checkpoint.buffers import Filling, PartBuffers, Wanted
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.image import ImageHeader, TensorSpec, image_bytes
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.sharedfile import OnMap
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import flatten, specs_of
@@ -43,10 +44,17 @@ class Contents(NamedTuple):
     tensors: list[list[torch.Tensor]]
 
 
+class Table(NamedTuple):
+    """What an image holds: its tensors' kinds and sizes, and the tree to which they belong."""
+
+    specs: tuple[TensorSpec, ...]
+    tree: bytes
+
+
 class RankParts:
     """The parts that one rank writes. ``active`` is False if there is no memory for any.
 
-    ``gather`` tells how much there is; ``on_unmap`` is told what :class:`PartBuffers` tells.
+    ``gather`` tells how much there is; ``on_map`` is told what :class:`PartBuffers` tells.
     """
 
     def __init__(
@@ -54,14 +62,14 @@ class RankParts:
         folder: MemoryFolder,
         place: Place,
         gather: Callable[[Path], tuple[budget.Room, ...]],
-        on_unmap: Callable[[int], None],
+        on_map: OnMap,
     ) -> None:
         self.active = True
         self._folder = folder
         self._place = place
         self._gather = gather
-        self._own = self._part(place.header.rank, on_unmap)
-        self._shared = self._part(SHARED, on_unmap) if place.first_on_node else None
+        self._own = self._part(place.header.rank, on_map)
+        self._shared = self._part(SHARED, on_map) if place.first_on_node else None
         self._planned = (0, 0)
 
     def contents(self, snapshot: Snapshot) -> Contents:
@@ -74,7 +82,7 @@ class RankParts:
 
     def describe(self, contents: Contents) -> bool:
         """See what the state is made of; True if that is not what it was."""
-        first = not self._own.specs
+        first = not self._own.signature
         parts = zip(self._parts(), contents.trees, contents.tensors, strict=False)
         changed = [part.describe(tree, tensors) for part, tree, tensors in parts]
         return any(changed) and not first
@@ -89,27 +97,46 @@ class RankParts:
         ):
             return ""
         shared = sum(tensor.nbytes for tensor in flatten(snapshot.shared)[1])
-        try:
-            return self._plan(self._own.nbytes, max(shared, self._shared.nbytes if self._shared else 0))
-        except OSError as error:
-            raise NotWritten(f"{self._folder.path}: {error.strerror}") from error
+        return self._planned_for(self._own.nbytes, max(shared, self._shared.nbytes if self._shared else 0))
 
-    def begin(self, step: int, trees: list[bytes], *, stride: int, flush: int) -> list[Filling]:
-        """Lay out the next buffer of each part. Raises :class:`NotWritten`."""
+    def begin(self, step: int, trees: list[bytes], *, stride: int, flush: int) -> list[Filling] | Wanted:
+        """Lay out each part's next buffer, or what must be reserved before. Raises :class:`NotWritten`."""
         fillings: list[Filling] = []
+        found: Filling | Wanted | None = None
         try:
             for part, tree in zip(self._parts(), trees, strict=False):  # there may be nothing to share
-                fillings.append(part.buffers.begin(step, part.specs, tree, stride=stride, flush=flush))
-        except NotWritten:
-            for filling in fillings:
-                filling.discard()
-            raise
-        return fillings
+                found = part.buffers.begin(step, part.specs, tree, stride=stride, flush=flush)
+                if isinstance(found, Wanted):
+                    return found
+                fillings.append(found)
+            return fillings
+        finally:
+            if len(fillings) < len(trees):
+                for filling in fillings:
+                    filling.discard()
+
+    def expect(self, tables: list[Table]) -> tuple[list[Wanted], str]:
+        """What to reserve for a state of which only these tables are known; and what :meth:`make_room` says.
+
+        Raises :class:`NotWritten`.
+        """
+        sizes = [image_bytes(table.specs, table.tree) for table in tables]
+        for part, table, size in zip(self._parts(), tables, sizes, strict=False):
+            part.specs, part.nbytes = table.specs, size
+        reason = self._planned_for(sizes[0], sum(sizes[1:]))
+        wanted = [part.buffers.wanted(size) for part, size in zip(self._parts(), sizes, strict=False)]
+        return [one for one in wanted if one is not None], reason
 
     def close(self) -> None:
         """Let go of the buffers; the images in them stay."""
         for part in self._parts():
             part.buffers.close()
+
+    def _planned_for(self, own: int, shared: int) -> str:
+        try:
+            return self._plan(own, shared)
+        except OSError as error:
+            raise NotWritten(f"{self._folder.path}: {error.strerror}") from error
 
     def _plan(self, own: int, shared: int) -> str:
         place = self._place
@@ -122,9 +149,9 @@ class RankParts:
         self._planned = own, shared
         return plan.reason
 
-    def _part(self, rank: int, on_unmap: Callable[[int], None]) -> _Part:
+    def _part(self, rank: int, on_map: OnMap) -> _Part:
         header = msgspec.structs.replace(self._place.header, rank=rank)
-        buffers = PartBuffers(self._folder, header, self._place.restored, on_unmap)
+        buffers = PartBuffers(self._folder, header, self._place.restored, on_map)
         buffers.look()
         return _Part(buffers)
 
@@ -148,6 +175,8 @@ class _Part:
         signature = [(tensor.dtype, tensor.shape) for tensor in tensors]
         changed = signature != self.signature
         if changed:
-            self.signature, self.specs = signature, specs_of(tensors)
+            self.signature, specs = signature, specs_of(tensors)
+            if specs != self.specs:  # else they are known by a state that was restored
+                self.specs = specs
             self.nbytes = image_bytes(self.specs, tree)
         return changed

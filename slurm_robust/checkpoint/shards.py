@@ -39,7 +39,7 @@ def localised(target: object, state: Any) -> Any:
     Raises :class:`UnsupportedState` for an optimizer whose state is sharded otherwise than its
     parameter, because then the parameter does not tell how to put it together.
     """
-    kind = _dtensor()
+    kind = dtensor()
     if kind is None or not isinstance(target, nn.Module | Optimizer):
         return state
 
@@ -56,7 +56,7 @@ def localised(target: object, state: Any) -> Any:
 def globalised(target: object, tree: Any, placed: Set[int] = frozenset()) -> Any:
     """The inverse of :func:`localised`, for the modules and optimizers of the restored program.
 
-    Shards are copied, but for those whose storage's address is in ``placed``.
+    Shards are copied, once, but for those whose storage's address is in ``placed``.
     Raises :class:`EntryMismatch` if they are sharded in another way.
     """
     if isinstance(target, nn.Module) and any(map(is_shard, tree.values())):
@@ -92,7 +92,8 @@ def numbered(optimizer: Optimizer, state: Any) -> Iterator[tuple[int, torch.Tens
         yield from zip(packed["params"], group["params"], strict=False)
 
 
-def _dtensor() -> type[Any] | None:
+def dtensor() -> type[Any] | None:
+    """The class of DTensors; None in a process that has none."""
     module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has imported it
     return None if module is None else module.DTensor
 
@@ -135,16 +136,16 @@ def _check_like_parameters(optimizer: Optimizer, state: Any, kind: type[Any]) ->
 
 
 def _revived(value: dict[str, Any], like: Any, what: str, placed: Set[int]) -> Any:
-    kind = _dtensor()
+    kind = dtensor()
     stored = {name: item for name, item in value.items() if name not in (_SHARD, "offsets")}
     if kind is None or not isinstance(like, kind) or _layout(like) != stored:
         now = _layout(like) if kind is not None and isinstance(like, kind) else "not sharded"
         raise EntryMismatch(f"{what} was sharded as {stored} and is now {now}: shard it as before")
-    local = value[_SHARD]
-    if local.untyped_storage().data_ptr() not in placed:
+    local = value[_SHARD].to(like.device)  # to a GPU that is the copy
+    if local is value[_SHARD] and local.untyped_storage().data_ptr() not in placed:
         local = local.clone()
     return kind.from_local(
-        local.to(like.device),
+        local,
         like.device_mesh,
         like.placements,
         run_check=False,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +26,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurm_robust.checkpoint import budget, devices
+from slurm_robust.checkpoint.buffers import Filling, Wanted
 from slurm_robust.checkpoint.errors import NotWritten
+from slurm_robust.checkpoint.gpus import CUDA, Gpus, Pairs
 from slurm_robust.checkpoint.job import Entry, Job, Late, sort_out
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Contents, Place, RankParts
-from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers
+from slurm_robust.checkpoint.rankparts import Contents, Place, RankParts, Table
+from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers, gpu_of
 from slurm_robust.model.record import Record
 
 _log = logging.getLogger(__name__)
@@ -42,6 +45,10 @@ PATIENCE_S = 60.0
 UPDATE_S = 1.0
 # How long the thread is let begin: who does not let go of the interpreter lock keeps it that long anyway.
 BEGIN_S = 0.01
+# How long a step waits for memory that is being reserved before training goes on without a snapshot. Small
+# states have theirs in milliseconds; large ones wait for seconds (0.6 s per GB were measured, a GPU's driver
+# takes as long again).
+RESERVE_S = 1.0
 
 
 class _Wanted(Record):
@@ -69,21 +76,26 @@ class Snapshotter:
         *,
         overlap: bool = True,
         ahead: bool = False,
+        gpus: Gpus = CUDA,
+        captures: devices.Captures | None = None,
         gather: Callable[[Path], tuple[budget.Room, ...]] = budget.gather,
     ) -> None:
         self.blocked_s = 0.0
         self.skipped = 0
         self._overlap = overlap
-        self._pinned = devices.Pinned()
-        self._parts = RankParts(folder, place, gather, self._pinned.unpin)
+        self._runtime = gpus
+        self._captures = captures or devices.Captures(gpus)  # its hook comes before ours
+        self._pinned = devices.Pinned(gpus)
+        self._parts = RankParts(folder, place, gather, self._pinned.pin)
         self._job: Job | None = None
         self._last: Job | None = None  # the newest that is whole; None while another one is on its way
         self._foreseen = False  # the newest state was the expected one
         self._always_ahead = ahead
         self._warned: set[str] = set()
-        self._gpus: dict[torch.device, devices.GpuCopies] = {}
+        self._copies: dict[torch.device, devices.GpuCopies] = {}
         self._process = os.getpid()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="srobust-snapshot")
+        self._reserved: concurrent.futures.Future[None] | None = None
         # A compiled step() must not try to trace this: it is called between the graphs instead.
         before = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
         after = torch.compiler.disable(self._after_update)  # type: ignore[no-untyped-call]
@@ -93,6 +105,26 @@ class Snapshotter:
     def active(self) -> bool:
         """There is memory for snapshots, as far as is known."""
         return self._parts.active
+
+    @property
+    def reserving(self) -> bool:
+        """Memory is being reserved, so there may be no snapshots until that is done."""
+        return self._reserved is not None and not self._reserved.done()
+
+    def expect(self, tables: list[Table], training: Training) -> None:
+        """Reserve memory, beside what follows, for a state that is about to be restored into ``training``.
+
+        ``tables`` tell what it is made of, the own part first.
+        """
+        self._pinned.device = gpu_of(training, self._runtime)
+        try:
+            wanted, reason = self._parts.expect(tables)
+        except NotWritten as error:
+            _log.warning("no memory is reserved for snapshots yet: %s", error)
+            return
+        self._tell_limit(reason)
+        if self.active:
+            self._reserve(wanted)
 
     def take(self, step: int, training: Training, *, stride: int = 1, flush: int = -1) -> None:
         """Copy the state of ``training``.
@@ -125,11 +157,16 @@ class Snapshotter:
         self._job = None
         if job.abandoned:
             return
-        job.done.result()
-        if not job.torn:
+        try:
+            job.done.result()
+        except RuntimeError as error:  # of a copy; a device that is broken ends the training by itself
+            raise NotWritten(f"the snapshot of step {job.step} cannot be copied: {error}") from error
+        if not (job.torn or job.captured):
             self._last = job
             return
         self.skipped += 1
+        if job.captured:
+            return  # told when the next one is taken
         self._warn_once(
             "torn",
             f"the snapshot of step {job.step} is discarded: {job.torn} was changed while it was copied, "
@@ -144,18 +181,30 @@ class Snapshotter:
         if self._job is not None:
             self._job.may_sum.set()
         self._thread.shutdown()
+        self._captures.close()
         self.settle()
         self._last = None
-        self._parts.close()
+        if self._reserved is None or not concurrent.futures.wait([self._reserved], PATIENCE_S).not_done:
+            self._parts.close()
 
     # -- taking one -------------------------------------------------------------------------------
 
     def _take(self, wanted: _Wanted, training: Training) -> None:
         self.settle()
+        if self._captures.seen and self._overlap:
+            self._overlap = False
+            _log.warning(
+                "an optimizer's update was captured in a CUDA graph, of whose replays no hook is called: "
+                "from step %d on all is copied before step() returns, as with Checkpointer(…, overlap=False)",
+                wanted.step,
+            )
+        if not self._is_reserved():
+            self.skipped += 1
+            return
         last, self._last = self._last, None
         job: Job | None = None
         versions: list[int] = []
-        in_haste = last is not None and (last.held_up or self._always_ahead)
+        in_haste = last is not None and self._overlap and (last.held_up or self._always_ahead)
         if last and in_haste:
             versions = last.late.versions()
             job = self._ahead(wanted, last) if self._foreseen else None
@@ -165,7 +214,7 @@ class Snapshotter:
             owners = changed_by_optimizers(training.entries) if self._overlap else {}
             changed = self._describe(wanted.step, contents)
             before = last.late if last and not changed else None
-            early, late = sort_out(contents.tensors, owners, before)
+            early, late = sort_out(contents.tensors, owners, self._runtime, before)
             self._foreseen = late is before and (late.versions() == versions or not in_haste)
             if job and not (self._foreseen and not job.torn and job.turn_into(contents)):
                 wrong, job = job, None
@@ -174,7 +223,13 @@ class Snapshotter:
                 self._make_room(snapshot)
                 if not self.active:
                     return
+                self._pinned.device = next(
+                    (e.source.tensor.device for e in (*early, *late.entries) if e.on_gpu), None
+                )
                 job = self._begin(wanted, contents.values, contents.trees, late)
+            if job is None:
+                self.skipped += 1
+                return
             self._copy(job, early)
         except BaseException:
             if job:
@@ -184,25 +239,67 @@ class Snapshotter:
     def _ahead(self, wanted: _Wanted, last: Job) -> Job | None:
         """Begin to copy what was late before, on the assumption that it is so again."""
         late = last.late
-        if not late.is_in_place() or all(entry.source.tensor.is_cuda for entry in late.entries):
+        if not late.is_in_place() or all(entry.on_gpu for entry in late.entries):
             return None
         job = self._begin(wanted, last.values, [filling.tree for filling in last.fillings], late)
-        job.begun.wait(BEGIN_S)
+        if job is not None:
+            job.begun.wait(BEGIN_S)
         return job
 
-    def _begin(self, wanted: _Wanted, values: list[Any], trees: list[bytes], late: Late) -> Job:
-        """Lay out the buffers and let the thread copy."""
-        fillings = self._parts.begin(wanted.step, trees, stride=wanted.stride, flush=wanted.flush)
+    def _begin(self, wanted: _Wanted, values: list[Any], trees: list[bytes], late: Late) -> Job | None:
+        """Lay out the buffers and let the thread copy; None while there is no memory for them yet."""
+        fillings = self._fillings(wanted, trees)
+        if fillings is None:
+            return None
         self._job = job = Job(wanted.step, fillings, values, late)
         job.copying = self._thread.submit(job.copy_late)
         return job
 
+    def _fillings(self, wanted: _Wanted, trees: list[bytes]) -> list[Filling] | None:
+        while True:
+            found = self._parts.begin(wanted.step, trees, stride=wanted.stride, flush=wanted.flush)
+            if not isinstance(found, Wanted):
+                return found
+            self._reserve([found])
+            if not self._is_reserved():
+                return None
+
+    def _reserve(self, wanted: list[Wanted]) -> None:
+        self._reserved = done = concurrent.futures.Future()
+
+        def work() -> None:
+            try:
+                for one in wanted:
+                    one.reserve()
+                done.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+
+        # A daemon: a process that ends must not wait for it.
+        threading.Thread(target=work, name="srobust-reserve", daemon=True).start()
+
+    def _is_reserved(self) -> bool:
+        """No memory is being reserved any more. Raises :class:`NotWritten` if there was none."""
+        if self._reserved is None:
+            return True
+        if concurrent.futures.wait([self._reserved], RESERVE_S).not_done:
+            return False
+        done, self._reserved = self._reserved, None
+        done.result()
+        return True
+
     def _copy(self, job: Job, early: list[Entry]) -> None:
         """Copy what the next step may change; the rest is left to the thread and the GPUs."""
-        job.events = self._on_gpus(job, early)
-        for gpu, event in job.events:
-            gpu.hold_training(event)
-        job.events += self._on_gpus(job, job.late.entries)
+        try:
+            self._copy_on_gpus(job, early)
+            for gpu, event in job.events:
+                if self._overlap:
+                    gpu.hold_training(event)
+                else:
+                    event.wait()
+            self._copy_on_gpus(job, job.late.entries)
+        except RuntimeError as error:
+            raise NotWritten(f"the snapshot of step {job.step} cannot be copied: {error}") from error
         devices.copy(job.cpu(early))
         job.done = self._thread.submit(self._finish, job)
 
@@ -224,23 +321,29 @@ class Snapshotter:
         return changed
 
     def _make_room(self, snapshot: Snapshot) -> None:
-        reason = self._parts.make_room(snapshot)
+        self._tell_limit(self._parts.make_room(snapshot))
+
+    def _tell_limit(self, reason: str) -> None:
         if reason:
             self._warn_once("memory", f"snapshots in memory are limited: {reason}")
 
-    def _on_gpus(self, job: Job, entries: list[Entry]) -> list[tuple[devices.GpuCopies, torch.cuda.Event]]:
-        """Start copying those that lie on GPUs."""
-        found: dict[torch.device, devices.Pairs] = {}
+    def _copy_on_gpus(self, job: Job, entries: list[Entry]) -> None:
+        """Start copying those that lie on GPUs. Raises ``RuntimeError``."""
+        found: dict[torch.device, Pairs] = {}
         for entry in entries:
-            tensor = entry.source.tensor
-            if tensor.is_cuda:
-                found.setdefault(tensor.device, []).append((job.target(entry).whole, tensor))
-                self._pinned.pin(*job.fillings[entry.part].span())
-        events = []
+            if entry.on_gpu:
+                tensor = entry.source.tensor
+                found.setdefault(tensor.device, []).extend(
+                    self._pinned.pairs(job.target(entry).whole, tensor)
+                )
         for device, pairs in found.items():
-            gpu = self._gpus.setdefault(device, devices.GpuCopies(device))
-            events.append((gpu, gpu.start(pairs)))
-        return events
+            gpu = self._copies.get(device) or devices.GpuCopies(self._runtime, device)
+            self._copies[device] = gpu
+            gpu.follow_training()
+            try:
+                gpu.copy(pairs)
+            finally:  # what was begun must have ended before the buffer is used again
+                job.events.append((gpu, gpu.copied()))
 
     # -- beside the training ----------------------------------------------------------------------
 
@@ -250,22 +353,32 @@ class Snapshotter:
         try:
             job.copying.result()
             for _, event in job.events:
-                event.synchronize()
+                event.wait()
             job.check()
             # An update that waited for the copy moves as much memory as the sums read: it goes first.
             job.may_sum.wait(UPDATE_S)
-            whole = not (job.torn or job.abandoned)
+            whole = not (job.torn or job.captured or job.abandoned)
         finally:
             for filling in job.fillings:
                 if whole:
                     filling.commit()
-                    filling.owner.prepare(filling)
                 else:
                     filling.discard()
+            self._reserve_next(job.fillings if whole else [])
+
+    def _reserve_next(self, fillings: list[Filling]) -> None:
+        """Have memory for the next snapshot before it is taken."""
+        next_ones = [f.owner.wanted(f.buffer.total, stride=f.stride, flush=f.flush) for f in fillings]
+        wanted = [one for one in next_ones if one is not None]
+        if wanted:
+            self._reserve(wanted)
 
     def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
         job = self._job
-        if job is None or job.checked or os.getpid() != self._process:
+        if job is None or job.checked or not job.late.entries or os.getpid() != self._process:
+            return
+        if self._captures.seen:
+            job.captured = job.checked = True  # and nothing outside of the graph may be waited for in it
             return
         begun = time.perf_counter()
         if not job.copying.done():

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurm_robust.checkpoint import shards
 from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.gpus import Gpus
 from slurm_robust.checkpoint.plain import map_tensors, merge, plain
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
 
@@ -110,6 +112,20 @@ def changed_by_optimizers(entries: Mapping[str, Stateful]) -> dict[tuple[int, in
     return found
 
 
+def gpu_of(training: Training, gpus: Gpus) -> torch.device | None:
+    """The GPU on which tensors of modules and optimizers lie; None if there is none."""
+    for entry in training.entries.values():
+        tensors: list[torch.Tensor] = []
+        if isinstance(entry, nn.Module):
+            tensors = [*entry.parameters(), *entry.buffers()]
+        elif isinstance(entry, Optimizer):
+            tensors = [parameter for group in entry.param_groups for parameter in group["params"]]
+        for tensor in map(_local, tensors):
+            if gpus.has(tensor):
+                return tensor.device
+    return None
+
+
 def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
     """Put a snapshot that was read back into the live objects.
 
@@ -162,7 +178,7 @@ def _state_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is this rank's own and what is shared of the state of entry ``name``, unwrapped."""
     _refuse_old_fsdp(name, target)
-    state = shards.localised(target, target.state_dict())
+    state = _scaler_state(target) if _is_scaler(target) else shards.localised(target, target.state_dict())
     return _split(target, plain(state, f"entry {name!r}: state_dict()", compact=compact), replicated)
 
 
@@ -188,21 +204,54 @@ def _load(target: Stateful, tree: Any, placed: frozenset[int]) -> None:
             tree[name] = map_tensors(torch.clone, tree[name])
         target.load_state_dict(tree)  # copies into parameters and buffers
     elif isinstance(target, Optimizer):
-        mapped: set[int | None] = set()
-
-        def note(tensor: torch.Tensor) -> torch.Tensor:
-            mapped.add(_address(tensor))
-            return tensor
-
-        map_tensors(note, tree)
-        mapped -= {None, *placed}
-        before = {parameter: dict(state) for parameter, state in target.state.items()}
-        target.load_state_dict(tree)  # keeps CPU tensors as they are
-        for parameter, state in target.state.items():
-            for key, value in state.items():
-                state[key] = _out_of(mapped, value, before.get(parameter, {}).get(key))
+        _load_optimizer(target, tree, placed)
+    elif _is_scaler(target):
+        numbers = {key: value.item() if torch.is_tensor(value) else value for key, value in tree.items()}
+        target.load_state_dict(numbers)
     else:
         target.load_state_dict(map_tensors(torch.clone, tree))
+
+
+def _load_optimizer(target: Optimizer, tree: Any, placed: frozenset[int]) -> None:
+    mapped: set[int | None] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        mapped.add(_address(tensor))
+        return tensor
+
+    map_tensors(note, tree)
+    mapped -= {None, *placed}
+    before = {parameter: dict(state) for parameter, state in target.state.items()}
+    target.load_state_dict(tree)  # keeps CPU tensors as they are
+    _put_back(target, tree)
+    for parameter, state in target.state.items():
+        for key, value in state.items():
+            state[key] = _out_of(mapped, value, before.get(parameter, {}).get(key))
+
+
+def _put_back(target: Optimizer, tree: Any) -> None:
+    """Undo that torch casts state to the type of its parameter: a master copy in float32 is not bfloat16.
+
+    An optimizer whose ``state_dict()`` is its own may store other types than it keeps, and knows how.
+    """
+    if type(target).state_dict is not Optimizer.state_dict:
+        return
+    for number, parameter in shards.numbered(target, tree):
+        made = target.state.get(parameter, {})
+        for key, stored in tree["state"].get(number, {}).items():
+            if key in made:
+                made[key] = _as_stored(stored, made[key], parameter.dtype)
+
+
+def _as_stored(stored: Any, made: Any, cast_to: torch.dtype) -> Any:
+    """``made`` with every tensor that torch has cast as it was stored, on the device where it is now."""
+    if isinstance(stored, torch.Tensor) and isinstance(made, torch.Tensor):
+        return made if stored.dtype == cast_to else stored.to(made.device)
+    if isinstance(stored, dict) and isinstance(made, dict):
+        return {key: _as_stored(stored.get(key), value, cast_to) for key, value in made.items()}
+    if type(stored) in (list, tuple) and type(made) is type(stored) and len(made) == len(stored):
+        return type(made)(_as_stored(*pair, cast_to) for pair in zip(stored, made, strict=True))
+    return made
 
 
 def _out_of(mapped: set[int | None], value: Any, old: Any) -> Any:
@@ -214,6 +263,27 @@ def _out_of(mapped: set[int | None], value: Any, old: Any) -> Any:
     if fits and (value.dtype, value.shape, value.device) == (old.dtype, old.shape, old.device):
         return old.copy_(value)
     return map_tensors(lambda t: t.clone() if _address(t) in mapped else t, value)
+
+
+def _is_scaler(target: object) -> TypeGuard[GradScaler]:
+    """One whose ``state_dict()`` is torch's, which waits for the GPU."""
+    return isinstance(target, GradScaler) and type(target).state_dict is GradScaler.state_dict
+
+
+def _scaler_state(scaler: GradScaler) -> dict[str, Any]:
+    """As its ``state_dict()``, but what it keeps on a GPU as tensors instead of ``.item()``."""
+    if not scaler.is_enabled():
+        return {}
+    scale, tracker = scaler._scale, scaler._growth_tracker
+    return {
+        "scale": torch.tensor(scaler.get_scale(), dtype=torch.float32) if scale is None else scale,
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+        "_growth_tracker": torch.tensor(scaler._get_growth_tracker(), dtype=torch.int32)
+        if tracker is None
+        else tracker,
+    }
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

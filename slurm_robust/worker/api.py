@@ -39,7 +39,8 @@ class Checkpointer:
 
     ``overlap``: parameters and state of the optimizers among the entries are copied while the next step
     computes; the optimizer's update waits for it. False if the training changes them by other means:
-    then all is copied before :meth:`step` returns.
+    then all is copied before :meth:`step` returns. An update that is captured in a CUDA graph has the
+    same effect, with a warning.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse`, and under ``srobust run``
     :class:`~slurm_robust.wire.record.RecordError` or ``OSError`` without a step record.
@@ -64,8 +65,8 @@ class Checkpointer:
         self._restoring = False
         self._completed: int | None = None
         self._unwritten = 0
-        self._loss = ScalarReader()
-        self._grad_norm = ScalarReader()
+        self._loss = ScalarReader("loss")
+        self._grad_norm = ScalarReader("grad_norm")
 
     def restore(self) -> int:
         """Put the state of the checkpoint to go on from into the entries; returns the next step to run.
@@ -96,7 +97,8 @@ class Checkpointer:
         """``step`` is completed: report it, then take a checkpoint if one is due.
 
         ``loss`` and ``grad_norm`` are numbers or tensors of one element. Nothing waits for a GPU: the
-        value of a CUDA tensor is reported when it has arrived, normally with the next step.
+        value of a CUDA tensor is reported when it has arrived, normally with the next step. What cannot be
+        read (a DTensor of which this rank has a part only) is left out, with one warning.
 
         A checkpoint that cannot be written does not end the training, because those before it are still
         there; the first one of a row is logged as an error, and the end of the row as a warning.
@@ -130,7 +132,10 @@ class Checkpointer:
 
     @property
     def skipped(self) -> int:
-        """Snapshots in memory that were not taken, or were spoilt by a change while they were copied."""
+        """Snapshots in memory that were not taken, or were spoilt by a change while they were copied.
+
+        Among them are those of the first steps, if their memory takes seconds to reserve.
+        """
         return self._run.cost().skipped
 
     def close(self) -> None:

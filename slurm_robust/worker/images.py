@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCheckpoint
+from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
-from slurm_robust.checkpoint.inplace import Places, bytes_of, moved, places_for
+from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
@@ -48,6 +50,7 @@ class ImageReader:
         world_size: int,
         *,
         patience: Callable[[int], float] = transfer_s,
+        gpus: Gpus = CUDA,
     ) -> None:
         """``patience``: seconds in which the agent has to fetch a part of so many bytes (0: not known yet).
 
@@ -57,11 +60,19 @@ class ImageReader:
         self._rank = rank
         self._world_size = world_size
         self._patience = patience
+        self._gpus = gpus
         self._folder = MemoryFolder(environment.copies, environment.run_id) if environment.copies else None
         self._images: list[Image] = []
 
-    def load(self, ref: CheckpointRef, training: Training) -> Snapshot:
+    def load(
+        self,
+        ref: CheckpointRef,
+        training: Training,
+        found: Callable[[list[Table]], None] = lambda _: None,
+    ) -> Snapshot:
         """The state at ``ref``, verified: as far as it fits in the live tensors, the rest in the images.
+
+        ``found`` is told what it is made of before that, since reading it takes seconds.
 
         A damaged copy is removed, so that the next choice does without it; the live tensors may hold what
         is damaged then. Raises a
@@ -78,9 +89,11 @@ class ImageReader:
         parts = [own, self._part(SHARED, ref, wait=True)] if own.tree["has_shared"] else [own]
         shared = parts[1].tree["shared"] if own.tree["has_shared"] else {}
         stored = Snapshot(own=names, shared=shared, rng=own.tree["rng"])
-        places = places_for(stored, training)
+        found([Table(part.image.tensors, part.image.tree) for part in parts])
+        places = places_for(stored, training, self._gpus)
         for part in parts:
-            _fill(part, places)
+            with _removed_if_damaged(part.image):
+                fill(part.image, part.tensors, places, self._gpus, _READ_THREADS)
         return moved(stored, places)
 
     def close(self) -> None:
@@ -176,12 +189,6 @@ def _removed_if_damaged(image: Image) -> Iterator[None]:
     except CorruptPart:
         image.path.unlink(missing_ok=True)
         raise
-
-
-def _fill(part: _Part, places: Places) -> None:
-    takers = [places.get(tensor.data_ptr()) for tensor in part.tensors]
-    with _removed_if_damaged(part.image):
-        part.image.fill([None if taker is None else bytes_of(taker) for taker in takers], _READ_THREADS)
 
 
 def _words(rank: int) -> str:

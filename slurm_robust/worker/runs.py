@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import slurm_robust
+from slurm_robust.checkpoint.devices import Captures
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
@@ -21,14 +22,15 @@ from slurm_robust.checkpoint.errors import (
     MissingCheckpoint,
     WrongUse,
 )
+from slurm_robust.checkpoint.gpus import CUDA
 from slurm_robust.checkpoint.image import ImageHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Place
+from slurm_robust.checkpoint.rankparts import Place, Table
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESTORE
+from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker import phases
@@ -97,6 +99,8 @@ class ManagedRun:
         self._tier: DiskTier | None = None
         self._reader: ImageReader | None = None
         self._memory: Snapshotter | None = None
+        # From the beginning: a graph may be captured before the first snapshot is taken.
+        self._captures = Captures(CUDA) if environment.copies else None
         self._restored: CheckpointRef | None = None
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
@@ -112,7 +116,13 @@ class ManagedRun:
         if self._environment.restore_tier in ("", Tier.STORAGE):
             return ref.step, self._disk().load(ref, tuple(training.entries))
         self._reader = ImageReader(self._environment, *_place(self._environ))
-        return ref.step, self._reader.load(ref, training)
+
+        def expect(tables: list[Table]) -> None:
+            if self._uses_memory():
+                self._memory = self._snapshotter()
+                self._memory.expect(tables, training)
+
+        return ref.step, self._reader.load(ref, training, expect)
 
     def restored(self) -> None:
         """Let go of what was read, and tell how long it took since the agent made the record."""
@@ -151,6 +161,8 @@ class ManagedRun:
 
     def close(self) -> None:
         """Finish the newest snapshot, say that no more steps will come, and unmap the record."""
+        if self._captures is not None:
+            self._captures.close()
         if self._memory is not None:
             self._memory.close()
         if not self._record.closed:
@@ -173,7 +185,16 @@ class ManagedRun:
     def _take(self, step: int, training: Training) -> None:
         if self._memory is None:
             self._memory = self._snapshotter()
-        self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
+        try:
+            self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
+        finally:
+            self._tell_reserving(self._memory.reserving)
+
+    def _tell_reserving(self, reserving: bool) -> None:
+        """The script may be in a phase of its own, which stays."""
+        now = self._record.phase.name
+        if (reserving and not now) or (now == RESERVE and not reserving):
+            phases.begin(self._record, RESERVE if reserving else "")
 
     def _snapshotter(self) -> Snapshotter:
         environment = self._environment
@@ -195,7 +216,7 @@ class ManagedRun:
             restored=self._restored,
         )
         folder = MemoryFolder(environment.copies, environment.run_id)
-        return Snapshotter(folder, place, overlap=self._overlap)
+        return Snapshotter(folder, place, overlap=self._overlap, captures=self._captures)
 
     def _disk(self) -> DiskTier:
         if self._tier is None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
+from slurm_robust.checkpoint.gpus import CUDA, Event, Gpus
+from slurm_robust.checkpoint.shards import dtensor
+
+_log = logging.getLogger(__name__)
 
 Scalar = float | int | torch.Tensor
 
@@ -19,41 +24,76 @@ class ScalarReader:
     Numbers and CPU tensors are read at once. The value of a CUDA tensor is copied when the device gets
     there, so :meth:`read` gives the newest one that has arrived: normally that of the step before, None
     at first. Tensors of other devices are read at once, which waits for the device.
+
+    Of a DTensor that is replicated (the gradient norm of ``fully_shard``) this rank's copy is read. What
+    cannot be read is left out, with one warning: no report ends a training, or makes a collective.
     """
 
-    def __init__(self) -> None:
-        self._in_flight: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+    def __init__(self, name: str = "a value", gpus: Gpus = CUDA) -> None:
+        self._name = name
+        self._gpus = gpus
+        self._in_flight: deque[tuple[torch.Tensor, Event]] = deque()
         self._newest: float | None = None
+        self._told = False
 
     def read(self, value: Scalar | None) -> float | None:
         """The float to show for ``value``. Raises :class:`WrongUse` for several values."""
+        try:
+            self._read(value)
+        except WrongUse:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a tensor of another kind raises
+            self._leave_out(f"it cannot be read ({type(error).__name__}: {error}): pass {self._name}.item()")
+        return self._newest
+
+    def _read(self, value: Scalar | None) -> None:
         if value is None:
-            self._in_flight.clear()
-            self._newest = None
-        elif not isinstance(value, torch.Tensor):
+            self._forget()
+            return
+        if not isinstance(value, torch.Tensor):
             self._newest = float(value)
-        elif value.numel() != 1:
+            return
+        if value.numel() != 1:
             raise WrongUse(
                 f"loss and grad_norm are single numbers, this tensor has shape {tuple(value.shape)}: "
                 "reduce it, for instance by .mean()"
             )
-        elif value.device.type == "cuda":
-            self._fetch(value)
+        local = _local(value)
+        if local is None or local.numel() != 1:
+            self._leave_out(
+                "it is a DTensor of which this rank does not have all: pass what .full_tensor() gives, "
+                "called by all ranks"
+            )
+        elif self._gpus.has(local):
+            self._fetch(local.detach())
         else:
-            self._newest = float(value.detach())
-        return self._newest
+            self._newest = float(local.detach())
 
     def _fetch(self, value: torch.Tensor) -> None:
         if len(self._in_flight) < _IN_FLIGHT:  # a device that lags far behind is sampled less often
-            host = torch.empty((), dtype=value.dtype, pin_memory=True)
-            host.copy_(value.detach().reshape(()), non_blocking=True)
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(torch.cuda.current_stream(value.device))
-            self._in_flight.append((host, arrived))
-        while self._in_flight and _has_happened(self._in_flight[0][1]):
+            host = self._gpus.scalar(value.dtype)
+            stream = self._gpus.training(value.device)
+            stream.copy([(host, value.reshape(()))])
+            self._in_flight.append((host, stream.record()))
+        while self._in_flight and self._in_flight[0][1].query():
             self._newest = float(self._in_flight.popleft()[0])
 
+    def _leave_out(self, why: str) -> None:
+        self._forget()
+        if not self._told:
+            self._told = True
+            _log.warning("%s is not reported: %s", self._name, why)
 
-def _has_happened(event: torch.cuda.Event) -> bool:
-    happened: bool = event.query()  # type: ignore[no-untyped-call]
-    return happened
+    def _forget(self) -> None:
+        self._in_flight.clear()
+        self._newest = None
+
+
+def _local(value: torch.Tensor) -> torch.Tensor | None:
+    """What this rank has of a value if that is all of it."""
+    kind = dtensor()
+    if kind is None or not isinstance(value, kind):
+        return value
+    whole = all(placement.is_replicate() for placement in value.placements)
+    local: torch.Tensor | None = value.to_local() if whole else None
+    return local

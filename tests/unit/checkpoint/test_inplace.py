@@ -11,11 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from slurm_robust.checkpoint.errors import CorruptPart
+from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.image import Buffer, Image, ImageHeader, open_image
-from slurm_robust.checkpoint.inplace import bytes_of, moved, places_for
+from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, apply, capture
 from slurm_robust.checkpoint.tree import flatten, specs_of, tensor_in, unflatten
+from slurm_robust.testing.lagging_gpus import LaggingGpus
 
 HEADER = ImageHeader(run_id="7-ab", layout="", generation=1, step=5, rank=0, world_size=1)
 Entries = Mapping[str, Stateful]
@@ -73,12 +77,13 @@ def stored(path: Path, entries: Entries) -> tuple[Image, list[torch.Tensor], Sna
     return image, mapped, Snapshot(**unflatten(image.tree, mapped))
 
 
-def restore(path: Path, source: Entries, entries: Entries, *, deduplicate: bool = True) -> set[str]:
+def restore(
+    path: Path, source: Entries, entries: Entries, *, deduplicate: bool = True, gpus: Gpus = CUDA
+) -> set[str]:
     """Put the state of ``source`` into ``entries`` in place; the entries of the model that were filled."""
     image, mapped, state = stored(path, source)
-    places = places_for(state, Training(entries=entries, deduplicate=deduplicate))
-    takers = [places.get(tensor.data_ptr()) for tensor in mapped]
-    image.fill([None if taker is None else bytes_of(taker) for taker in takers], 2)
+    places = places_for(state, Training(entries=entries, deduplicate=deduplicate), gpus)
+    fill(image, mapped, places, gpus, 2)
     model = state.shared.get("model", {}) | state.own["model"]
     apply(entries, moved(state, places))
     image.close()
@@ -205,6 +210,61 @@ def test_shards_stay_where_they_are(tmp_path: Path) -> None:
         assert [tensor.data_ptr() for tensor in tensors_of(live, of_live)] == before
     finally:
         dist.destroy_process_group()
+
+
+class Clones(TorchDispatchMode):
+    """Counts copies of numbers into new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+            self.count += args[0].is_floating_point() and args[0].numel() > 1
+        return func(*args, **(kwargs or {}))
+
+
+def on_gpu(gpus: LaggingGpus, *entries: Any) -> None:
+    for tensor in tensors_of(*entries):
+        gpus.adopt(tensor)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_lies_on_a_gpu_is_copied_to_there_and_nowhere_else(tmp_path: Path, sharded: bool) -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    gpus = LaggingGpus()
+    try:
+        model, live = nn.Linear(8, 8).bfloat16(), nn.Linear(8, 8).bfloat16()
+        if sharded:
+            model, live = fsdp.fully_shard(model), fsdp.fully_shard(live)
+        optimizer, of_live = trained(model), trained(live)
+        on_gpu(gpus, live, of_live)
+        before = [tensor.data_ptr() for tensor in tensors_of(live, of_live)]
+        with Clones() as clones:
+            source, target = {"model": model, "o": optimizer}, {"model": live, "o": of_live}
+            restore(tmp_path / "i", source, target, gpus=gpus)
+        assert_same(tensors_of(model, optimizer), tensors_of(live, of_live))
+        assert [tensor.data_ptr() for tensor in tensors_of(live, of_live)] == before
+        assert clones.count == 0
+    finally:
+        dist.destroy_process_group()
+        gpus.close()
+
+
+def test_a_damaged_image_reaches_no_gpu(tmp_path: Path) -> None:
+    gpus = LaggingGpus()
+    model, live = nn.Linear(8, 8), nn.Linear(8, 8)
+    on_gpu(gpus, live)
+    before = [tensor.clone() for tensor in tensors_of(live)]
+    image, mapped, state = stored(tmp_path / "i", {"model": model})
+    mapped[0].fill_(3.0)  # a private mapping: as if the file had been damaged
+    with pytest.raises(CorruptPart):
+        fill(image, mapped, places_for(state, Training(entries={"model": live}), gpus), gpus)
+    assert_same(before, tensors_of(live))
+    image.close()
+    gpus.close()
 
 
 def test_a_module_takes_its_own_tensors() -> None:

@@ -202,12 +202,15 @@ def test_no_memory_costs_one_snapshot_and_the_older_ones_stay(folder: MemoryFold
 
 def test_the_next_buffer_is_reserved_beside_the_training(folder: MemoryFolder) -> None:
     example = Example(folder)
-    sizes = []
-    for step in range(4):
+
+    def reserved() -> int:
+        return len([path for path in folder.path.glob("own-*") if path.stat().st_size])
+
+    for step, buffers in enumerate((2, 3, 3, 3)):
         example.take(step)
         example.snapshotter.settle()
-        sizes.append(len([path for path in folder.path.glob("own-*") if path.stat().st_size]))
-    assert sizes == [2, 3, 3, 3]
+        wait_for(lambda: not example.snapshotter.reserving)
+        assert reserved() == buffers
 
 
 def plan_of(folder: MemoryFolder) -> MemoryPlan:

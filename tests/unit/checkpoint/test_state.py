@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
@@ -241,3 +242,118 @@ def test_updates_of_sharded_parameters_are_counted(process_group: None) -> None:
     assert {key: tensor._version for key, tensor in late.items()} == before
     optimizer.step()
     assert all(tensor._version != before[key] for key, tensor in late.items())
+
+
+# -- types ----------------------------------------------------------------------------------------
+
+
+class Master(torch.optim.Optimizer):
+    """As mixed-precision optimizers do: of a parameter in bfloat16 a master copy and moments in float32."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["master"] = parameter.float()
+                    state["moments"] = {"first": torch.zeros_like(state["master"])}
+                    state["seen"] = torch.zeros((), dtype=torch.int64)
+                state["seen"] += 1
+                state["moments"]["first"].mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
+                state["master"].sub_(state["moments"]["first"], alpha=group["lr"])
+                parameter.copy_(state["master"])
+
+
+class Compact(Master):
+    """Stores its master copies in float64, and knows how to read them."""
+
+    def state_dict(self) -> Any:
+        made = super().state_dict()
+        for state in made["state"].values():
+            state["master"] = state["master"].double()
+        return made
+
+
+def in_bfloat16(kind: type[Master], steps: int) -> tuple[nn.Module, Master]:
+    model = nn.Linear(5, 3).bfloat16()
+    optimizer = kind(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(2, 5).bfloat16()).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def values_of(optimizer: Master) -> list[torch.Tensor]:
+    return [t for s in optimizer.state.values() for t in (s["master"], s["moments"]["first"], s["seen"])]
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["fresh", "with a state of its own"])
+def test_a_restore_keeps_every_type_and_bit(tmp_path: Path, steps: int) -> None:
+    """torch's load_state_dict() casts state of a parameter to the parameter's type."""
+    model, optimizer = in_bfloat16(Master, 3)
+    other, fresh = in_bfloat16(Master, steps)
+    snapshot = through_a_file(capture({"model": model, "optimizer": optimizer}), tmp_path)
+    apply({"model": other, "optimizer": fresh}, snapshot)
+    for stored, restored in zip(values_of(optimizer), values_of(fresh), strict=True):
+        assert stored.dtype == restored.dtype
+        assert torch.equal(stored, restored)
+    del snapshot
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_an_optimizer_that_stores_another_type_than_it_keeps_is_left_to_itself(tmp_path: Path) -> None:
+    model, optimizer = in_bfloat16(Compact, 3)
+    other, fresh = in_bfloat16(Compact, 0)
+    snapshot = through_a_file(capture({"model": model, "optimizer": optimizer}), tmp_path)
+    apply({"model": other, "optimizer": fresh}, snapshot)
+    assert {tensor.dtype for tensor in values_of(fresh)} == {torch.bfloat16}
+
+
+# -- scalers of gradients -------------------------------------------------------------------------
+
+
+class NoItem(TorchDispatchMode):
+    """Reading a number out of a tensor, for which a GPU's must be waited for, is an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def scaled(scale: float) -> torch.amp.GradScaler:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    scaler.scale(torch.ones(1))
+    return scaler
+
+
+def test_the_state_of_a_scaler_is_taken_without_waiting_for_the_gpu(tmp_path: Path) -> None:
+    scaler = scaled(1024.0)
+    with NoItem():
+        capture({"scaler": scaler})
+    scaler.update(512.0)
+    for other in (scaled(8.0), torch.amp.GradScaler("cpu")):
+        apply({"scaler": other}, through_a_file(capture({"scaler": scaler}), tmp_path))
+        assert other.state_dict() == scaler.state_dict()
+        assert type(other.state_dict()["scale"]) is float
+
+
+def test_a_scaler_has_the_same_tensors_before_and_after_its_first_use() -> None:
+    fresh, off = torch.amp.GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler("cpu", enabled=False)
+    before = flatten(capture({"scaler": fresh}).own)[1]
+    fresh.scale(torch.ones(1))
+    after = flatten(capture({"scaler": fresh}).own)[1]
+    assert [(t.dtype, t.shape, float(t)) for t in before] == [(t.dtype, t.shape, float(t)) for t in after]
+    assert capture({"scaler": off}).own == {"scaler": {}}
+
+
+def test_a_scaler_takes_numbers_too() -> None:
+    """As checkpoints hold them that were written before."""
+    scaler = scaled(1024.0)
+    other = scaled(8.0)
+    apply({"scaler": other}, Snapshot(own={"scaler": scaler.state_dict()}, shared={}, rng=capture_rng()))
+    assert other.state_dict() == scaler.state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import slurm_robust as sr
+from slurm_robust.checkpoint import snapshot
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
     CorruptPart,
@@ -32,6 +34,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED
+from slurm_robust.model.pace import RESERVE
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
@@ -201,7 +204,9 @@ def test_nothing_lies_in_a_copy_after_it_was_restored(trained: Model, node: Node
     checkpointer = sr.Checkpointer(fresh.entries)
     assert checkpointer.restore() == 6
     assert same_state(trained, fresh)
-    assert str(node.copies.path) not in Path("/proc/self/maps").read_text()
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    ways = {line[1] for line in maps if str(node.copies.path) in line[-1]}
+    assert ways <= {"rw-s"}  # a buffer for snapshots, and no image that is read
     assert not any(str(node.copies.path) in os.readlink(f"/proc/self/fd/{n}") for n in descriptors())
 
 
@@ -399,3 +404,50 @@ def test_a_shared_part_is_fetched_too(node: Node) -> None:
     resumed = run_ranks(node, "ddp", 9, 2, restore=ref.token(), tier="peer")
     assert [one["sha256"] for one in resumed] == [one["sha256"] for one in straight]
     wait_for(lambda: steps_of(node.copies) == [8])
+
+
+# -- reserving ------------------------------------------------------------------------------------
+
+
+def test_memory_that_takes_long_is_told_as_a_phase(
+    node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on meanwhile; a phase of the script's own stays."""
+    launch(1)
+    checkpointer = sr.Checkpointer(Model().entries)
+    checkpointer.restore()
+    checkpointer.step(0)
+    taker = checkpointer._run._memory  # type: ignore[attr-defined]
+    taker.settle()
+    wait_for(lambda: not taker.reserving)
+    taker._reserved = gate = concurrent.futures.Future()
+    monkeypatch.setattr(snapshot, "RESERVE_S", 0.01)
+    checkpointer.step(1)
+    record = node.records[0]
+    assert record.phase.name == RESERVE
+    with sr.phase("evaluation"):
+        checkpointer.step(2)
+        assert record.phase.name == "evaluation"
+    assert record.phase.name == RESERVE
+    gate.set_result(None)
+    checkpointer.step(3)
+    assert record.phase.name == ""
+    taker.settle()
+    assert steps_of(node.copies)[-1] == 3
+    assert checkpointer.skipped == 2
+    checkpointer.close()
+
+
+def test_memory_is_reserved_while_a_state_is_restored(node: Node, launch: Launcher) -> None:
+    launch(1)
+    Model().train(3)
+    for path in node.copies.path.glob("own-00000.*"):
+        if path != node.copies.find(0, CheckpointRef(generation=1, step=1)):
+            path.unlink()
+    launch(2, restore=token(1), tier="memory")
+    checkpointer = sr.Checkpointer(Model().entries)
+    assert checkpointer.restore() == 2
+    taker = checkpointer._run._memory  # type: ignore[attr-defined]
+    wait_for(lambda: not taker.reserving)
+    assert len(list(node.copies.path.glob("own-00000.*"))) == 2
+    checkpointer.close()

@@ -1,0 +1,142 @@
+"""What snapshots and reports ask of a GPU's runtime, and CUDA's answers.
+
+Everything about streams, events and registered memory goes through one object, :class:`Gpus`, so that tests
+of order and failure need no GPU: :class:`slurm_robust.testing.lagging_gpus.LaggingGpus` is one whose device
+is a thread. Both are held to :class:`slurm_robust.testing.gpus_contract.GpusContract`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+"""Copies to make: where to, and what."""
+
+
+class Event(Protocol):
+    """A moment in a stream."""
+
+    def query(self) -> bool:
+        """Whether the device has got there. Never waits."""
+
+    def wait(self) -> None:
+        """Sleep until the device has got there; from any thread. Raises ``RuntimeError`` if it failed."""
+
+
+class Stream(Protocol):
+    """Work that a device does in the order in which it was enqueued."""
+
+    def copy(self, pairs: Pairs) -> None:
+        """Enqueue copies. The host waits for those from or to memory that is not registered.
+
+        Host memory of each must be registered as a whole or not at all. Raises ``RuntimeError``.
+        """
+
+    def record(self) -> Event:
+        """The moment when all that is enqueued so far is done."""
+
+    def follow(self, event: Event) -> None:
+        """What is enqueued from now on comes after ``event``, of any stream. The host does not wait."""
+
+
+class Gpus(Protocol):
+    """The GPUs of this process."""
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` lies on one."""
+
+    def stream(self, device: torch.device) -> Stream:
+        """A new stream."""
+
+    def training(self, device: torch.device) -> Stream:
+        """The stream in which this thread's operations on tensors of ``device`` are enqueued."""
+
+    def is_capturing(self) -> bool:
+        """Whether this thread's operations go into a graph instead of being done."""
+
+    def scalar(self, dtype: torch.dtype) -> torch.Tensor:
+        """A registered tensor of this machine's memory for one number."""
+
+    def register(self, address: int, nbytes: int, device: torch.device) -> int:
+        """Register whole pages of this machine's memory, for seconds; from any thread.
+
+        0, or the number of the error. A refusal changes nothing for what comes after.
+        """
+
+    def unregister(self, address: int) -> None:
+        """Take the registration back that begins at ``address``."""
+
+
+class Cuda:
+    """Gpus by CUDA, or by ROCm under its names. Starts nothing in a process that uses none."""
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """See the protocol."""
+        return tensor.is_cuda
+
+    def stream(self, device: torch.device) -> Stream:
+        """See the protocol."""
+        return _CudaStream(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+    def training(self, device: torch.device) -> Stream:
+        """See the protocol."""
+        return _CudaStream(device, torch.cuda.current_stream(device))
+
+    def is_capturing(self) -> bool:
+        """See the protocol."""
+        used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return used and torch.cuda.is_current_stream_capturing()
+
+    def scalar(self, dtype: torch.dtype) -> torch.Tensor:
+        """See the protocol."""
+        return torch.empty((), dtype=dtype, pin_memory=True)
+
+    def register(self, address: int, nbytes: int, device: torch.device) -> int:
+        """See the protocol."""
+        # A thread's own device is GPU 0 at first: without this each rank would make a context there.
+        with torch.cuda.device(device):
+            return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+
+    def unregister(self, address: int) -> None:
+        """See the protocol."""
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+class _CudaStream:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
+        self._device = device
+        self._stream = stream
+
+    def copy(self, pairs: Pairs) -> None:
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+
+    def record(self) -> Event:
+        # Of a blocking event a thread that waits sleeps; of others it spins, on a core that loaders need.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _CudaEvent(self._device, event)
+
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent)
+        self._stream.wait_event(event.event)
+
+
+class _CudaEvent:
+    def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
+        self._device = device
+        self.event = event
+
+    def query(self) -> bool:
+        happened: bool = self.event.query()  # type: ignore[no-untyped-call]
+        return happened
+
+    def wait(self) -> None:
+        with torch.cuda.device(self._device):  # as in register()
+            self.event.synchronize()
+
+
+CUDA = Cuda()

@@ -1,0 +1,241 @@
+"""GPUs without a GPU: a thread is the device, which works behind the host's back."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from slurm_robust.checkpoint.gpus import Event, Pairs, Stream
+
+PAGE = 4096
+_PARTS = 4  # in which a copy is made, so that other work comes between
+_PATIENCE_S = 30.0
+
+
+@dataclass(eq=False)
+class _Event:
+    gpus: LaggingGpus
+    happened: threading.Event = field(default_factory=threading.Event)
+
+    def query(self) -> bool:
+        return self.happened.is_set()
+
+    def wait(self) -> None:
+        self.gpus.calls["wait"] += 1
+        assert self.happened.wait(_PATIENCE_S), "the device never gets there"
+        if self.gpus.failure:
+            raise RuntimeError(self.gpus.failure)
+
+
+@dataclass
+class _Work:
+    run: Callable[[], object] = lambda: None
+    after: _Event | None = None
+
+
+@dataclass(eq=False)
+class _Stream:
+    gpus: LaggingGpus
+    queue: deque[_Work] = field(default_factory=deque)
+
+    def copy(self, pairs: Pairs) -> None:
+        for target, source in pairs:
+            waits = not all(self.gpus.is_registered(t) for t in (target, source) if not self.gpus.has(t))
+            for into, out_of in zip(_cut(target), _cut(source), strict=True):
+                self.gpus.enqueue(self, _Work(lambda into=into, out_of=out_of: into.copy_(out_of)))  # type: ignore[misc]
+            if self.gpus.refuses_copies:
+                raise RuntimeError("CUDA error: invalid argument")
+            if waits:
+                self.record().wait()
+
+    def record(self) -> Event:
+        event = _Event(self.gpus)
+        self.gpus.enqueue(self, _Work(event.happened.set))
+        return event
+
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, _Event)
+        if self.gpus.is_capturing() and self is self.gpus.training(torch.device("cpu")):
+            raise RuntimeError("CUDA error: dependency created on uncaptured work in another stream")
+        self.gpus.enqueue(self, _Work(after=event))
+
+
+class LaggingGpus:
+    """:class:`~slurm_robust.checkpoint.gpus.Gpus` of which a thread is the device.
+
+    Tensors of this machine stand for the GPU's: those that were given to :meth:`adopt`. Work on them is
+    enqueued by :meth:`launch` and done later, by the thread, in any order that the streams allow: ``seed``
+    chooses. Between :meth:`hold` and :meth:`release` the device does nothing. A copy is made in parts.
+
+    ``refuses`` says which registrations (address, bytes) are refused; while ``may_register`` is not set they
+    take. With ``refuses_copies`` a copy raises when a part of it is under way already; ``failure`` is what
+    every wait for the device raises from then on. ``calls`` counts waits and registrations; ``registrars``
+    are the threads that registered.
+    """
+
+    def __init__(
+        self, seed: int = 0, refuses: Callable[[int, int], bool] = lambda address, nbytes: False
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self.registrars: set[str] = set()
+        self.may_register = threading.Event()
+        self.may_register.set()
+        self.refuses_copies = False
+        self.failure = ""
+        self._refuses = refuses
+        self._memory: dict[int, torch.Tensor] = {}
+        self._registered: dict[int, int] = {}
+        self._graph: list[_Work] | None = None
+        self._dice = random.Random(seed)
+        self._changed = threading.Condition()
+        self._held = self._closed = False
+        self._training = _Stream(self)
+        self._streams = [self._training]
+        self._thread = threading.Thread(target=self._work, name="lagging-gpu", daemon=True)
+        self._thread.start()
+
+    # -- what the host asks -----------------------------------------------------------------------
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """See the protocol."""
+        return tensor.untyped_storage().data_ptr() in self._memory
+
+    def stream(self, device: torch.device) -> Stream:
+        """See the protocol."""
+        self._streams.append(_Stream(self))
+        return self._streams[-1]
+
+    def training(self, device: torch.device) -> Stream:
+        """See the protocol."""
+        return self._training
+
+    def is_capturing(self) -> bool:
+        """See the protocol."""
+        return self._graph is not None
+
+    def scalar(self, dtype: torch.dtype) -> torch.Tensor:
+        """See the protocol."""
+        made = torch.empty((), dtype=dtype)
+        self._registered[made.data_ptr()] = made.nbytes
+        return made
+
+    def register(self, address: int, nbytes: int, device: torch.device) -> int:
+        """See the protocol."""
+        self.calls["register"] += 1
+        self.registrars.add(threading.current_thread().name)
+        assert address % PAGE == 0
+        assert self.may_register.wait(_PATIENCE_S)
+        if any(at < address + nbytes and address < at + size for at, size in self._registered.items()):
+            return 712  # cudaErrorHostMemoryAlreadyRegistered
+        if self._refuses(address, nbytes):
+            return 2  # cudaErrorMemoryAllocation
+        self._registered[address] = nbytes
+        return 0
+
+    def unregister(self, address: int) -> None:
+        """See the protocol."""
+        self.calls["unregister"] += 1
+        del self._registered[address]
+
+    # -- what a training does ---------------------------------------------------------------------
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor``, which from now on lies on the device."""
+        self._memory[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def launch(self, kernel: Callable[[], object], *changed: torch.Tensor) -> None:
+        """Enqueue what changes these tensors in place, in the training's stream or in the graph."""
+        torch.autograd.graph.increment_version(changed)
+        work = _Work(kernel)
+        if self._graph is not None:
+            self._graph.append(work)
+        else:
+            self.enqueue(self._training, work)
+
+    @contextmanager
+    def capture(self) -> Iterator[Callable[[], None]]:
+        """What is launched is not done, but put into a graph; yields what replays it."""
+        graph: list[_Work] = []
+
+        def replay() -> None:
+            for work in graph:
+                self.enqueue(self._training, work)
+
+        self._graph = graph
+        try:
+            yield replay
+        finally:
+            self._graph = None
+
+    def synchronize(self) -> None:
+        """Wait until all is done that was enqueued."""
+        for stream in list(self._streams):
+            stream.record().wait()
+
+    # -- the device -------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """From now on nothing is done."""
+        with self._changed:
+            self._held = True
+
+    def release(self) -> None:
+        """The device goes on."""
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread. What is enqueued is not done."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def registered(self) -> dict[int, int]:
+        """What is registered: bytes by address."""
+        return dict(self._registered)
+
+    def is_registered(self, tensor: torch.Tensor) -> bool:
+        """Raises ``RuntimeError``, as copies do, for memory of which not all is in one registration."""
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        found = [(at, at + n) for at, n in self._registered.items() if at < end and begin < at + n]
+        if any(not (at <= begin and end <= to) for at, to in found):
+            raise RuntimeError("CUDA error: invalid argument")
+        return bool(found)
+
+    def enqueue(self, stream: _Stream, work: _Work) -> None:
+        """For the streams of this module."""
+        with self._changed:
+            stream.queue.append(work)
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._ready())
+                if self._closed:
+                    return
+                stream = self._dice.choice(self._ready())
+                work = stream.queue[0]
+            work.run()
+            with self._changed:
+                stream.queue.popleft()
+
+    def _ready(self) -> list[_Stream]:
+        if self._held:
+            return []
+        return [
+            s for s in self._streams if s.queue and (s.queue[0].after is None or s.queue[0].after.query())
+        ]
+
+
+def _cut(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tensor.detach().view(-1).tensor_split(_PARTS)

@@ -1,0 +1,64 @@
+"""A state in memory is on the GPU again bit for bit, in the tensors that were there, without a detour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from slurm_robust.checkpoint.gpus import CUDA
+from slurm_robust.checkpoint.image import open_image
+from slurm_robust.checkpoint.inplace import fill, moved, places_for
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.state import Snapshot, Training, apply
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.checkpoint.tree import tensor_in, unflatten
+from tests.gpu.device import OnCuda, Unusual, copies
+
+
+@pytest.fixture
+def folder() -> Iterator[MemoryFolder]:
+    with copies() as folder:
+        yield folder
+
+
+def stepped(model: Unusual) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_a_state_is_put_back_in_place(folder: MemoryFolder) -> None:
+    model = Unusual()
+    optimizer = stepped(model)
+    training = OnCuda(folder, model, optimizer)
+    training.take(7)
+    training.snapshotter.close()
+    live = Unusual()
+    of_live = stepped(live)
+    before = [tensor.data_ptr() for tensor in (*live.parameters(), *live.buffers())]
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    path = folder.find(0, CheckpointRef(generation=1, step=7))
+    assert path is not None
+    image = open_image(path)
+    tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
+    tree = unflatten(image.tree, tensors)
+    state = Snapshot(own=tree["own"], shared={}, rng=tree["rng"])
+    entries = {"model": live, "optimizer": of_live}
+    begun = time.perf_counter()
+    places = places_for(state, Training(entries=entries), CUDA)
+    fill(image, tensors, places, CUDA, 2)
+    apply(entries, moved(state, places))
+    torch.cuda.synchronize()
+    print(f"{image.nbytes / 1e9 / (time.perf_counter() - begun):.1f} GB/s")
+    image.close()
+    assert [tensor.data_ptr() for tensor in (*live.parameters(), *live.buffers())] == before
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), live.parameters(), strict=True))
+    for one, other in zip(optimizer.state.values(), of_live.state.values(), strict=True):
+        assert all(torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one)
+    assert torch.cuda.max_memory_allocated() - held < 0.1 * image.nbytes
