@@ -44,8 +44,8 @@ class RobustCallback(Callback):
     The arguments are those of :class:`slurm_robust.Checkpointer`. ``ckpt_path`` stays unused.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: strategies other
-    than one device, DistributedDataParallel and ModelParallel (FSDP2); train loaders without state, without length, or whose order
-    depends on more than the epoch.
+    than one device, DistributedDataParallel and ModelParallel (FSDP2); train loaders without state, without
+    length, or whose order depends on more than the epoch.
     """
 
     def __init__(

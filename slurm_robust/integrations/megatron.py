@@ -65,7 +65,7 @@ class TrainingState:
             if hasattr(one, "_copy_main_params_to_model_params"):  # without main weights there is no copy
                 one._copy_main_params_to_model_params()
         for chunk in self._chunks:
-            if hasattr(chunk, "start_param_sync"):  # Megatron's DistributedDataParallel
+            if getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False):
                 chunk.start_param_sync(force_sync=True)
 
 

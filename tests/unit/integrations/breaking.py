@@ -30,7 +30,7 @@ _FRAMEWORKS = [
 
 
 def processes() -> Any:
-    """What starts processes that have imported the frameworks; those that are not installed are passed over."""
+    """What starts processes that have imported the frameworks, as far as these are installed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_FRAMEWORKS)
     return context

@@ -76,7 +76,8 @@ def train(config: dict[str, Any], steps: int, folder: str) -> Any:
     state = engine.optimizer.state_dict()
     weights = state.get("single_partition_of_fp32_groups") or state["fp32_flat_groups"]
     counted = [engine.global_steps, engine.micro_steps, engine.lr_scheduler.get_last_lr()]
-    return first, losses, [answer, counted, [tensor.tolist() for tensor in weights]]
+    # The padding of a part may be NaN, which equals nothing but its bytes.
+    return first, losses, [answer, counted, [tensor.detach().numpy().tobytes() for tensor in weights]]
 
 
 def interrupted(config: dict[str, Any]) -> Any:
