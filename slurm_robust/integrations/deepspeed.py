@@ -43,8 +43,8 @@ class EngineState:
     """One entry for :class:`slurm_robust.Checkpointer`: engine, module, optimizer and scheduler.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: engines without
-    ZeRO, pipelines, experts, offload to NVMe, ZenFlow, elastic checkpoints, random layer token drop, and
-    curricula.
+    ZeRO, pipelines, experts, offload to NVMe, ZenFlow, elastic checkpoints, optimizer state in bfloat16,
+    random layer token drop, and curricula.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -130,6 +130,7 @@ def _refuse(engine: Any) -> None:
         "offload to NVMe": any(str(getattr(one, "device", "")).endswith("nvme") for one in offloads),
         "ZenFlow": bool(getattr(engine, "zenflow", False)),
         "elastic_checkpoint": getattr(optimizer, "elastic_checkpoint", False),
+        "bf16_optimizer_states": getattr(optimizer, "bf16_optimizer_states", False),
         "random layer token drop": engine.random_ltd_enabled(),
         "curriculum learning": engine.curriculum_learning_enabled(),
     }

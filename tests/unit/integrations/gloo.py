@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,17 @@ import torch.distributed as dist
 from tests.unit.integrations.breaking import end, processes, surroundings
 
 
-def on_ranks(count: int, folder: Path, program: Callable[..., Any], *given: Any) -> list[Any]:
-    """What ``program(*given)`` returned on each rank, in order; it runs in ``folder``."""
+def on_ranks(
+    count: int,
+    folder: Path,
+    program: Callable[..., Any],
+    *given: Any,
+    environs: Sequence[Mapping[str, str]] = (),
+) -> list[Any]:
+    """What ``program(*given)`` returned on each rank, in order; it runs in ``folder``.
+
+    ``environs``: variables for each rank, over those of a launcher.
+    """
     folder.mkdir(exist_ok=True)
     pipes, ranks = [], []
     for rank in range(count):
@@ -24,6 +33,7 @@ def on_ranks(count: int, folder: Path, program: Callable[..., Any], *given: Any)
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(count),
             "LOCAL_WORLD_SIZE": str(count),
+            **(environs[rank] if environs else {}),
         }
         ranks.append(processes().Process(target=_run, args=(theirs, folder, environ, program, given)))
         ranks[-1].start()

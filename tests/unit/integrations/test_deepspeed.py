@@ -80,12 +80,21 @@ def train(config: dict[str, Any], steps: int, folder: str) -> Any:
     return first, losses, [answer, counted, [tensor.detach().numpy().tobytes() for tensor in weights]]
 
 
-def interrupted(config: dict[str, Any]) -> Any:
-    """A run that is not interrupted, and one that begins anew in the middle."""
+def start() -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it calls a C++ compiler
     deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False)
+
+
+def alone(config: dict[str, Any], steps: int) -> Any:
+    start()
+    return train(config, steps, "plain")
+
+
+def interrupted(config: dict[str, Any]) -> Any:
+    """A run that is not interrupted, and one that begins anew in the middle."""
+    start()
     straight = train(config, STEPS, "straight")
     train(config, BROKEN_AT, "broken")
     return straight, train(config, STEPS, "broken")
@@ -149,6 +158,10 @@ class PipelineEngine(Refused):
         (Refused(device="OffloadDeviceEnum.nvme"), "NVMe"),
         (Refused(zenflow=True), "ZenFlow"),
         (
+            Refused(optimizer=SimpleNamespace(update_lp_params=None, bf16_optimizer_states=True)),
+            "bf16_optimizer_states",
+        ),
+        (
             Refused(optimizer=SimpleNamespace(update_lp_params=None, elastic_checkpoint=True)),
             "elastic_checkpoint",
         ),
@@ -157,3 +170,9 @@ class PipelineEngine(Refused):
 def test_what_cannot_go_on_exactly_is_refused(engine: Any, message: str) -> None:
     with pytest.raises(WrongUse, match=rf"does not support .*{message}.*engine\.load_checkpoint\(\)"):
         EngineState(engine)
+
+
+def test_between_two_passes_of_a_step_there_is_no_checkpoint() -> None:
+    engine = Refused(micro_steps=5, gradient_accumulation_steps=lambda: 2)
+    with pytest.raises(WrongUse, match=r"1 of 2 passes .* after an engine\.step\(\) that has updated"):
+        EngineState(engine).state_dict()

@@ -60,6 +60,10 @@ def as_list(value: Any) -> Any:
     return (value.to_local() if hasattr(value, "to_local") else value).tolist()
 
 
+def alone(replicas: int, steps: int) -> Any:
+    return train(replicas, steps, "plain")
+
+
 def interrupted(replicas: int) -> Any:
     """A run that is not interrupted, and one that begins anew in the middle."""
     straight = train(replicas, STEPS, "straight")

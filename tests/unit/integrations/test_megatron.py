@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,13 +91,24 @@ def train(dtype: torch.dtype, sharded: bool, steps: int, folder: str) -> Any:
     return first, losses, [weights, parts, moments]
 
 
-def interrupted(dtype: torch.dtype, sharded: bool) -> Any:
-    """A run that is not interrupted, and one that begins anew in the middle."""
+@contextmanager
+def started() -> Iterator[None]:
     from megatron.core import parallel_state
 
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     with OnCpu():
         parallel_state.initialize_model_parallel()
+        yield
+
+
+def alone(dtype: torch.dtype, sharded: bool, steps: int) -> Any:
+    with started():
+        return train(dtype, sharded, steps, "plain")
+
+
+def interrupted(dtype: torch.dtype, sharded: bool) -> Any:
+    """A run that is not interrupted, and one that begins anew in the middle."""
+    with started():
         straight = train(dtype, sharded, STEPS, "straight")
         train(dtype, sharded, BROKEN_AT, "broken")
         return straight, train(dtype, sharded, STEPS, "broken")
