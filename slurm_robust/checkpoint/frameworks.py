@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+import torch
 
 from slurm_robust.checkpoint.errors import UnsupportedState
 
@@ -31,7 +31,7 @@ def refuse_incomplete(entries: Mapping[str, Any]) -> None:
 
 def _reasons(entry: Any) -> Iterator[str]:
     kind = f"is a {type(entry).__qualname__}"
-    if isinstance(entry, nn.Module):
+    if isinstance(entry, torch.nn.Module):
         yield from _reasons_of_module(entry, kind)
     elif _descends(entry, "deepspeed", "DeepSpeedOptimizer"):
         yield f"{kind} of DeepSpeed, which keeps its state with the engine: {_DEEPSPEED}"
@@ -44,7 +44,7 @@ def _reasons(entry: Any) -> Iterator[str]:
         yield f"{kind}, whose state_dict() lacks the sharded state: {_MEGATRON}"
 
 
-def _reasons_of_module(module: nn.Module, kind: str) -> Iterator[str]:
+def _reasons_of_module(module: torch.nn.Module, kind: str) -> Iterator[str]:
     if _descends(module, "deepspeed", "DeepSpeedEngine"):
         yield f"{kind}, whose state_dict() lacks the optimizer and what ZeRO shards: {_DEEPSPEED}"
     elif any(hasattr(parameter, "ds_tensor") for parameter in module.parameters()):

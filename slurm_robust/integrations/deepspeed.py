@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.integrations import sharding
+from slurm_robust.integrations.sharding import copy_into, load_remainder, remainder
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 # By the names of DeepSpeed's own checkpoints; the rest of the optimizer's state_dict follows from the
@@ -37,6 +37,8 @@ _OF_OPTIMIZER = (
     "overflow",
     "clip_grad",
 )
+
+_KNOWN = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer")
 
 
 class EngineState:
@@ -63,7 +65,7 @@ class EngineState:
         known = engine.optimizer.state_dict()
         return {
             "counters": {name: getattr(engine, name) for name in _COUNTERS},
-            "module": sharding.remainder(engine.module, self._not_whole()),
+            "module": remainder(engine.module, self._not_whole()),
             "frozen": {name: p.ds_tensor for name, p in self._frozen().items()},
             "optimizer": {name: known[name] for name in _OF_OPTIMIZER if name in known},
             "loss_scaler": _numbers_of(getattr(engine.optimizer, "loss_scaler", None)),
@@ -74,12 +76,12 @@ class EngineState:
         """Put it back and gather the weights; called by all ranks."""
         engine, optimizer = self._engine, self._engine.optimizer
         by_rank = [{**optimizer.state_dict(), **state_dict["optimizer"]}] * torch.distributed.get_world_size()
-        sharding.load_remainder(engine.module, self._not_whole(), state_dict["module"])
+        load_remainder(engine.module, self._not_whole(), state_dict["module"])
         if _is_stage_3(engine):
             optimizer.checkpoint_event_prologue()
             optimizer.load_state_dict(by_rank)
             parts, stored = self._frozen(), state_dict["frozen"]
-            sharding.copy_into([p.ds_tensor for p in parts.values()], [stored[name] for name in parts])
+            copy_into([p.ds_tensor for p in parts.values()], [stored[name] for name in parts])
             optimizer.checkpoint_event_epilogue()
         else:
             optimizer.load_state_dict(by_rank, load_from_fp32_weights=True)
@@ -121,14 +123,10 @@ def _refuse(engine: Any) -> None:
     zero = config.zero_config
     offloads = (zero.offload_optimizer, zero.offload_param)
     reasons = {
-        "an engine without ZeRO (use stage 1, or DistributedDataParallel without DeepSpeed)": not hasattr(
-            optimizer, "update_lp_params"
-        )
-        and not _is_stage_3(engine),
+        f"{type(optimizer).__name__} (but ZeRO-1, 2 and 3)": type(optimizer).__name__ not in _KNOWN,
         "pipelines": any(kind.__name__ == "PipelineEngine" for kind in type(engine).__mro__),
         "experts": engine.has_moe_layers,
         "offload to NVMe": any(str(getattr(one, "device", "")).endswith("nvme") for one in offloads),
-        "ZenFlow": bool(getattr(engine, "zenflow", False)),
         "elastic_checkpoint": getattr(optimizer, "elastic_checkpoint", False),
         "bf16_optimizer_states": getattr(optimizer, "bf16_optimizer_states", False),
         "random layer token drop": engine.random_ltd_enabled(),

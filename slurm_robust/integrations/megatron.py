@@ -22,7 +22,9 @@ from typing import Any
 from torch import nn
 
 from slurm_robust.checkpoint.errors import EntryMismatch, WrongUse
-from slurm_robust.integrations import sharding
+from slurm_robust.integrations.sharding import load_own_part, load_remainder, own_part, remainder
+
+_KNOWN = ("DistributedOptimizer", "Float16OptimizerWithFloat16Params", "FP32Optimizer")
 
 
 class TrainingState:
@@ -31,12 +33,13 @@ class TrainingState:
     ``model_chunks`` as given to ``get_megatron_optimizer``, ``optimizer`` as it returned it.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: Megatron-FSDP, an
-    optimizer that is offloaded to the CPU or aware of precision, parameters in eight bits.
+    optimizer that is offloaded to the CPU, aware of precision or divided by layers, parameters in eight bits.
     """
 
     def __init__(self, model_chunks: Sequence[nn.Module], optimizer: Any) -> None:
         self._chunks = list(model_chunks)
-        chained = getattr(optimizer, "chained_optimizers", [optimizer])
+        is_chain = type(optimizer).__name__ == "ChainedOptimizer"
+        chained = optimizer.chained_optimizers if is_chain else [optimizer]
         self._optimizers = [one for one in chained if getattr(one, "optimizer", None) is not None]
         for one in self._optimizers:
             _refuse(one)
@@ -44,7 +47,7 @@ class TrainingState:
     def state_dict(self) -> dict[str, Any]:
         """This rank's part. No communication."""
         return {
-            "model": [sharding.remainder(chunk, _trained(chunk)) for chunk in self._chunks],
+            "model": [remainder(chunk, _trained(chunk)) for chunk in self._chunks],
             "optimizers": [_state_of(one) for one in self._optimizers],
         }
 
@@ -57,9 +60,9 @@ class TrainingState:
                 f"the training {len(self._chunks)} and {len(self._optimizers)}: keep the layout of the ranks"
             )
         for chunk, state in zip(self._chunks, state_dict["model"], strict=True):
-            sharding.load_remainder(chunk, _trained(chunk), state)
+            load_remainder(chunk, _trained(chunk), state)
         for one, state in zip(self._optimizers, state_dict["optimizers"], strict=True):
-            sharding.load_own_part(one.optimizer, state["own"])
+            load_own_part(one.optimizer, state["own"])
             if getattr(one, "grad_scaler", None):
                 one.grad_scaler.load_state_dict(state["grad_scaler"])
             if hasattr(one, "_copy_main_params_to_model_params"):  # without main weights there is no copy
@@ -77,14 +80,16 @@ def _trained(chunk: nn.Module) -> set[int]:
 def _state_of(optimizer: Any) -> dict[str, Any]:
     scaler = getattr(optimizer, "grad_scaler", None)
     return {
-        "own": sharding.own_part(optimizer.optimizer),
+        "own": own_part(optimizer.optimizer),
         "grad_scaler": scaler.state_dict() if scaler else None,
     }
 
 
 def _refuse(optimizer: Any) -> None:
     config, ddp = optimizer.config, getattr(optimizer, "ddp_config", None)
+    name = type(optimizer).__name__
     reasons = {
+        name: name not in _KNOWN,
         "Megatron-FSDP": getattr(ddp, "use_megatron_fsdp", False),
         "parameters in eight bits (fp8_param_gather)": getattr(ddp, "fp8_param_gather", False),
         "optimizer_cpu_offload": getattr(config, "optimizer_cpu_offload", False),

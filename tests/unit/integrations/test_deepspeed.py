@@ -125,13 +125,21 @@ def test_two_ranks_go_on_bitwise(config: dict[str, Any], tmp_path: Path) -> None
         assert resumed[2] == straight[2]
 
 
+class BF16_Optimizer(SimpleNamespace):
+    pass
+
+
+class ZenFlowZeroOptimizer(BF16_Optimizer):
+    pass
+
+
 class Refused(SimpleNamespace):
     """An engine, as far as it is asked before it is refused."""
 
     def __init__(self, optimizer: Any = None, device: str = "cpu", **others: Any) -> None:
         offload = SimpleNamespace(device=device)
         zero = SimpleNamespace(offload_optimizer=offload, offload_param=None)
-        optimizer = optimizer or SimpleNamespace(update_lp_params=None)
+        optimizer = optimizer or BF16_Optimizer()
         options = {"has_moe_layers": False, **others}
         super().__init__(optimizer=optimizer, _config=SimpleNamespace(zero_config=zero), **options)
 
@@ -152,19 +160,13 @@ class PipelineEngine(Refused):
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        (Refused(optimizer=torch.optim.SGD([torch.zeros(1)])), "an engine without ZeRO"),
+        (Refused(optimizer=torch.optim.SGD([torch.zeros(1)])), r"SGD \(but ZeRO-1, 2 and 3\)"),
         (PipelineEngine(), "pipelines"),
         (Refused(has_moe_layers=True), "experts"),
         (Refused(device="OffloadDeviceEnum.nvme"), "NVMe"),
-        (Refused(zenflow=True), "ZenFlow"),
-        (
-            Refused(optimizer=SimpleNamespace(update_lp_params=None, bf16_optimizer_states=True)),
-            "bf16_optimizer_states",
-        ),
-        (
-            Refused(optimizer=SimpleNamespace(update_lp_params=None, elastic_checkpoint=True)),
-            "elastic_checkpoint",
-        ),
+        (Refused(optimizer=ZenFlowZeroOptimizer()), "ZenFlow"),
+        (Refused(optimizer=BF16_Optimizer(bf16_optimizer_states=True)), "bf16_optimizer_states"),
+        (Refused(optimizer=BF16_Optimizer(elastic_checkpoint=True)), "elastic_checkpoint"),
     ],
 )
 def test_what_cannot_go_on_exactly_is_refused(engine: Any, message: str) -> None:

@@ -126,6 +126,21 @@ def test_two_ranks_go_on_bitwise(dtype: torch.dtype, sharded: bool, tmp_path: Pa
         assert resumed[2] == straight[2]
 
 
+class DistributedOptimizer(SimpleNamespace):
+    pass
+
+
+class LayerWiseDistributedOptimizer(DistributedOptimizer):
+    """Is a chain of optimizers, of which each has some layers."""
+
+
+def test_an_optimizer_that_is_not_known_is_refused() -> None:
+    inner = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    optimizer = LayerWiseDistributedOptimizer(optimizer=inner, config=None, chained_optimizers=[])
+    with pytest.raises(WrongUse, match="does not support LayerWiseDistributedOptimizer"):
+        TrainingState([nn.Linear(1, 1)], optimizer)
+
+
 @pytest.mark.parametrize(
     ("config", "ddp", "message"),
     [
@@ -139,7 +154,7 @@ def test_what_cannot_go_on_exactly_is_refused(
     config: dict[str, bool], ddp: dict[str, bool], message: str
 ) -> None:
     model = nn.Linear(1, 1)
-    optimizer = SimpleNamespace(
+    optimizer = DistributedOptimizer(
         optimizer=torch.optim.SGD(model.parameters()),
         config=SimpleNamespace(**config),
         ddp_config=SimpleNamespace(**ddp),
