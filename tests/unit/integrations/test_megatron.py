@@ -33,7 +33,7 @@ class OnCpu(TorchFunctionMode):
         return found.replace("torch.", "torch.cuda.") if is_name else found
 
 
-def build(dtype: torch.dtype, sharded: bool) -> tuple[Any, Any]:
+def build(dtype: torch.dtype, sharded: bool, overlap: bool) -> tuple[Any, Any]:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer import TransformerConfig
@@ -56,7 +56,12 @@ def build(dtype: torch.dtype, sharded: bool) -> tuple[Any, Any]:
     config = TransformerConfig(
         num_layers=1, hidden_size=8, num_attention_heads=1, bf16=low, params_dtype=dtype
     )
-    ddp = DistributedDataParallelConfig(use_distributed_optimizer=sharded, grad_reduce_in_fp32=True)
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=sharded,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+    )
     model = DistributedDataParallel(config, ddp, Net(config).to(dtype))
     options = OptimizerConfig(
         optimizer="adam",
@@ -65,12 +70,13 @@ def build(dtype: torch.dtype, sharded: bool) -> tuple[Any, Any]:
         params_dtype=dtype,
         use_distributed_optimizer=sharded,
         clip_grad=1.0,
+        overlap_param_gather=overlap,
     )
     return model, get_megatron_optimizer(options, [model])
 
 
-def train(dtype: torch.dtype, sharded: bool, steps: int, folder: str) -> Any:
-    model, optimizer = build(dtype, sharded)
+def train(dtype: torch.dtype, sharded: bool, overlap: bool, steps: int, folder: str) -> Any:
+    model, optimizer = build(dtype, sharded, overlap)
     torch.manual_seed(2 + torch.distributed.get_rank())
     checkpointer = sr.Checkpointer({"training": TrainingState([model], optimizer)}, path=folder)
     first, losses = checkpointer.restore(), []
@@ -84,6 +90,8 @@ def train(dtype: torch.dtype, sharded: bool, steps: int, folder: str) -> Any:
         losses.append(loss.item())
         checkpointer.step(step, loss=loss.detach())
     checkpointer.close()
+    if overlap:  # else the weights are those of the step before
+        model.start_param_sync(force_sync=True)
     weights = {name: value.float().tolist() for name, value in model.state_dict().items()}
     inner = optimizer.chained_optimizers[0].optimizer
     parts = [parameter.tolist() for group in inner.param_groups for parameter in group["params"]]
@@ -101,26 +109,32 @@ def started() -> Iterator[None]:
         yield
 
 
-def alone(dtype: torch.dtype, sharded: bool, steps: int) -> Any:
+def alone(dtype: torch.dtype, sharded: bool, overlap: bool, steps: int) -> Any:
     with started():
-        return train(dtype, sharded, steps, "plain")
+        return train(dtype, sharded, overlap, steps, "plain")
 
 
-def interrupted(dtype: torch.dtype, sharded: bool) -> Any:
+def interrupted(dtype: torch.dtype, sharded: bool, overlap: bool) -> Any:
     """A run that is not interrupted, and one that begins anew in the middle."""
     with started():
-        straight = train(dtype, sharded, STEPS, "straight")
-        train(dtype, sharded, BROKEN_AT, "broken")
-        return straight, train(dtype, sharded, STEPS, "broken")
+        straight = train(dtype, sharded, overlap, STEPS, "straight")
+        train(dtype, sharded, overlap, BROKEN_AT, "broken")
+        return straight, train(dtype, sharded, overlap, STEPS, "broken")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "sharded"), [(torch.bfloat16, True), (torch.float32, True), (torch.bfloat16, False)]
+    ("dtype", "sharded", "overlap"),
+    [
+        (torch.bfloat16, True, False),
+        (torch.bfloat16, True, True),
+        (torch.float32, True, False),
+        (torch.bfloat16, False, False),
+    ],
 )
-def test_two_ranks_go_on_bitwise(dtype: torch.dtype, sharded: bool, tmp_path: Path) -> None:
+def test_two_ranks_go_on_bitwise(dtype: torch.dtype, sharded: bool, overlap: bool, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
-    for straight, resumed in on_ranks(2, tmp_path / "run", interrupted, dtype, sharded):
+    for straight, resumed in on_ranks(2, tmp_path / "run", interrupted, dtype, sharded, overlap):
         assert (straight[0], resumed[0]) == (0, BROKEN_AT)
         assert resumed[1] == straight[1][BROKEN_AT:]
         assert resumed[2] == straight[2]

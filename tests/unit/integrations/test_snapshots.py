@@ -38,7 +38,7 @@ def memory() -> Iterator[Path]:
             ({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}},),
         ),
         ("deepspeed", 2, test_deepspeed.alone, ({"zero_optimization": {"stage": 3}},)),
-        ("megatron.core", 2, test_megatron.alone, (torch.bfloat16, True)),
+        ("megatron.core", 2, test_megatron.alone, (torch.bfloat16, True, False)),
     ],
     ids=["fsdp2", "deepspeed-2", "deepspeed-3", "megatron"],
 )
