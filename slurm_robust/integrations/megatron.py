@@ -37,7 +37,7 @@ class TrainingState:
     """
 
     def __init__(self, model_chunks: Sequence[nn.Module], optimizer: Any) -> None:
-        self._chunks = list(model_chunks)
+        self._chunks: list[Any] = list(model_chunks)
         is_chain = type(optimizer).__name__ == "ChainedOptimizer"
         chained = optimizer.chained_optimizers if is_chain else [optimizer]
         self._optimizers = [one for one in chained if getattr(one, "optimizer", None) is not None]
