@@ -23,7 +23,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -52,6 +55,10 @@ class Model(LightningModule):
         self.network = nn.Sequential(
             nn.Embedding(64, width), nn.Linear(width, width), nn.Dropout(0.1), nn.ReLU(), nn.Linear(width, 64)
         )
+
+    def configure_model(self) -> None:
+        if self.options.shard:
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         return F.cross_entropy(self.network(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
@@ -90,7 +97,8 @@ class Pace(Callback):
 def weights_hash(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        digest.update(name.encode() + whole.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -105,7 +113,9 @@ def train(options: argparse.Namespace) -> dict[str, object]:
         devices=world_size // nodes,
         num_nodes=nodes,
         # find_unused_parameters keeps the order of summation over restarts, see docs/checkpoints.md.
-        strategy="ddp_find_unused_parameters_true" if world_size > 1 else "auto",
+        strategy=ModelParallelStrategy()
+        if options.shard
+        else ("ddp_find_unused_parameters_true" if world_size > 1 else "auto"),
         max_epochs=options.epochs,
         max_steps=options.steps,
         val_check_interval=0.5,
@@ -129,6 +139,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="samples per rank and pass")
     parser.add_argument("--accumulate", type=int, default=1, help="passes per step")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data, per rank")
+    parser.add_argument("--shard", action="store_true", help="FSDP2 in place of DistributedDataParallel")
     parser.add_argument("--every", type=int, default=1, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-s", type=float, default=0.0, help="seconds to wait in each step")

@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurm_robust.checkpoint import shards
-from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.errors import EntryMismatch
 from slurm_robust.checkpoint.gpus import Gpus
 from slurm_robust.checkpoint.plain import map_tensors, merge, plain
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
@@ -31,6 +31,17 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
         """Take back what ``state_dict`` returned in another process."""
+
+
+class Unread:
+    """Stands for an entry whose state a restore passes over."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,8 @@ def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
     """
     for name, entry in entries.items():
         target = unwrapped(entry)
+        if isinstance(target, Unread):
+            continue
         tree = merge(snapshot.shared.get(name), snapshot.own[name])
         try:
             _load(target, shards.globalised(target, tree, snapshot.placed), snapshot.placed)
@@ -177,7 +190,6 @@ def _state_of(
     name: str, target: Stateful, replicated: set[int], *, compact: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is this rank's own and what is shared of the state of entry ``name``, unwrapped."""
-    _refuse_old_fsdp(name, target)
     state = _scaler_state(target) if _is_scaler(target) else shards.localised(target, target.state_dict())
     return _split(target, plain(state, f"entry {name!r}: state_dict()", compact=compact), replicated)
 
@@ -296,12 +308,3 @@ def _address(tensor: torch.Tensor) -> int | None:
     """Where an ordinary CPU tensor lies; None for others, which never lie in a mapped file."""
     ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.untyped_storage().data_ptr() if ordinary else None
-
-
-def _refuse_old_fsdp(name: str, target: Stateful) -> None:
-    for module in _modules(target):
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise UnsupportedState(
-                f"entry {name!r} uses FullyShardedDataParallel, whose state_dict() gathers the whole model: "
-                "use torch.distributed.fsdp.fully_shard"
-            )

@@ -1,4 +1,4 @@
-"""The two lines for trainers that own the training loop: ``transformers.Trainer`` and Lightning.
+"""For frameworks that own the loop (``transformers.Trainer``, Lightning) or the state (DeepSpeed, Megatron).
 
-Nothing is imported here, so that neither framework is needed for the other.
+Nothing is imported here, so that no framework is needed for another.
 """

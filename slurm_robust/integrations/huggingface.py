@@ -38,7 +38,7 @@ from transformers.trainer_callback import ExportableState
 
 from slurm_robust.checkpoint.errors import EntryMismatch, WrongUse
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
-from slurm_robust.checkpoint.state import Stateful
+from slurm_robust.checkpoint.state import Stateful, Unread
 from slurm_robust.model.pace import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
 from slurm_robust.worker.phases import PhaseSwitch
@@ -53,8 +53,8 @@ class RobustCallback(TrainerCallback):
     The arguments are those of :class:`slurm_robust.Checkpointer`. The loss and the gradient norm are reported
     for the steps that the Trainer logs (``logging_steps``), because it tells them to nobody otherwise.
 
-    Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: DeepSpeed, FSDP,
-    models loaded sharded or quantized, ``ignore_data_skip``, ``auto_find_batch_size``.
+    Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: DeepSpeed, the
+    first FSDP, models loaded sharded or quantized, ``ignore_data_skip``, ``auto_find_batch_size``.
     """
 
     def __init__(
@@ -97,7 +97,11 @@ class RobustCallback(TrainerCallback):
         self._folder = tempfile.TemporaryDirectory(prefix="srobust-resume-")
         folder = Path(self._folder.name)
         (folder / _STATE_FILE).write_text(self._counters.trainer_state)
-        torch.save(_stand_ins(trainer.model), folder / _WEIGHTS_FILE)
+        if trainer.is_fsdp_enabled:
+            # It would read all weights on one rank and send them to the others; they are replaced anyway.
+            trainer._load_from_checkpoint = _load_nothing
+        else:
+            torch.save(_stand_ins(trainer.model), folder / _WEIGHTS_FILE)
         return self._folder.name
 
     def on_train_begin(
@@ -113,6 +117,7 @@ class RobustCallback(TrainerCallback):
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+            vars(trainer).pop("_load_from_checkpoint", None)
         if state.global_step != self._reported:
             raise WrongUse(
                 f"the Trainer begins at step {state.global_step} and the checkpoint at {self._reported}: "
@@ -209,8 +214,8 @@ class RobustCallback(TrainerCallback):
     def _peek(self, trainer: Trainer) -> int:
         """Step of the checkpoint to go on from; of its contents only the counters are read."""
         names = _entries(trainer, self._counters)
-        sinks: dict[str, Stateful] = {name: _Sink() for name in names}
-        peek = Checkpointer({**sinks, "trainer": self._counters}, **self._options)
+        unread: dict[str, Stateful] = {name: Unread() for name in names}
+        peek = Checkpointer({**unread, "trainer": self._counters}, **self._options)
         rng = capture_rng()
         try:
             return peek.restore()
@@ -251,13 +256,6 @@ class _Counters:
         self.trainer_state, self.epoch_rng = state_dict["state"], state_dict["epoch_rng"]
 
 
-class _Sink(nn.Module):
-    """Takes any state and keeps nothing of it. A module, because for modules no tensor is copied before."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
-
-
 def _entries(trainer: Trainer, counters: _Counters) -> dict[str, Stateful]:
     """What belongs into a checkpoint. Before ``train()`` only the names mean something."""
     optimizer = trainer.optimizer
@@ -291,11 +289,16 @@ def _stand_ins(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def _load_nothing(*args: Any, **kwargs: Any) -> None:
+    """In place of the Trainer's own loading of weights, which ``on_train_begin`` restores."""
+
+
 def _refuse(trainer: Trainer) -> None:
     model, args = trainer.model, trainer.args
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     reasons = {
         "DeepSpeed": trainer.is_deepspeed_enabled,
-        "FSDP": trainer.is_fsdp_enabled,
+        "the first FSDP (say fsdp_config={'version': 2})": getattr(plugin, "fsdp_version", 2) != 2,
         "a model that was loaded sharded (distributed_config, device_map)": trainer.is_model_parallel
         or getattr(model, "is_distributed_loading_by_transformers", False),
         "a quantized model": getattr(model, "is_quantized", False),
@@ -304,7 +307,7 @@ def _refuse(trainer: Trainer) -> None:
         if holds:
             raise WrongUse(
                 f"RobustCallback does not support {reason}: use a loop of your own with "
-                "slurm_robust.Checkpointer (examples/fsdp2.py), or the Trainer with DistributedDataParallel"
+                "slurm_robust.Checkpointer (docs/frameworks.md), or the Trainer with DDP or FSDP2"
             )
     for name in ("ignore_data_skip", "auto_find_batch_size"):
         if getattr(args, name):

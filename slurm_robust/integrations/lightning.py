@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, SequentialSampler
 
@@ -44,8 +44,8 @@ class RobustCallback(Callback):
     The arguments are those of :class:`slurm_robust.Checkpointer`. ``ckpt_path`` stays unused.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: strategies other
-    than one device and DistributedDataParallel; train loaders without state, without length, or whose order
-    depends on more than the epoch.
+    than one device, DistributedDataParallel and ModelParallel (FSDP2); train loaders without state, without
+    length, or whose order depends on more than the epoch.
     """
 
     def __init__(
@@ -232,10 +232,11 @@ def _entries(trainer: Trainer, module: LightningModule, loops: _Loops, own: Call
 
 def _refuse_trainer(trainer: Trainer) -> None:
     strategy = trainer.strategy
-    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy):
         raise WrongUse(
-            f"RobustCallback does not support {type(strategy).__name__}: use strategy='ddp' or one device, "
-            "or a loop of your own with slurm_robust.Checkpointer (as examples/fsdp2.py)"
+            f"RobustCallback does not support {type(strategy).__name__}: use strategy='ddp', one device, or "
+            "ModelParallelStrategy with fully_shard in configure_model(); or a loop of your own with "
+            "slurm_robust.Checkpointer (docs/frameworks.md)"
         )
     if trainer.ckpt_path:
         raise WrongUse(

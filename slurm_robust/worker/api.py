@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import NotWritten, WrongUse
+from slurm_robust.checkpoint.frameworks import refuse_incomplete
 from slurm_robust.checkpoint.state import Stateful, Training, apply
 from slurm_robust.worker.phases import phase
 from slurm_robust.worker.runs import own_environ, run_of
@@ -178,3 +179,4 @@ def _check_entries(entries: Mapping[str, Stateful]) -> None:
                 f"entry {name!r} is a {type(entry).__qualname__} without state_dict() and load_state_dict(): "
                 "give it both, or leave it out if it has no state"
             )
+    refuse_incomplete(entries)

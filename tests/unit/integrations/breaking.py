@@ -23,8 +23,17 @@ _FRAMEWORKS = [
     "torch.distributed.fsdp",
     "transformers.trainer",
     "lightning.pytorch",
+    "torch._dynamo",
+    "deepspeed",
+    "megatron.core.optimizer",
 ]
-_processes = multiprocessing.get_context("forkserver")
+
+
+def processes() -> Any:
+    """What starts processes that have imported the frameworks, as far as these are installed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_FRAMEWORKS)
+    return context
 
 
 class Example:
@@ -45,7 +54,7 @@ class Example:
                 rank.join(100.0)
             codes = [rank.exitcode for rank in ranks]
         finally:
-            _kill(ranks)
+            end(ranks)
         assert codes == [0] * self._ranks, self.log(*range(self._ranks))
         result: dict[str, Any] = json.loads((self._folder / "out.json").read_text())
         return result
@@ -59,7 +68,7 @@ class Example:
             ranks[victim].kill()
             ranks[victim].join(30.0)
         finally:
-            _kill(ranks)
+            end(ranks)
 
     def step(self) -> int:
         """Newest step that rank 0 of the newest run has told."""
@@ -72,7 +81,6 @@ class Example:
         return "\n".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def _start(self) -> list[Any]:
-        _processes.set_forkserver_preload(_FRAMEWORKS)
         environments: list[dict[str, str]] = [{}]
         if self._ranks > 1:
             common = {
@@ -88,7 +96,7 @@ class Example:
             log = self._folder / f"log-{number}"
             log.unlink(missing_ok=True)
             ranks.append(
-                _processes.Process(
+                processes().Process(
                     target=_run_script, args=(self._script, self._options, self._folder, environ, log)
                 )
             )
@@ -118,7 +126,8 @@ def _ended(ranks: list[Any]) -> bool:
     return any(rank.exitcode is not None for rank in ranks)
 
 
-def _kill(ranks: list[Any]) -> None:
+def end(ranks: list[Any]) -> None:
+    """Kill those that still run."""
     for rank in ranks:
         rank.kill()
     for rank in ranks:

@@ -41,6 +41,7 @@ def test_fsdp2_uses_every_sample_once_per_epoch(tmp_path: Path) -> None:
         (TRAINER, 2),
         (("hf_trainer.py", "--steps", "32", "--accumulate", "2"), 1),
         (LIGHTNING, 2),
+        pytest.param((*LIGHTNING, "--shard"), 2, id="lightning-fsdp2-2"),
         # A limit of steps in place of epochs, where Lightning takes another way through its loops.
         (("lightning_trainer.py", "--epochs", "9", "--steps", "30", "--accumulate", "2"), 1),
     ],

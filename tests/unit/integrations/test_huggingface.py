@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,14 +75,20 @@ def test_options_that_change_the_order_of_the_data_are_refused(option: str) -> N
         robust.resume(build(robust, **{option: True}))
 
 
-@pytest.mark.parametrize(
-    ("attribute", "name"), [("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP")]
-)
-def test_what_shards_the_model_is_refused(attribute: str, name: str) -> None:
+def test_deepspeed_is_refused() -> None:
     robust = integration.RobustCallback()
     trainer = build(robust)
-    setattr(trainer, attribute, True)  # neither runs in one process without a GPU
-    with pytest.raises(WrongUse, match=f"does not support {name}"):
+    trainer.is_deepspeed_enabled = True  # it does not run in one process without a GPU
+    with pytest.raises(WrongUse, match=r"does not support DeepSpeed: .*docs/frameworks\.md"):
+        robust.resume(trainer)
+
+
+def test_the_first_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    robust = integration.RobustCallback()
+    trainer = build(robust)
+    known = vars(trainer.accelerator.state)  # shared by all of the process
+    monkeypatch.setitem(known, "fsdp_plugin", SimpleNamespace(fsdp_version=1))
+    with pytest.raises(WrongUse, match=r"the first FSDP \(say fsdp_config=\{'version': 2\}\)"):
         robust.resume(trainer)
 
 
