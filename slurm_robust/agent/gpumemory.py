@@ -18,7 +18,8 @@ from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.health.gpus.facts import GpuProcess, Use
-from slurm_robust.health.gpus.nvidia import DriverError, Nvml, read_use
+from slurm_robust.health.gpus.nvidia import read_use
+from slurm_robust.health.gpus.nvml import DriverError, Nvml
 from slurm_robust.health.host import Host
 from slurm_robust.worker.process import die_with_parent
 

@@ -265,7 +265,8 @@ class Snapshotter:
                 return None
 
     def _reserve(self, wanted: list[Wanted]) -> None:
-        self._reserved = done = concurrent.futures.Future()
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._reserved = done
 
         def work() -> None:
             try:
