@@ -14,6 +14,9 @@ LONGEST_S = 0.25
 REST_S = 0.1
 """Between two ticks of a large job: a thousand heartbeats a second are no thousand reasons to look at all."""
 
+LONG_FACTOR = 2.0
+"""With ten thousand nodes a tick takes longer than that; all of them together take a third of the time."""
+
 REST_FACTOR = 9.0
 """A tick that took less is followed by so many times as long a rest: a small job answers in milliseconds."""
 
@@ -54,4 +57,5 @@ class Turns:
         begun = self._clock()
         yield
         ended = self._clock()
-        self._rest_until = ended + min(REST_S, REST_FACTOR * (ended - begun))
+        took = ended - begun
+        self._rest_until = ended + min(REST_FACTOR * took, max(REST_S, LONG_FACTOR * took))

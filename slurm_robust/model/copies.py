@@ -23,7 +23,7 @@ class Tier(str, Enum):
     STORAGE = "storage"  # on storage that all nodes share
 
 
-class Copy(Record, array_like=True):
+class Copy(Record, array_like=True, gc=False):
     """One whole copy of one part. ``rank`` is :data:`SHARED` for the shared part."""
 
     rank: int

@@ -12,7 +12,7 @@ from slurm_robust.model.record import Record
 _SAME_S = 0.01
 
 
-class Progress(Record, array_like=True):
+class Progress(Record, array_like=True, gc=False):
     """Step record of one rank, read from outside the worker.
 
     ``step`` is the newest completed step, -1 before the first. ``reported`` is False when the number

@@ -51,7 +51,7 @@ class RestorePlan(Record):
     tiers: dict[str, int]
 
 
-class _Where(Record):
+class _Where(Record, gc=False):
     """One copy with the node that has it."""
 
     holder: Holding
