@@ -27,6 +27,11 @@ class Entry(NamedTuple):
     source: devices.Source
     on_gpu: bool
 
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.source.tensor.device
+
 
 Owners = Mapping[tuple[int, int], torch.Tensor]
 """Tensors that only optimizers change, by :func:`~slurm_robust.checkpoint.state.key_of` their memory."""

@@ -9,6 +9,8 @@ Late tensors are the same memory in every step, and to find that out takes as lo
 where an update comes too soon for the copy, the thread begins the next one with the late tensors of the last
 snapshot, while the state is still captured. If that then turns out to be another one, or was changed
 meanwhile, this copy is thrown away and an ordinary one made.
+
+Another thread reserves memory for the copies, and registers it with a GPU's driver, ahead of need.
 """
 
 from __future__ import annotations
@@ -45,9 +47,8 @@ PATIENCE_S = 60.0
 UPDATE_S = 1.0
 # How long the thread is let begin: who does not let go of the interpreter lock keeps it that long anyway.
 BEGIN_S = 0.01
-# How long a step waits for memory that is being reserved before training goes on without a snapshot. Small
-# states have theirs in milliseconds; large ones wait for seconds (0.6 s per GB were measured, a GPU's driver
-# takes as long again).
+# How long a step waits for memory before training goes on without a snapshot. Small states have theirs in
+# milliseconds; large ones wait for seconds (0.6 s per GB were measured, a GPU's driver takes as long again).
 RESERVE_S = 1.0
 
 
@@ -108,7 +109,7 @@ class Snapshotter:
 
     @property
     def reserving(self) -> bool:
-        """Memory is being reserved, so there may be no snapshots until that is done."""
+        """Memory is being reserved: there may be no snapshots until then."""
         return self._reserved is not None and not self._reserved.done()
 
     def expect(self, tables: list[Table], training: Training) -> None:
@@ -223,9 +224,7 @@ class Snapshotter:
                 self._make_room(snapshot)
                 if not self.active:
                     return
-                self._pinned.device = next(
-                    (e.source.tensor.device for e in (*early, *late.entries) if e.on_gpu), None
-                )
+                self._pinned.device = next((e.device for e in (*early, *late.entries) if e.on_gpu), None)
                 job = self._begin(wanted, contents.values, contents.trees, late)
             if job is None:
                 self.skipped += 1
@@ -248,8 +247,7 @@ class Snapshotter:
 
     def _begin(self, wanted: _Wanted, values: list[Any], trees: list[bytes], late: Late) -> Job | None:
         """Lay out the buffers and let the thread copy; None while there is no memory for them yet."""
-        fillings = self._fillings(wanted, trees)
-        if fillings is None:
+        if (fillings := self._fillings(wanted, trees)) is None:
             return None
         self._job = job = Job(wanted.step, fillings, values, late)
         job.copying = self._thread.submit(job.copy_late)
@@ -333,10 +331,8 @@ class Snapshotter:
         found: dict[torch.device, Pairs] = {}
         for entry in entries:
             if entry.on_gpu:
-                tensor = entry.source.tensor
-                found.setdefault(tensor.device, []).extend(
-                    self._pinned.pairs(job.target(entry).whole, tensor)
-                )
+                pairs = self._pinned.pairs(job.target(entry).whole, entry.source.tensor)
+                found.setdefault(entry.device, []).extend(pairs)
         for device, pairs in found.items():
             gpu = self._copies.get(device) or devices.GpuCopies(self._runtime, device)
             self._copies[device] = gpu
@@ -369,9 +365,8 @@ class Snapshotter:
 
     def _reserve_next(self, fillings: list[Filling]) -> None:
         """Have memory for the next snapshot before it is taken."""
-        next_ones = [f.owner.wanted(f.buffer.total, stride=f.stride, flush=f.flush) for f in fillings]
-        wanted = [one for one in next_ones if one is not None]
-        if wanted:
+        found = [f.owner.wanted(f.buffer.total, stride=f.stride, flush=f.flush) for f in fillings]
+        if wanted := [one for one in found if one is not None]:
             self._reserve(wanted)
 
     def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
