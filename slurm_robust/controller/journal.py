@@ -6,6 +6,7 @@ goes on after the last whole line. Damage anywhere else is not repaired by guess
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from functools import reduce
@@ -69,7 +70,11 @@ def read(path: Path) -> list[AnyEvent]:
 
 
 class Journal:
-    """The journal of this controller, open for appending."""
+    """The journal of this controller, open for appending.
+
+    What storage does not take now (a full folder, a quota, a stale handle) stays in memory and goes first the
+    next time: training must not pay for it. Only if this controller dies meanwhile is it lost.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or create it. ``events`` holds what was there, ``torn`` where a torn line went.
@@ -78,26 +83,69 @@ class Journal:
         """
         self.path = path
         self.torn: Path | None = None
+        self.trouble = ""
+        """Why the newest events are in memory only, "" if all are on storage."""
         data = path.read_bytes() if path.exists() else b""
-        self.events, whole = parse(data, str(path))
-        if whole < len(data):
-            self.torn = path.with_name(f"journal.torn-{whole}")
-            self.torn.write_bytes(data[whole:])
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        if self.torn is not None:
-            os.ftruncate(self._fd, whole)
+        self.events, self._durable = parse(data, str(path))
+        self._unwritten = b""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if self._durable < len(data):
+            self.torn = _set_aside(path.with_name(f"journal.torn-{self._durable}"), data[self._durable :])
+            os.ftruncate(self._fd, self._durable)
 
     def append(self, *events: AnyEvent) -> None:
-        """Write ``events`` so that they survive a crash of this machine. Raises ``OSError``.
+        """Write ``events`` so that they survive a crash of this machine, or keep them: see ``trouble``.
 
         Together they wait once for the storage, which takes 5 to 20 ms where that is NFS.
         """
         self.events.extend(events)
-        data = b"".join(encode_event(event) + b"\n" for event in events)
+        self._unwritten += b"".join(encode_event(event) + b"\n" for event in events)
+        self.flush()
+
+    def flush(self) -> None:
+        """Try to write what is in memory only."""
+        if not self._unwritten:
+            return
+        try:
+            self._write()
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            if error.errno == errno.ESTALE:
+                self._reopen()
+        else:
+            self.trouble = ""
+
+    def _write(self) -> None:
+        # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it again.
+        # What is not ours another controller has written.
+        if self.trouble and self._unwritten.startswith(os.pread(self._fd, 1 << 24, self._durable)):
+            os.ftruncate(self._fd, self._durable)
+        data = self._unwritten
         while data:
             data = data[os.write(self._fd, data) :]
         os.fdatasync(self._fd)
+        self._durable += len(self._unwritten)
+        self._unwritten = b""
+
+    def _reopen(self) -> None:
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        except OSError:
+            return
+        os.close(self._fd)
+        self._fd = fd
 
     def close(self) -> None:
-        """Nothing is pending: every append was durable."""
+        """Try for the last time."""
+        self.flush()
         os.close(self._fd)
+
+
+def _set_aside(path: Path, data: bytes) -> Path | None:
+    """Where a torn line went; None where storage has no room for it."""
+    try:
+        path.write_bytes(data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        return None
+    return path

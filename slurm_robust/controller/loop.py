@@ -79,6 +79,7 @@ class Loop:
         self._slow_at = 0.0
         self._slow_busy = False
         self._gone_told = False
+        self._journal_behind, self._flushed = False, 0.0
         self._pruning = False
         self._acts: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -162,10 +163,23 @@ class Loop:
 
     def _slow_tick(self) -> None:
         """Once a second, in the background: refusals of agents, the step's end, a higher epoch."""
+        self._tend_journal()
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True
         self._in_background("look at the agents' steps", self._look_around, self._looked_in_vain)
+
+    def _tend_journal(self) -> None:
+        """What storage did not take is tried again; both are told once."""
+        if self._journal.trouble and time.monotonic() - self._flushed > SLOW_TICK_S:
+            self._flushed = time.monotonic()
+            self._journal.flush()
+        if bool(self._journal.trouble) != self._journal_behind:
+            self._journal_behind = not self._journal_behind
+            text = "is written again, with all that was kept in memory"
+            if self._journal_behind:
+                text = f"cannot be written: {self._journal.trouble}; until it can, news is kept in memory"
+            say(f"{self._journal.path} {text}")
 
     def _look_around(self) -> Callable[[], None]:
         news = self._steps.news()

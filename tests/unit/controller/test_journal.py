@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,55 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) ->
 
 def test_the_fold_of_nothing_is_the_beginning() -> None:
     assert fold(parse(b"")[0]).generation == 0
+
+
+@contextmanager
+def room_for(nbytes: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes: writes end short, then fail, as on a full file system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 1, 40])
+def test_what_storage_does_not_take_is_written_when_it_does(tmp_path: Path, room: int) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path)
+    journal.append(EVENTS[0])
+    with room_for(path.stat().st_size + room):
+        journal.append(EVENTS[1], EVENTS[2])
+        journal.append(EVENTS[3])
+        journal.flush()
+        assert "File too large" in journal.trouble
+        assert journal.events == EVENTS[:4]
+        assert read(path) == EVENTS[:1]
+    journal.append(EVENTS[4])
+    assert journal.trouble == ""
+    journal.close()
+    assert read(path) == EVENTS
+
+
+def test_a_torn_line_is_cut_off_also_where_there_is_no_room_for_it(tmp_path: Path) -> None:
+    data = write(tmp_path / "j")
+    (tmp_path / "j").write_bytes(data[:-5])
+    with room_for(0):
+        journal = Journal(tmp_path / "j")
+        assert (journal.torn, journal.events) == (None, EVENTS[:4])
+        assert list(tmp_path.iterdir()) == [tmp_path / "j"]
+    journal.append(EVENTS[4])
+    journal.close()
+    assert read(tmp_path / "j") == EVENTS
+
+
+def test_what_another_controller_has_written_is_not_cut_off(tmp_path: Path) -> None:
+    old = Journal(tmp_path / "j")
+    old.append(EVENTS[0])
+    new = Journal(tmp_path / "j")
+    new.append(EVENTS[1], EVENTS[2])
+    old.append(EVENTS[3])
+    assert read(tmp_path / "j") == EVENTS[:4]
+    old.close()
+    new.close()
