@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.fault_matrix import plants
 from benchmarks.fault_matrix.outcomes import EVICT, MOVE, RESTART, TESTED, Expected
@@ -44,9 +44,9 @@ class Case:
     patience_s: float = 90.0
     mend: Plant = plants.nothing
 
-    def rank(self, seed: int, world: int, not_on: Collection[int]) -> int:
-        """The rank that has the fault, the same for the same ``seed``."""
-        ranks = [rank for rank in range(world) if not (self.takes_node and rank in not_on)]
+    def rank(self, seed: int, world: int, avoided: Collection[int]) -> int:
+        """The rank that has the fault, the same for the same ``seed``; not ``avoided`` if others are left."""
+        ranks = [rank for rank in range(world) if rank not in avoided] or range(world)
         return random.Random(f"{seed} {self.name}").choice(ranks)
 
 
@@ -57,10 +57,13 @@ BROKEN = Expected(symptoms=CRASHES, actions=EVICT, node=True, detect_s=CRASH_S)
 HALTED = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=HANG_S)
 """The process cannot go on by itself, which no code brings about."""
 
+UNKILLABLE = replace(HALTED, observed=RESTART)
+"""Only who kills it finds out that it cannot be killed."""
+
 HANG = Expected(symptoms=(Symptom.HANG,), actions=RESTART, detect_s=HANG_S)
 """A first hang may be the fault of the code or of the node."""
 
-SLOW = Expected(symptoms=(Symptom.SLOW,), actions=MOVE)
+SLOW = Expected(symptoms=(Symptom.SLOW,), actions=MOVE, node=True)
 DIES = Expected(symptoms=(Symptom.NODE_LOST, *CRASHES), actions=EVICT, node=True, detect_s=DEAD_S)
 """Workers die with their agent, so the first sign may be another rank that has lost its peer."""
 
@@ -92,7 +95,7 @@ CASES: tuple[Case, ...] = (
     Case("hang on a lock", "main thread waits for its own lock", ordered("lock"), HANG, after=WARM),
     Case("SIGSTOP", "a rank is stopped", plants.stop, HALTED, after=WARM),
     Case("skipped collective", "a rank is in another collective", ordered("skip"), HANG, after=WARM),
-    Case("stale mount", "a rank reads from a dead file server", plants.stale_mount, HALTED, after=WARM),
+    Case("stale mount", "a rank reads from a dead file server", plants.stale_mount, UNKILLABLE, after=WARM),
     Case(
         "pause",
         "a rank stands still for 6.5 s",

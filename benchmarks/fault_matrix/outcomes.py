@@ -26,7 +26,8 @@ class Expected:
     """What is right: any of ``symptoms`` (none: no incident at all), and these kinds of actions.
 
     ``node``: the node with the fault is to blame; else nobody is. ``detect_s``: most seconds from the fault
-    until the incident is open. ``everywhere``: all ranks show it, so none is the root.
+    until the incident is open. ``everywhere``: all ranks show it, so none is the root. ``observed``: the
+    actions in observe mode where they differ; they blame nobody.
     """
 
     symptoms: tuple[Symptom, ...] = ()
@@ -34,11 +35,14 @@ class Expected:
     node: bool = False
     everywhere: bool = False
     detect_s: float | None = None
+    observed: tuple[str, ...] = ()
 
     def in_mode(self, mode: str) -> Expected:
         """In observe mode nothing is tested, so a decision to test is the last one and blames nobody."""
         if mode == OBSERVE and "diagnose" in self.actions:
             return replace(self, actions=("diagnose",), node=False)
+        if mode == OBSERVE and self.observed:
+            return replace(self, actions=self.observed, node=False)
         return self
 
 

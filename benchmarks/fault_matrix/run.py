@@ -14,6 +14,7 @@ from benchmarks.fault_matrix.nodes import Nodes
 from benchmarks.fault_matrix.outcomes import OBSERVE, Outcome, decided, read
 from benchmarks.fault_matrix.training import NODES, RANKS_PER_NODE, SPARES, Training
 from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Symptom
 from slurm_robust.sandbox import Sandbox, SandboxConfig, SandboxError
 from slurm_robust.sandbox.heal import heal
 
@@ -56,6 +57,7 @@ class Matrix:
         self._nodes = Nodes(sandbox)
         self._training: Training | None = None
         self._cases: list[str] = []
+        self._hung: set[str] = set()
         self._hashes: list[dict[int, set[str]]] = []
 
     def run(self, cases: Iterable[Case]) -> None:
@@ -137,7 +139,7 @@ class Matrix:
         self.endings.append(ending)
         self._hashes.append(hashes if self._mode != OBSERVE else {})
         self._nodes.mend()
-        self._training, self._cases = None, []
+        self._training, self._cases, self._hung = None, [], set()
 
     def _reference(self, steps: int) -> dict[int, set[str]]:
         heal(self._sandbox)
@@ -152,11 +154,16 @@ class Matrix:
         state, journal = training.state, training.journal()
         host = next(e.host for e in reversed(journal) if isinstance(e, ev.ControllerStarted))
         placement = state.placement
-        here = placement.ranks_of(host) if host in state.slots else ()
-        rank = case.rank(self._seed, placement.world_size, here)
+        # A second hang there would not be the first any more, to which another answer is right.
+        avoided = set(self._hung if Symptom.HANG in case.expected.symptoms else ())
+        avoided |= {host} if case.takes_node else set()
+        ranks = {rank for node in avoided & {*state.slots} for rank in placement.ranks_of(node)}
+        rank = case.rank(self._seed, placement.world_size, ranks)
         planted = Outcome(
             case.name, self._mode, rank, placement.node_of(rank), case.expected.in_mode(self._mode)
         )
+        if Symptom.HANG in case.expected.symptoms:
+            self._hung.add(planted.node)
         at = case.plant(training, rank)
         self._await(training, case, len(journal))
         events = training.journal()[len(journal) :]

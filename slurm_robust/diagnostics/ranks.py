@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -15,11 +16,14 @@ import torch.distributed as dist
 
 from slurm_robust.agent.ports import local_address
 from slurm_robust.diagnostics.children import in_children
-from slurm_robust.diagnostics.part import Found, Part, failed, late, worst
+from slurm_robust.diagnostics.devices import name_of
+from slurm_robust.diagnostics.part import Found, Part, failed, late, unknown, worst
 from slurm_robust.model.record import Record
 
 _GIVE_UP_S = 3.0  # before the time is over, so that what went wrong can still be told
 _LATE = 0.9
+# Waiting for a CPU, as a share of an exchange: below it others cost less than half the rate.
+_BUSY = 0.5
 
 
 class Ranks(Record):
@@ -92,12 +96,40 @@ def pattern(source: int, target: int, words: int, device: torch.device) -> torch
 
 
 def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: torch.device) -> float:
-    """GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing can hasten."""
-    best = 0.0
+    """GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing can hasten.
+
+    Without a GPU it is the CPUs that move the bytes. An exchange in which a rank had to wait for one does
+    not count; 0.0 where there was no other: a busy node says nothing of its links.
+    """
+    rates, waited = [], []
     for _ in range(repeats):
-        begun = time.monotonic()
+        begun, wait = time.monotonic(), _waited_s()
         exchange()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = max(best, sent / max(1e-9, time.monotonic() - begun) / 1e9)
-    return best
+        took = max(1e-9, time.monotonic() - begun)
+        rates.append(sent / took / 1e9)
+        waited.append((_waited_s() - wait) / took if device.type == "cpu" else 0.0)
+    shares = torch.tensor(waited, device=device)
+    dist.all_reduce(shares, dist.ReduceOp.MAX)
+    undisturbed = (rate for rate, share in zip(rates, shares.tolist(), strict=True) if share < _BUSY)
+    return max(undisturbed, default=0.0)
+
+
+def rated(rate: float, device: torch.device) -> Found:
+    """What a test of :func:`best_rate` found that saw nothing wrong."""
+    if not rate:
+        load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        return unknown(f"the node's CPUs were busy with other work ({load})", measured=False)
+    return Found(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(device))
+
+
+def _waited_s() -> float:
+    """How long the threads of this process have waited for a CPU, in seconds (proc_pid_schedstat)."""
+    waited = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            waited += int(path.read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            continue  # the thread has ended, or the kernel does not count
+    return waited / 1e9

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from slurm_robust.diagnostics.devices import can_use_gpus, name_of
+from slurm_robust.diagnostics.devices import can_use_gpus
 from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
-from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, run_ranks
+from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, rated, run_ranks
 
 _CPU_WORDS = 1 << 20  # 4 MiB
 _GPU_WORDS = 1 << 25  # 128 MiB
@@ -42,4 +42,4 @@ def gather(rank: int, device: torch.device) -> Found:
         unlike = int((chunk != pattern(other, world, words, device)).sum())
         if unlike:
             return failed(f"{unlike} of {words} words from rank {other} to rank {rank} are wrong")
-    return Found(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(device))
+    return rated(rate, device)

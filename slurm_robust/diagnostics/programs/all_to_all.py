@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 
 from slurm_robust.agent.ports import PortHolder
-from slurm_robust.diagnostics.devices import gpus_of, name_of
+from slurm_robust.diagnostics.devices import gpus_of
 from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
-from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, run_ranks
+from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, rated, run_ranks
 
 _CPU_WORDS = 1 << 19  # 2 MiB to each
 _GPU_WORDS = 1 << 25  # 128 MiB to each
@@ -43,4 +43,4 @@ def exchange(rank: int, device: torch.device) -> Found:
         unlike = int((chunk != pattern(other, rank, words, device)).sum())
         if unlike:
             return failed(f"{unlike} of {words} words from rank {other} to rank {rank} are wrong")
-    return Found(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(device))
+    return rated(rate, device)

@@ -151,4 +151,5 @@ def test_the_matrix_has_enough_cases_and_chooses_ranks_by_the_seed() -> None:
     for case in CASES:
         ranks = [case.rank(seed, 8, (0, 1)) for seed in range(50)]
         assert ranks == [case.rank(seed, 8, (0, 1)) for seed in range(50)]
-        assert len(set(ranks)) == (6 if case.takes_node else 8)
+        assert set(ranks) == set(range(2, 8))
+        assert {case.rank(seed, 8, range(8)) for seed in range(50)} == set(range(8))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import counted_in_child, each_core, one_thread
 from slurm_robust.diagnostics.part import Died, Found, NotHere, Part, Wrong
-from slurm_robust.diagnostics.programs import gemm, memory, reference, storage
+from slurm_robust.diagnostics.programs import all_to_all, gemm, memory, reference, storage
 from slurm_robust.model.findings import Outcome
 
 CPU = torch.device("cpu")
@@ -204,3 +206,26 @@ def test_storage_that_gives_back_something_else(tmp_path: Path) -> None:
         file.write(b"\xff")
         file.truncate(15 << 20)
     assert storage.unlike_blocks(path, block) == 2
+
+
+@pytest.fixture
+def busy_core() -> Iterator[None]:
+    """This process and its children have one core, on which others compute."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("busy_core")
+def test_a_busy_node_says_nothing_of_its_links() -> None:
+    found = all_to_all.run(PART)
+    assert (found.outcome, found.measured, found.rate) == (Outcome.UNKNOWN, False, 0.0)
+    assert "busy with other work" in found.text

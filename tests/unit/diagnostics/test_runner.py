@@ -11,6 +11,7 @@ import pytest
 from slurm_robust.diagnostics.places import HerePlace, SlurmPlace
 from slurm_robust.diagnostics.runner import Diagnoser, PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.findings import Outcome
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.diagnoser_contract import NODES, DiagnoserContract
@@ -64,8 +65,8 @@ def test_neighbours_exchange_what_they_have() -> None:
     assert found.suspects == (), found.reason
     pairs = {r.peers for r in found.results if r.test == "all_gather"}
     assert pairs == {("n1", "n2"), ("n2", "n3"), ("n3", "n1")}
-    assert all(r.rate > 0 for r in found.results)
-    assert len(told) == 4
+    assert all(r.rate > 0 or r.outcome is Outcome.UNKNOWN for r in found.results)
+    assert len(told) >= 4  # more where a busy core asked for second looks
 
 
 @pytest.fixture
