@@ -162,7 +162,9 @@ class Core:
         """The time limit or a preemption is near (USR1)."""
         if self.ending is None:
             self.ending = reason
-            self.emit(Say(text=f"{reason}: taking a checkpoint, then the job is requeued"))
+            trains = self.state.running and self.state.steps_here >= 0
+            what = "taking a checkpoint first" if trains else "nothing trains now, so no checkpoint is taken"
+            self.emit(Say(text=f"{reason}: {what}"))
         return self.on_tick(now)
 
     def on_leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> list[Effect]:

@@ -18,7 +18,7 @@ from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
-from slurm_robust.slurm.environment import allocation_from_environment, array_task
+from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.wire.client import ask
@@ -44,7 +44,7 @@ class Plan(Record):
 
     ``nodes``: the allocation in Slurm's order. ``config`` is the whole configuration. ``cluster`` and
     ``submitted``: see :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
-    ``array_task``: as in ``RunStarted``.
+    ``array_task``: as in ``RunStarted``; ``time_limit_s``: as in ``AllocationTaken``.
     """
 
     run_id: str
@@ -61,6 +61,7 @@ class Plan(Record):
     cluster: str = ""
     submitted: float | None = None
     array_task: str = ""
+    time_limit_s: float | None = None
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
@@ -220,6 +221,7 @@ def make_plan(
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
         submitted=submitted,
         array_task=array_task(environ),
+        time_limit_s=time_limit(environ),
     )
 
 

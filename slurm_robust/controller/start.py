@@ -45,5 +45,6 @@ def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
             slots=slots,
             spares=spares,
             submitted=plan.submitted,
+            time_limit_s=plan.time_limit_s,
         )
     )

@@ -60,6 +60,7 @@ class AllocationTaken(Event):
     """The nodes of this run of the Slurm job, in Slurm's order (a requeue brings another set).
 
     ``submitted``: Slurm's submit time, which a requeue sets anew, in seconds since 1970; None if not known.
+    ``time_limit_s``: how long this run may take, None if not known.
     """
 
     restart_count: int
@@ -67,6 +68,7 @@ class AllocationTaken(Event):
     slots: tuple[str, ...]
     spares: tuple[str, ...]
     submitted: float | None = None
+    time_limit_s: float | None = None
 
 
 class AgentJoined(Event):

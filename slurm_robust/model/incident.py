@@ -87,9 +87,13 @@ class SpareLost(Record, tag_field="kind", tag="spare lost"):
 
 
 class EndApproaching(Record, tag_field="kind", tag="end approaching"):
-    """The time limit or a preemption is near (``--signal=B:USR1@...``); workers are stopped."""
+    """This run of the Slurm job ends for ``reason``; workers are stopped.
+
+    ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).
+    """
 
     reason: str
+    warned: bool = False
 
 
 class AllRanksDone(Record, tag_field="kind", tag="all ranks done"):

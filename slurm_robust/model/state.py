@@ -56,7 +56,9 @@ class JobState(Record, dict=True):
     ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
     ended; ``restored``: the checkpoint that it began with, "" for none, from ``restored_tiers``.
     ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
-    how fast training is. ``aside``: those of ``spares`` that do not answer.
+    how fast training is. ``aside``: those of ``spares`` that do not answer. ``time_limit_s``: of this run of
+    the Slurm job, None if not known; ``got_on``: it has made a new step; ``runs_in_vain``: so many runs
+    before it, one after the other, left at their end without one.
     """
 
     run_id: str = ""
@@ -91,6 +93,9 @@ class JobState(Record, dict=True):
     stride: int = 1
     stored: ev.StorageWritten | None = None
     pace: PaceHistory = PaceHistory()
+    time_limit_s: float | None = None
+    got_on: bool = False
+    runs_in_vain: int = 0
     requeueing: ev.RequeueStarted | None = None
     ended: ev.RunEnded | None = None
 
@@ -155,6 +160,8 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         spares=event.spares,
         aside={},
         running=False,
+        time_limit_s=event.time_limit_s,
+        got_on=False,
         requeueing=None,
     )
 
@@ -178,6 +185,8 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
 
 def _advance(state: JobState, step: int, reported: bool) -> JobState:
     best = max(state.best_step, step) if reported else state.best_step
+    # Without step reports nobody knows which step is new: any of them may be.
+    is_new = best > state.best_step if reported else step >= 0
     incident = state.incident
     if incident is not None and incident.generation == state.generation and reported:
         # Beats lag by up to a heartbeat: how far training really was is known a moment later.
@@ -185,6 +194,8 @@ def _advance(state: JobState, step: int, reported: bool) -> JobState:
     return msgspec.structs.replace(
         state,
         best_step=best,
+        got_on=state.got_on or is_new,
+        runs_in_vain=0 if is_new else state.runs_in_vain,
         reports=reported,
         steps_here=max(state.steps_here, step),
         incident=incident,
@@ -306,7 +317,10 @@ def _(event: ev.IncidentClosed, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.RequeueStarted, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, requeueing=event, running=False)
+    in_vain = state.runs_in_vain
+    if state.requeueing is None and not event.failure and not state.got_on:
+        in_vain += 1  # once, also where another controller has to go on asking
+    return msgspec.structs.replace(state, requeueing=event, running=False, runs_in_vain=in_vain)
 
 
 @apply.register

@@ -32,6 +32,11 @@ def one_line(text: str, most: int | None = None) -> str:
     return line if most is None or len(line) <= most else line[: most - 1].rstrip() + "…"
 
 
+def count(number: int, thing: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def some_of(names: Iterable[str]) -> str:
     """``n1, n2``; of more than eight names the first, and how many more there are."""
     found = sorted(names)

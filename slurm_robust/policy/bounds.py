@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from slurm_robust.config.schema import Limits
-from slurm_robust.model.incident import Verdict
+from slurm_robust.model.incident import EndApproaching, Verdict
 from slurm_robust.model.state import JobState
+from slurm_robust.model.text import count
 
 HOUR_S = 3600.0
+MOST_RUNS_IN_VAIN = 3
+"""So many runs of the Slurm job may end in a row without a new step: what was tried twice more is over."""
 
 
 def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> str | None:
@@ -27,3 +30,19 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     if len(state.attempts) >= limits.total:
         return f"{len(state.attempts)} recoveries of this job (limits.total: {limits.total})"
     return None
+
+
+def in_vain(state: JobState, end: EndApproaching) -> str:
+    """Why the job may not be requeued at the end of this run, "" if it may: too many made no new step."""
+    runs = state.runs_in_vain + (not state.got_on)
+    if runs < MOST_RUNS_IN_VAIN:
+        return ""
+    if not end.warned:
+        return f"{runs} runs in a row ended without a new step, this one because {end.reason}"
+    minutes = round((state.time_limit_s or 0.0) / 60)
+    limit = f"the time limit of {count(minutes, 'minute')}" if minutes else "the time limit"
+    return (
+        f"{runs} runs in a row ended at the time limit (or a preemption) without a new step: {limit} is too "
+        "short for the start and the first new step; fix: submit with more time (sbatch --time), or have "
+        "Slurm warn later (--signal=B:USR1@SECONDS)"
+    )

@@ -28,7 +28,7 @@ from slurm_robust.model.incident import (
     Verdict,
 )
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.bounds import exceeded
+from slurm_robust.policy.bounds import exceeded, in_vain
 from slurm_robust.policy.evidence import SLOW_TO_DIE
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules
@@ -47,15 +47,16 @@ def decide(state: JobState, observation: Observation, now: float, rules: Rules) 
         case SpareLost(node=node, reason=reason):
             reason = f"spare {node} {reason}"
             return Decision(actions=(Evict(node=node, reason=reason),), reason=reason)
-        case EndApproaching(reason=reason):
-            return _before_the_end(state, reason, rules)
+        case EndApproaching():
+            return _before_the_end(state, observation, rules)
         case GenerationFailed():
             return _after_failure(state, observation, now, rules)
 
 
-def _before_the_end(state: JobState, reason: str, rules: Rules) -> Decision:
-    if not rules.requeue:
-        why = f"{reason}, and slurm.requeue is off"
+def _before_the_end(state: JobState, end: EndApproaching, rules: Rules) -> Decision:
+    reason = end.reason
+    why = in_vain(state, end) if rules.requeue else f"{reason}, and slurm.requeue is off"
+    if why:
         return Decision(actions=(GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=why),), reason=why)
     exclude = tuple(state.evicted)
     return Decision(

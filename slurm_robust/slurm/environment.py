@@ -41,6 +41,12 @@ def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
     )
 
 
+def time_limit(environ: Mapping[str, str]) -> float | None:
+    """How long this run of the job may take, in seconds; None where Slurm does not say (before 22.05)."""
+    begin, end = _time(environ, "SLURM_JOB_START_TIME"), _time(environ, "SLURM_JOB_END_TIME")
+    return end - begin if begin is not None and end is not None and end > begin else None
+
+
 def array_task(environ: Mapping[str, str]) -> str:
     """The id that squeue shows for a task of a job array (``38_1``), "" for any other job."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")

@@ -26,9 +26,7 @@ def one_line(words: str) -> str:
     return text.one_line(clean(words), MOST_TEXT)
 
 
-def count(number: int, thing: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+count = text.count
 
 
 def named(ranks: Collection[int]) -> str:

@@ -159,7 +159,7 @@ class Stopping:
         if core.leaving:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
-            return before_the_end(core, core.ending, now)
+            return before_the_end(core, core.ending, now, warned=True)
         return conclude(core, self._failure(core), now, waited=self._waited)
 
     def _failure(self, core: Core) -> GenerationFailed:
@@ -174,9 +174,9 @@ class Stopping:
         return failure(core, self._why, self._exits, tuple(self._lost), unable, tuple(self._stuck))
 
 
-def before_the_end(core: Core, reason: str, now: Now) -> Transition:
+def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:
     """Where the policy leads when this run ends for ``reason`` and the job is not done."""
-    decision = decide(core.state, EndApproaching(reason=reason), now.wall, core.rules)
+    decision = decide(core.state, EndApproaching(reason=reason, warned=warned), now.wall, core.rules)
     match decision.actions[-1]:
         case Requeue(exclude=exclude, reason=why):
             return ToSaving(then=ToRequeueing(exclude=exclude, reason=why, failure=False))

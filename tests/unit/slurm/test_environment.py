@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.slurm.environment import allocation_from_environment, array_task
+from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation
 
 BATCH = {
@@ -29,6 +29,11 @@ def test_a_batch_script_s_environment() -> None:
 def test_a_task_of_an_array_has_the_id_that_squeue_shows() -> None:
     assert array_task({**BATCH, "SLURM_ARRAY_JOB_ID": "38", "SLURM_ARRAY_TASK_ID": "1"}) == "38_1"
     assert array_task(BATCH) == ""
+
+
+def test_the_time_limit_of_this_run() -> None:
+    assert time_limit(BATCH | {"SLURM_JOB_START_TIME": "1795250985"}) == 60.0
+    assert time_limit(BATCH) is None
 
 
 def test_what_may_be_missing() -> None:
