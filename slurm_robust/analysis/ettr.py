@@ -111,12 +111,18 @@ class _Stretch:
             self.last, self.t_last = event.step, event.t
 
 
+def end_of(events: Sequence[ev.AnyEvent], now: float) -> float:
+    """When the run ended, ``now`` while it goes on; one that was told to end may have been started again."""
+    last = next((e for e in reversed(events) if isinstance(e, ev.RunEnded | ev.ControllerStarted)), None)
+    return last.t if isinstance(last, ev.RunEnded) else now
+
+
 def productivity(events: Sequence[ev.AnyEvent], now: float) -> Productivity:
     """Productive time until the run's end, or until ``now`` (wall clock) while it goes on."""
     if not events:
         return Productivity(wall_s=0.0, productive_s=0.0, ettr=0.0, steps=0, repeated=0)
     start = events[0].t
-    end = next((e.t for e in reversed(events) if isinstance(e, ev.RunEnded)), now)
+    end = end_of(events, now)
     stretches: dict[int, _Stretch] = {}
     for event in events:
         if isinstance(event, ev.FirstStep):

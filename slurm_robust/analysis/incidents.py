@@ -154,7 +154,7 @@ def _until_its_end(events: Sequence[ev.AnyEvent], place: int) -> Iterator[ev.Any
         if index > place and isinstance(event, ev.IncidentOpened):
             return
         yield event
-        if isinstance(event, ev.IncidentClosed | ev.RunEnded):
+        if isinstance(event, ev.IncidentClosed) or (isinstance(event, ev.RunEnded) and event.final):
             return
 
 

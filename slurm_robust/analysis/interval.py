@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from slurm_robust.analysis.ettr import end_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 
@@ -58,8 +59,7 @@ def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
     incidents = sum(isinstance(e, ev.IncidentOpened) for e in events)
     if not writes or not incidents:
         return None
-    end = next((e.t for e in reversed(events) if isinstance(e, ev.RunEnded)), now)
-    mtbf_s = (end - events[0].t) / incidents
+    mtbf_s = (end_of(events, now) - events[0].t) / incidents
     if mtbf_s <= 0:  # a clock was set back
         return None
     return IntervalAdvice(every_s=daly(median(writes), mtbf_s), write_s=median(writes), mtbf_s=mtbf_s)

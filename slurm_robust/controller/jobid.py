@@ -53,7 +53,9 @@ def move_aside(directory: JobDirectory, events: Sequence[ev.AnyEvent], how: str)
     """
     preflight.check_alone(directory)
     age_s = time.time() - events[-1].t
-    if how.startswith("of cluster") and fold(events).ended is None and age_s < ALIVE_S:
+    ended = fold(events).ended
+    may_run = ended is None or not ended.final
+    if how.startswith("of cluster") and may_run and age_s < ALIVE_S:
         raise PreflightError(
             f"{directory.path} belongs to a job {how} that may still run (written {age_s:.0f} s ago)",
             fix="give each cluster a folder of its own: --job-dir DIR, or job_dir in the configuration",

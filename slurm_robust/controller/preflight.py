@@ -180,7 +180,7 @@ def check_history(state: JobState, events: list[AnyEvent], command: tuple[str, .
             fix="give this run a name of its own: srobust run --name NAME …",
             code=ExitCode.USAGE,
         )
-    return state.ended.code if state.ended is not None else None
+    return state.ended.code if state.ended is not None and state.ended.final else None
 
 
 def save_plan(directory: JobDirectory, plan: Plan) -> None:

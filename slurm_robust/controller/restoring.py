@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Shared storage that does not answer for so long is gone on without, where memory has all that is needed.
 LISTING_S = 20.0
+# After TERM the journal has to hold the end before Slurm kills us (KillWait: 30 s).
+HURRY_S = 5.0
 
 
 class Listing:
@@ -46,9 +48,9 @@ class Listing:
         if generation == self.generation:
             self.answered, self.complete = True, complete
 
-    def overdue(self, now: Now) -> bool:
+    def overdue(self, now: Now, *, in_a_hurry: bool = False) -> bool:
         """Whether storage hangs."""
-        return not self.answered and now.mono - self.since > LISTING_S
+        return not self.answered and now.mono - self.since > (HURRY_S if in_a_hurry else LISTING_S)
 
 
 def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLayout:

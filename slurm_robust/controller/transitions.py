@@ -127,7 +127,7 @@ class ToRequeueing(Record):
 
 
 class ToEnding(Record):
-    """End agents and controller with ``code``. ``final``: the run is over for good and says so."""
+    """End agents and controller with ``code``. ``final``: the run is over for good."""
 
     code: int
     reason: str

@@ -299,10 +299,11 @@ class StageDone(Event):
 
 
 class RunEnded(Event):
-    """The last event of a run that is over for good."""
+    """The run is over. ``final``: for good, else the same job may be started again and goes on from here."""
 
     code: int
     reason: str
+    final: bool = True
 
 
 class Noted(Event):

@@ -148,7 +148,8 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.ControllerStarted, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, epoch=event.epoch, own_node=event.node or event.host)
+    ended = state.ended if state.ended is not None and state.ended.final else None
+    return msgspec.structs.replace(state, epoch=event.epoch, own_node=event.node or event.host, ended=ended)
 
 
 @apply.register

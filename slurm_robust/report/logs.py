@@ -229,7 +229,8 @@ class End:
             file.seek(max(0, size - _LAST_EVENT))
             last = file.read().splitlines()[-1:]
         try:
-            return bool(last) and isinstance(decode_event(last[0]), RunEnded)
+            event = decode_event(last[0]) if last else None
+            return isinstance(event, RunEnded) and event.final
         except msgspec.DecodeError:
             return False  # it is being written
 

@@ -16,6 +16,7 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.policy import decide
 from slurm_robust.wire.messages import Phase, Shutdown
 
@@ -45,8 +46,8 @@ class Ending:
         """Say so in the journal and order the agents to end."""
         self._since = now.mono
         begin = self._begin
-        if begin.final:
-            core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason))
+        if begin.code != ExitCode.REQUEUED:  # that is no end: the next run goes on
+            core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
         end_agents(core, keep_copies=not begin.final and restoring.needs_memory(core))
 
@@ -130,6 +131,8 @@ class Reconnecting:
 
         Running then sees the silent nodes as lost and the rest goes its usual way.
         """
+        if core.leaving:
+            return ToStopping(reason=core.leaving)
         state = core.state
         beats = {n: core.fleet.beat(n) for n in state.slots}
         here = {n: b.agent for n, b in beats.items() if b is not None and b.generation == state.generation}

@@ -97,7 +97,7 @@ class Requeueing:
         if self._taken:
             return ToEnding(code=ExitCode.REQUEUED, reason=f"requeued: {self._begin.reason}", final=False)
         if self._told:
-            return ToEnding(code=ExitCode.TERMINATED, reason=core.leaving or "", final=False)
+            return ToEnding(code=core.leaving_code, reason=core.leaving or "", final=False)
         return self._give_up(f"Slurm gave no answer for {GIVE_UP_S / 3600:.0f} hours")
 
     def _give_up(self, why: str) -> Transition:

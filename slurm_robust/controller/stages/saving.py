@@ -10,7 +10,6 @@ from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.policy.restore import RestorePlan
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire.messages import Save
@@ -74,7 +73,7 @@ class Saving:
     def _after(self, core: Core) -> Transition:
         """Who is told to end asks for no requeue: that would be against the will of who said so."""
         if core.leaving and isinstance(self._then, ToRequeueing):
-            return ToEnding(code=ExitCode.TERMINATED, reason=core.leaving, final=False)
+            return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         return self._then
 
     def _limit(self, core: Core) -> float:

@@ -64,7 +64,7 @@ class Stopping:
         if not self._stopped:
             self._stopped = True
             core.listing.ask(core, now)
-        if not (core.listing.answered or core.listing.overdue(now)):
+        if not (core.listing.answered or core.listing.overdue(now, in_a_hurry=bool(core.leaving))):
             return None
         self._record_end(core, now)
         return self._follow(core, now)
