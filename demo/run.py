@@ -151,7 +151,9 @@ def report(console: Console, facts: dict[str, object], found: Sequence[IncidentS
     for name in ("detect s", "localise s", "recover s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in facts["incidents"]:  # type: ignore[attr-defined]  # a list of dicts, made below
-        numbers = [f"{row[key]:.2f}" for key in ("detect_s", "localise_s", "recover_s")]
+        numbers = [
+            "-" if row[key] is None else f"{row[key]:.2f}" for key in ("detect_s", "localise_s", "recover_s")
+        ]
         table.add_row(row["detail"], row["verdict"], row["action"], *numbers)
     console.print(table)
     wall_s = facts["job_wall_s"]

@@ -34,8 +34,8 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Symptom
-from slurm_robust.model.progress import Progress
-from slurm_robust.model.state import JobState, apply
+from slurm_robust.model.progress import Progress, slowest
+from slurm_robust.model.state import JobState, OpenIncident, apply
 from slurm_robust.model.steps import Witness
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
@@ -299,13 +299,8 @@ class Core:
         """The first new step was completed ``age_s`` seconds ago."""
         assert self.state.incident is not None
         number = self.state.incident.number
-        clock, self.clock = self.clock, None
-        known = clock is not None and clock.number == number and clock.decided is not None
-        recover_s = max(0.0, now.mono - age_s - clock.decided) if known and clock and clock.decided else 0.0
-        if not known:
-            self.note(
-                f"incident {number}: another controller saw its beginning, recover_s is unknown", "", now
-            )
+        by_itself = self.state.incident.decided is None
+        recover_s = self._recovery_s(self.state.incident, age_s, now)
         self.record(
             ev.IncidentClosed(
                 t=now.wall - age_s,
@@ -316,7 +311,21 @@ class Core:
             )
         )
         self.emit(SaveEvidence(number=number))
-        self.emit(Say(text=f"incident {number}: over, step {step} is done (recovery took {recover_s:.2f} s)"))
+        took = f" (recovery took {recover_s:.2f} s)" if recover_s is not None else ""
+        how = "; training went on by itself" if by_itself else took
+        self.emit(Say(text=f"incident {number}: over, step {step} is done{how}"))
+
+    def _recovery_s(self, incident: OpenIncident, age_s: float, now: Now) -> float | None:
+        """From the decision to a step completed ``age_s`` ago; None without one, or if nobody knows."""
+        clock, self.clock = self.clock, None
+        if clock is not None and clock.number == incident.number and clock.decided is not None:
+            return max(0.0, now.mono - age_s - clock.decided)
+        if incident.decided is None:
+            return None
+        number, recover_s = incident.number, now.wall - age_s - incident.decided
+        text = "recover_s is by wall clocks, since another controller decided"
+        self.note(f"incident {number}: {text if recover_s > 0 else 'recover_s is unknown'}", "", now)
+        return recover_s if recover_s > 0 else None
 
     def ask_for_stacks(self, now: Now, native: tuple[int, ...] = ()) -> None:
         """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
@@ -361,7 +370,7 @@ class Core:
         if not force and now.mono - self._progress_at < PROGRESS_EVERY_S:
             return
         self._progress_at = now.mono
-        last = min(records, key=lambda p: (p.step, -p.age_s))
+        last = slowest(records)
         self.record(
             ev.ProgressMade(
                 t=now.wall - last.age_s,

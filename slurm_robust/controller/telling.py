@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurm_robust.controller.effects import Now, Say
+from slurm_robust.model.progress import slowest
 from slurm_robust.slurm.hostlist import fold
 
 if TYPE_CHECKING:
@@ -51,14 +52,14 @@ class Course:
         self._told_at = now.mono
         self._told: int | None = None
 
-    def first_step(self, core: Core, slowest: Progress, now: Now) -> None:
-        """``slowest`` has completed its first step; its age is as of ``now``."""
-        what = f"first step (step {slowest.step})" if slowest.reported else "first optimizer step"
+    def first_step(self, core: Core, last: Progress, now: Now) -> None:
+        """``last``, of all ranks, has completed its first step; its age is as of ``now``."""
+        what = f"first step (step {last.step})" if last.reported else "first optimizer step"
         after = ""
         if self._launched is not None:
-            after = f", {max(0.0, now.mono - slowest.age_s - self._launched):.1f} s after the launch"
-        core.emit(Say(text=f"generation {core.state.generation}: {what} is done{after}{_loss(slowest)}"))
-        self._told_at, self._told = now.mono, slowest.step
+            after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
+        core.emit(Say(text=f"generation {core.state.generation}: {what} is done{after}{_loss(last)}"))
+        self._told_at, self._told = now.mono, last.step
 
     def step(self, core: Core, now: Now) -> None:
         """Say how far training is when it is due."""
@@ -70,16 +71,16 @@ class Course:
         if not core.is_progress(records):
             core.emit(Say(text=f"generation {core.state.generation}: no step is done yet", ettr=True))
             return
-        slowest = min(records, key=lambda p: (p.step, -p.age_s))
-        done, before = slowest.step, self._told
+        last = slowest(records)
+        done, before = last.step, self._told
         self._told = done
         if before is not None and done <= before:
             text = f"no new step for {quiet_s:.0f} s; step {done} is done"
         else:
             pace = f", {quiet_s / (done - before):.3g} s a step" if before is not None else ""
-            text = f"step {done} is done{_loss(slowest)}{pace}"
+            text = f"step {done} is done{_loss(last)}{pace}"
         core.emit(Say(text=text, ettr=True))
 
 
-def _loss(slowest: Progress) -> str:
-    return f", loss {slowest.loss:.4g}" if slowest.loss is not None else ""
+def _loss(record: Progress) -> str:
+    return f", loss {record.loss:.4g}" if record.loss is not None else ""

@@ -266,12 +266,15 @@ class SpareAnswers(Event):
 
 
 class IncidentClosed(Event):
-    """The first new step was completed. ``recover_s``: from the verdict until that step."""
+    """The first new step was completed. ``recover_s``: from the verdict until that step.
+
+    None where training went on by itself, or where that is not known.
+    """
 
     incident: int
     generation: int
     step: int
-    recover_s: float
+    recover_s: float | None
 
 
 class CheckpointRequested(Event):

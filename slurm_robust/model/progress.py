@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from msgspec import structs
 
@@ -59,3 +60,8 @@ class Progress(Record, array_like=True, gc=False):
     def aged(self, seconds: float) -> Progress:
         """The same, ``seconds`` later, if nothing was done meanwhile."""
         return structs.replace(self, age_s=self.age_s + seconds, phase_s=self.phase_s + seconds)
+
+
+def slowest(records: Iterable[Progress]) -> Progress:
+    """The rank that was the last to complete the newest step that all ranks have completed."""
+    return min(records, key=lambda p: (p.step, p.age_s))

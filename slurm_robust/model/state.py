@@ -34,12 +34,16 @@ class Attempt(Record):
 
 
 class OpenIncident(Record):
-    """The incident that is open now. ``step`` is the newest completed step when it began."""
+    """The incident that is open now. ``step`` is the newest completed step when it began.
+
+    ``decided``: when it was first decided what to do, by the wall clock; None as long as it was not.
+    """
 
     number: int
     symptom: Symptom
     step: int
     generation: int
+    decided: float | None = None
 
 
 class JobState(Record, dict=True):
@@ -282,13 +286,17 @@ def _(event: ev.Decided, state: JobState) -> JobState:
         elif isinstance(action, Swap):
             other = {action.first: action.second, action.second: action.first}
             slots = tuple(other.get(n, n) for n in slots)
-    attempts = state.attempts
+    attempts, incident = state.attempts, state.incident
+    if incident is not None and incident.decided is None and not finds_out_more(event.actions):
+        incident = msgspec.structs.replace(incident, decided=event.t)
     # A decision to find out more is no attempt; the one that follows it is.
     if event.verdict is not None and not finds_out_more(event.actions):
         attempt = Attempt(signature=event.verdict.signature, t=event.t, step=state.best_step, work=state.work)
         attempts = (*attempts, attempt)
     places = (*state.places, event.place)[-MOST_PLACES:] if event.place is not None else state.places
-    return msgspec.structs.replace(state, slots=slots, spares=spares, attempts=attempts, places=places)
+    return msgspec.structs.replace(
+        state, slots=slots, spares=spares, attempts=attempts, incident=incident, places=places
+    )
 
 
 @apply.register

@@ -22,6 +22,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Finish, Symptom
+from slurm_robust.model.progress import slowest
 from slurm_robust.policy import decide
 from slurm_robust.policy.lateness import Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
@@ -183,30 +184,30 @@ class Running:
         records = core.fleet.progress(state.slots, state.generation, now.mono)
         if not core.is_progress(records):
             return
-        slowest = min(records, key=lambda p: (p.step, -p.age_s))
+        last = slowest(records)
         reported = all(p.reported for p in records)
         if not self._first_step_seen:
             self._first_step_seen = True
             timings = _timings(core)
             if self._course is not None:
-                self._course.first_step(core, slowest, now)
+                self._course.first_step(core, last, now)
             core.record(
                 ev.FirstStep(
-                    t=now.wall - slowest.age_s,
+                    t=now.wall - last.age_s,
                     generation=state.generation,
-                    step=slowest.step,
+                    step=last.step,
                     reported=reported,
                     timings=timings,
                 )
             )
         incident = state.incident
         # Without step reports nobody knows which step is new; the first of the new generation counts.
-        if incident is not None and (not reported or slowest.step > incident.step):
+        if incident is not None and (not reported or last.step > incident.step):
             core.watch_progress(now, force=True)
-            core.close_incident(slowest.step, slowest.age_s, now)
+            core.close_incident(last.step, last.age_s, now)
         core.watch_progress(now)
         if self._tending is not None:
-            self._tending.step(core, records, slowest, now)
+            self._tending.step(core, records, last, now)
 
     def _on_vitals(self, core: Core, trouble: Trouble, now: Now) -> Transition:
         if trouble.symptom is Symptom.HANG and not trouble.hint:

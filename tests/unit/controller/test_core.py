@@ -137,9 +137,14 @@ def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() 
     )
     assert later.core.state.generation == 2
     assert later.events(ev.GenerationLaunched)[-1].restore == "gen-0001/step-00000003"
+    later.wall = job.wall + 58.0
     later.train_to(4)
     assert later.core.state.incident is None
-    assert any("recover_s is unknown" in e.text for e in later.events(ev.Noted))
+    (closed,), decided = later.events(ev.IncidentClosed), later.events(ev.Decided)[0]
+    assert closed.recover_s == pytest.approx(later.wall - decided.t)
+    assert closed.recover_s >= 58.0
+    assert any("recover_s is by wall clocks" in e.text for e in later.events(ev.Noted))
+    assert any(f"(recovery took {closed.recover_s:.2f} s)" in text for text in later.said)
 
 
 def test_a_requeue_that_slurm_refuses_ends_with_do_not_requeue() -> None:

@@ -199,6 +199,20 @@ def test_an_evaluation_on_one_rank_costs_no_restart() -> None:
             assert len([m for _, m in healthy.sent if type(m).__name__ == "TakeStacks"]) == asked, "learned"
 
 
+def test_a_pause_that_ends_by_itself_has_no_time_of_recovery() -> None:
+    hung = job()
+    train(hung)
+    stuck(hung, 1)
+    hung.until(lambda: hung.stage == "Localising", limit=300)
+    step = hung.core.state.best_step + 1
+    hung.train_to(step)
+    hung.until(lambda: hung.core.state.incident is None)
+    (closed,) = hung.events(ev.IncidentClosed)
+    assert closed.recover_s is None
+    assert f"incident 1: over, step {step} is done; training went on by itself" in hung.said
+    assert not any("recover_s" in note.text for note in hung.events(ev.Noted))
+
+
 def test_patience_has_an_end() -> None:
     hung = job(phase_s=100.0)
     train(hung)

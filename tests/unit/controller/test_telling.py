@@ -10,6 +10,7 @@ from msgspec import structs
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.output import introduction
 from slurm_robust.controller.preflight import Plan
+from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
 from tests.unit.controller.fleetwork import Job
 
@@ -95,6 +96,20 @@ def test_the_first_step_of_each_generation_is_told_once() -> None:
     firsts = [text for text in job.said if "first step" in text]
     assert len(firsts) == 2
     assert firsts[1].startswith("generation 2: first step (step 4) is done, ")
+
+
+def test_the_first_step_is_done_when_the_slowest_rank_has_done_it() -> None:
+    job = Job(slots=("n1", "n2", "n3"), spares=())
+    for node, age_s in (("n1", 0.0), ("n2", 40.0), ("n3", 40.0)):
+        if node == "n1":
+            job.pass_time(41)
+        progress = tuple(
+            structs.replace(p, step=20, reported=True, age_s=age_s) for p in job.beats[node].progress
+        )
+        job.change(node, progress=progress)
+    assert job.said[-1] == "generation 1: first step (step 20) is done, 41.0 s after the launch"
+    (first,) = job.events(ev.FirstStep)
+    assert first.t == job.wall
 
 
 def test_a_script_that_numbers_no_steps_has_a_first_one_too() -> None:
