@@ -140,6 +140,17 @@ class AgentStarts:
         ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
         return {node: end.words for node, end in ends.items() if end is not None and _OOM.search(end.words)}
 
+    def ended(self, core: Core, nodes: Iterable[str]) -> dict[str, str]:
+        """Of ``nodes`` those whose agent Slurm says ended and was not heard since, with its words."""
+        found: dict[str, str] = {}
+        for node in nodes:
+            start, view = self._nodes.get(node), core.fleet.views.get(node)
+            if start is None or start.end is None or not start.end.is_task or view is None:
+                continue
+            if view.heard <= start.ended:
+                found[node] = start.end.words
+        return found
+
     def failed(self, node: str) -> str:
         """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
         return self._nodes[node].failed

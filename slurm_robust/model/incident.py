@@ -50,7 +50,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     ``unreachable``: one cause of all that are lost, in words, "" where each speaks for itself.
     ``restore``: the checkpoint that the generation began with, "" for none. Where no agent came, with the
     reason: ``unstarted``, although those of other nodes did; ``refused``, because Slurm starts none.
-    ``oom``: of ``lost`` nodes, those whose agent ended for want of memory, in Slurm's words.
+    ``ended``: of ``lost`` nodes, those whose agent ended, in Slurm's words; ``oom``: for want of memory.
 
     What else was found out: ``symptom``, why the generation was stopped, and ``detail`` of that; ``named``,
     nodes that the inspection wants evicted, with the reason; ``cause``, what the output of ``root`` says;
@@ -69,6 +69,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     restore: str = ""
     unstarted: dict[str, str] = {}
     refused: dict[str, str] = {}
+    ended: dict[str, str] = {}
     oom: dict[str, str] = {}
     symptom: Symptom | None = None
     detail: str = ""

@@ -20,6 +20,7 @@ class StepEnd(Record):
 
     ``code`` is srun's exit code, or a task's where that is told (-1: it is not). ``named`` are nodes that the
     words themselves hold responsible. ``fix``: what the reader can do, "" where the words do not say enough.
+    ``is_task``: the agent itself ended, and Slurm still speaks with its node.
     """
 
     nodes: tuple[str, ...]
@@ -28,6 +29,7 @@ class StepEnd(Record):
     outlook: Outlook = Outlook.UNKNOWN
     fix: str = ""
     named: dict[str, str] = {}
+    is_task: bool = False
 
 
 class Witness(Record):

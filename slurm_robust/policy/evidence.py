@@ -16,6 +16,7 @@ STUCK = "its workers cannot be killed"
 NOT_FREE = "GPU memory not free yet"
 _GPU_OOM = "gpu_oom"
 SLOW_TO_DIE = "workers slow to die"
+AGENT_ENDED = "agent ended on "
 _IS_FULL = " is full"
 _LAST_LINES = 5
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
@@ -50,6 +51,7 @@ def against(failed: GenerationFailed, node: str) -> tuple[str, ...]:
     lines = [failed.named[node]] if node in failed.named else []
     lines += [f"unable: {failed.unable[node]}"] if node in failed.unable else []
     lines += [STUCK] if node in failed.stuck else []
+    lines += [f"its agent ended: {failed.ended[node]}"] if node in failed.ended else []
     lines += ["no sign of life"] if node in failed.lost else []
     lines += [failed.unstarted[node]] if node in failed.unstarted else []
     for found in filter(None, (failed.diagnosis, failed.replayed)):
@@ -79,7 +81,7 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     unable = {} if everywhere else failed.unable
     # A worker is slow to die by what it held. Where that goes on for ever on one node only, it is the node.
     unable = unable | (dict.fromkeys(failed.stuck, STUCK) if len(failed.stuck) == 1 else {})
-    why = {node: f"{node} gives no sign of life" for node in failed.lost}
+    why = {node: _lost(failed, node) for node in failed.lost}
     why |= {node: f"{node}: {text}" for node, text in (failed.named | unable).items() if node not in why}
     if not why:
         return None
@@ -91,6 +93,11 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         suspects=tuple(why),
         allowed=rules.limits.per_signature,
     )
+
+
+def _lost(failed: GenerationFailed, node: str) -> str:
+    ended = failed.ended.get(node)
+    return f"the agent on {node} ended again ({ended})" if ended else f"{node} gives no sign of life"
 
 
 def unstarted(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:

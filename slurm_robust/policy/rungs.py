@@ -12,6 +12,7 @@ from collections.abc import Callable
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
+    AGENT_ENDED,
     full_disk,
     gpu_memory_not_free,
     log_named,
@@ -42,6 +43,22 @@ def agents_gone(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         signature="agents lost",
         reason=f"all {len(failed.lost)} agents went silent at once, so it is not the nodes",
         confidence=0.7,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def agent_ended(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Slurm says that the agents ended, and speaks with their nodes: once, that is no node's fault."""
+    signature = AGENT_ENDED + ",".join(sorted(failed.lost))
+    once = not any(attempt.signature == signature for attempt in state.attempts)
+    if not failed.lost or not set(failed.lost) <= failed.ended.keys() or not once:
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NOBODY,
+        signature=signature,
+        reason="; ".join(f"the agent on {node} ended ({failed.ended[node]})" for node in failed.lost),
+        confidence=0.6,
         allowed=rules.limits.per_signature,
     )
 
@@ -129,6 +146,7 @@ LADDER: tuple[Rung, ...] = (
     slurm_refuses,
     out_of_memory,
     agents_gone,
+    agent_ended,
     unreachable,
     nodes_named,
     unstarted,

@@ -86,7 +86,11 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], said: Sequence[str])
             if node in nodes:
                 words = _joined([line.strip(), *_of_stepd(node, said)])
                 yield StepEnd(
-                    nodes=(node,), code=int(code[1]) if code else -1, words=words, named={node: words}
+                    nodes=(node,),
+                    code=int(code[1]) if code else -1,
+                    words=words,
+                    named={node: words},
+                    is_task=True,
                 )
 
 

@@ -16,6 +16,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from slurm_robust.model.incident import Symptom
 from slurm_robust.policy import decide
 from slurm_robust.policy.evidence import against
 
@@ -29,7 +30,8 @@ class Deciding:
 
     def enter(self, core: Core, now: Now) -> None:
         """Decide, write it down, and turn the actions into a transition."""
-        for node in self._failed.oom:
+        self._tell_ended_agents(core, now)
+        for node in self._failed.oom | self._failed.ended:
             core.starts.missed(core, node, now)  # its agent is started again, if we go on
         watch_spares(core, now)  # nobody watched them while the generation was being ended
         decision = decide(core.state, self._failed, now.wall, core.rules)
@@ -52,6 +54,13 @@ class Deciding:
         for action in decision.actions:
             self._next = self._carry_out(core, action, number, now) or self._next
         core.emit(SaveEvidence(number=number))
+
+    def _tell_ended_agents(self, core: Core, now: Now) -> None:
+        """What was seen first may have been the ranks of other nodes that lost theirs."""
+        incident, ended = core.state.incident, self._failed.ended
+        if ended and incident is not None and incident.symptom is not Symptom.AGENTS_LOST:
+            words = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())
+            core.open_incident(Symptom.AGENTS_LOST, words, 0.0, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Where the actions lead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.exits import blames_peer, root_exit
 from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveAlerts
@@ -58,10 +58,15 @@ def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> 
     monotonic time from which silence counts for nodes not heard of yet.
     """
     state = core.state
+    if ended := core.starts.ended(core, state.slots):
+        detail = "; ".join(f"the agent on {node} ended ({words})" for node, words in ended.items())
+        silent_s = max(core.fleet.silence(node, now.mono, since) for node in ended)
+        return Trouble(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
     exits = core.fleet.exits(state.slots, state.generation, now.mono)
     root = root_exit(exits, core.log_rules)
     if root is not None:
-        user = root.exit.error is not None and root.exit.error.file
+        error = root.exit.error
+        user = error is not None and error.file and not blames_peer(root.exit, core.log_rules)
         symptom = Symptom.USER_EXCEPTION if user else Symptom.WORKER_EXIT
         detail = f"{root.exit.describe()} on {root.node} (generation {state.generation})"
         return Trouble(symptom=symptom, detail=detail, detect_s=root.exit.age_s)
@@ -141,6 +146,7 @@ def failure(
         stuck=stuck,
         alive=tuple(n for n in state.slots if n not in lost),
         restore=state.restored,
+        ended=core.starts.ended(core, lost),
         oom=core.starts.out_of_memory(lost),
         symptom=trouble.symptom if trouble else None,
         detail=trouble.detail if trouble else "",
@@ -163,6 +169,8 @@ def with_cause(core: Core, failed: GenerationFailed, now: Now) -> GenerationFail
     silence = silence_now(core, now, core.started)
     if silence is None or not failed.lost or not set(failed.lost) <= set(silence.nodes):
         return failed
+    if set(failed.lost) <= failed.ended.keys():
+        return failed  # of each of them it is known why
     return structs.replace(failed, unreachable=silence.cause)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.incident import Blame
+from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.wire.messages import Beat, Phase, Shutdown
 from tests.unit.controller.fleetwork import Job
 
@@ -129,6 +130,39 @@ def test_of_two_agents_of_one_node_the_second_is_told_to_end() -> None:
     ((agent, order),) = [(to, m) for to, m in job.sent if isinstance(m, Shutdown)]
     assert agent == "late"
     assert order.keep_copies
+
+
+def test_an_agent_that_ended_is_started_again_once_and_its_node_is_not_blamed() -> None:
+    killed = "srun: error: n2: task 1: Killed"
+    job = Job()
+    job.train_to(3)
+    lost_peer = WorkerError(
+        type="torch.distributed.DistBackendError",
+        message="Connection closed by peer",
+        file="train.py",
+        line=3,
+    )
+    job.beats.pop("n2")
+    job.kill_rank(0, signal=None, code=1, error=lost_peer)
+    job.pass_time(1)
+    job.task_ends("n2", killed)
+    job.until(lambda: bool(job.events(ev.Decided)))
+    (opened,), (added,) = job.events(ev.IncidentOpened), job.events(ev.SymptomAdded)
+    assert opened.symptom is Symptom.WORKER_EXIT  # not the user's exception
+    assert (added.symptom, added.detail) == (Symptom.AGENTS_LOST, f"the agent on n2 ended ({killed})")
+    (decided,) = job.events(ev.Decided)
+    assert decided.verdict.blame is Blame.NOBODY
+    assert decided.reason == f"the agent on n2 ended ({killed}): start the agent again and restart"
+    job.until(lambda: job.core.state.generation == 2)
+    assert (job.core.state.slots, job.core.state.evicted) == (("n1", "n2"), {})
+    assert job.started[-1] == ("n2",)
+    job.train_to(9)
+    job.beats.pop("n2")
+    job.pass_time(1)
+    job.task_ends("n2", killed)
+    job.until(lambda: job.core.state.generation == 3)
+    assert job.events(ev.IncidentOpened)[-1].symptom is Symptom.AGENTS_LOST
+    assert job.core.state.evicted == {"n2": f"the agent on n2 ended again ({killed})"}
 
 
 def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
