@@ -8,6 +8,7 @@ import time
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
+from slurm_robust.model.text import count
 from slurm_robust.slurm.hostlist import fold
 
 
@@ -28,7 +29,7 @@ def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[
     task = f" ({plan.array_task})" if plan.array_task else ""
     words = shlex.join(plan.command)
     words = f"-m {words}" if plan.kind is CommandKind.MODULE else words
-    where = f"{state.placement.world_size} ranks on {fold(state.slots)}"
+    where = f"{count(state.placement.world_size, 'rank')} on {fold(state.slots)}"
     spares = f", standby {fold(state.spares)}" if state.spares else ""
     mode = "; observe mode: nothing is done about faults" if plan.config.mode == "observe" else ""
     generation = state.generation if state.running else state.generation + 1

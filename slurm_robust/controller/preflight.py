@@ -99,7 +99,8 @@ def sizes(config: JobConfig, allocation: Allocation) -> tuple[int, int, int]:
         raise PreflightError(
             f"{asked}--spares {config.spares} needs {max(1, slots) + config.spares} nodes, "
             f"the allocation has {have} ({','.join(allocation.nodes)})",
-            fix=f"submit with 'sbatch --nodes={max(1, slots) + config.spares}', or ask for fewer",
+            fix=f"submit with 'sbatch --nodes={max(1, slots) + config.spares}', or ask for fewer nodes "
+            "(--nodes, --spares)",
             code=ExitCode.ALLOCATION,
         )
     gpus = min(allocation.gpus_per_node.values(), default=0)

@@ -210,14 +210,14 @@ def judge_restored(
             return
         reason = "it could not be restored"
     elif good_step == -1:
-        reason = "no step after it had finite numbers"
+        reason = "all steps after it had a loss that is no number"
     elif restore.spoils(failed, lost=lost, new_steps=new_steps):
-        reason = "training failed before its first new step"
+        reason = "training failed with it before a new step was done"
     else:
         return
     if choose(core, now, also_banned=text) is not None:
         core.record(ev.CheckpointBanned(t=now.wall, token=text, reason=reason))
-        core.emit(Say(text=f"{text} is not restored again: {reason}"))
+        core.emit(Say(text=f"checkpoint {text} is not used again: {reason}"))
 
 
 def note_shared(core: Core, beat: Beat) -> None:

@@ -34,7 +34,8 @@ class RollCall:
         beats = {node: core.fleet.beat(node) for node in nodes}
         away = [node for node, beat in beats.items() if beat is None]
         importing = [node for node, beat in beats.items() if beat is not None and not beat.ready]
-        joined = f"{len(nodes) - len(away):,} of {len(nodes):,} agents have joined after {waited:.0f} s"
+        who = "agent has" if len(nodes) == 1 else "agents have"
+        joined = f"{len(nodes) - len(away):,} of {len(nodes):,} {who} joined after {waited:.0f} s"
         missing = f"; not yet: {fold(away)}" if away else ""
         imported = f"{len(nodes) - len(away) - len(importing):,} of {len(nodes):,} nodes have imported torch"
         busy = f"; {imported}; importing: {fold(importing)}" if importing else ""

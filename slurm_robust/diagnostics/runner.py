@@ -19,6 +19,7 @@ from slurm_robust.diagnostics.places import Launched, Place
 from slurm_robust.diagnostics.plan import Plan, Round, plan
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.text import count
 from slurm_robust.slurm.errors import SlurmError
 
 # Outside of what the kernel hands out by itself, so that a port is rarely in use.
@@ -126,7 +127,9 @@ class _Run:
             why = "it was stopped" if self._stopped.is_set() else "no time was left"
             self.left_out |= dict.fromkeys(first.programs, why)
             return
-        self._tell(f"{', '.join(first.programs)} on {len(first.nodes)} node(s), {limit_s:.0f} s at most")
+        self._tell(
+            f"{', '.join(first.programs)} on {count(len(first.nodes), 'node')}, {limit_s:.0f} s at most"
+        )
         words: list[str] = []
         try:
             answers = self._play(first, limit_s, port, words)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Container
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart, Swap
 from slurm_robust.model.state import JobState
+from slurm_robust.model.text import count
 from slurm_robust.policy.rules import Rules
 
 
@@ -59,7 +60,7 @@ def _replace(
         swaps = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
         taken = ", ".join(f"{standby} takes the slot of {node}" for node, standby in pairs)
         return (*swaps, Restart()), taken or "no slot is touched"
-    short = f"{len(places)} node(s) to replace, {len(standbys)} standby(s) left"
+    short = f"{count(len(places), 'node')} to replace, {count(len(standbys), 'standby')} left"
     if not rules.requeue:
         reason = f"{short}, and slurm.requeue is off"
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason

@@ -59,12 +59,13 @@ def judge(
         return Silence(nodes=tuple(sorted(silent)))
     if others and silent == others:
         if len(others) > 1:
-            cause = f"{own} hears no other node, so it may be cut off itself"
+            cause = f"{own} hears no other node: {own} itself may be cut off"
         elif slurm_answers:
             cause = ""
         else:
-            doubt = "does not answer either" if slurm_answers is False else "was not asked yet"
-            cause = f"{own} hears no other node and slurmctld {doubt}, so it may be cut off itself"
+            asked = f"Slurm is asked whether {own} itself is cut off"
+            doubt = f"Slurm does not answer either: {own} itself may be cut off"
+            cause = f"{own} hears no other node; {doubt if slurm_answers is False else asked}"
         return Silence(nodes=tuple(sorted(silent)), cause=cause)
     leaf = _common_leaf(silent, others, switches)
     if len(silent) > 1 and (leaf or len(silent) >= _CROWD_SHARE * len(others)):

@@ -232,7 +232,7 @@ def render(listing: Listing) -> RenderableType:
             style="bold" if row.token == listing.restored else "",
         )
     if listing.restored:
-        end = f"If only node {listing.node} and storage answered, {listing.how} would be restored."
+        end = f"From what node {listing.node} and storage have, {listing.how} could be restored."
     else:
         end = f"From what node {listing.node} and storage have, nothing could be restored."
     return Group(table, Text(end))

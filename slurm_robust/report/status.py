@@ -84,7 +84,7 @@ def render(summary: Summary) -> RenderableType:
         ("state", phase),
         ("Slurm", summary.slurm or "job not known to Slurm (any more)"),
         ("advice", summary.advice),
-        ("step", f"{summary.step}" + (f", loss {summary.loss:.4f}" if summary.loss is not None else "")),
+        ("step", _step(summary)),
         ("launched", f"generation {summary.generation}, run {summary.run} of the Slurm job"),
         ("restored", summary.restored),
         ("stored", _stored(summary)),
@@ -100,6 +100,11 @@ def render(summary: Summary) -> RenderableType:
     if summary.incidents:
         parts.append(incident_table(summary))
     return Group(*parts)
+
+
+def _step(summary: Summary) -> str:
+    loss = f", loss {summary.loss:.4f}" if summary.loss is not None else ""
+    return f"{summary.step}{loss}" if summary.step >= 0 else "none yet"
 
 
 def _stored(summary: Summary) -> str:

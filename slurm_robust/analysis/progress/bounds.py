@@ -55,7 +55,7 @@ def first_step(config: DetectConfig, longest_s: float, *, hung_here: bool = Fals
     if not longest_s:
         return Bound(seconds=config.first_step_s, why="first step: detect.first_step_s, none was seen yet")
     floor = COLD_FACTOR * config.hang_floor_s
-    words = f"first step: {LEARNED_FACTOR:g} x {span(longest_s)}, the longest so far"
+    words = f"{LEARNED_FACTOR:g} x {span(longest_s)}, the longest first step so far"
     return _limited(words, LEARNED_FACTOR * longest_s, floor, config.first_step_s, "detect.first_step_s")
 
 
@@ -69,7 +69,7 @@ def _in_phase(config: DetectConfig, name: str, longest_s: float) -> Bound:
         return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, since it may take any time")
     if not longest_s:
         return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, none was seen to end yet")
-    words = f"{name}: {LEARNED_FACTOR:g} x {span(longest_s)}, the longest so far"
+    words = f"{LEARNED_FACTOR:g} x {span(longest_s)}, the longest {name} so far"
     return _limited(words, LEARNED_FACTOR * longest_s, config.hang_floor_s, config.phase_s, "detect.phase_s")
 
 
@@ -120,13 +120,13 @@ def _begun(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
 
 def _limited(words: str, seconds: float, floor: float, limit: float, setting: str) -> Bound:
     if max(seconds, floor) > limit:
-        return Bound(seconds=limit, why=f"{setting}, less than {words}")
+        return Bound(seconds=limit, why=f"{setting}; {words}, would be more")
     return _at_least(words, seconds, floor)
 
 
 def _at_least(words: str, seconds: float, floor: float) -> Bound:
     if seconds < floor:
-        return Bound(seconds=floor, why=f"the floor of {span(floor)}, more than {words}")
+        return Bound(seconds=floor, why=f"the least there is; {words}, would be less")
     return Bound(seconds=seconds, why=words)
 
 

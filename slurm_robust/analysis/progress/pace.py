@@ -262,7 +262,7 @@ class PaceWatch:
         why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
         return PaceVerdict(
             kind="slow",
-            words=f"steps take {span(recent)}, allowed are {span(self._decline.limit_s)} ({why})",
+            words=f"steps take {span(recent)}, the limit is {span(self._decline.limit_s)} ({why})",
             ranks=(),
             since_s=self._decline.measured_s,
             bound_s=self._decline.limit_s,
@@ -289,7 +289,7 @@ def _hang(look: Look, ranks: tuple[int, ...], since_s: float, bound: Bound) -> P
     else:
         what, at = "no step", f" since step {min(r.step for r in look.records)}"
     who = f"{named_ranks(ranks)} behind the others; " if ranks else ""
-    words = f"{what} for {span(since_s)}{at}: {who}allowed are {span(bound.seconds)} ({bound.why})"
+    words = f"{what} for {span(since_s)}{at}: {who}the limit is {span(bound.seconds)} ({bound.why})"
     return PaceVerdict(
         kind="hang", words=words, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
     )

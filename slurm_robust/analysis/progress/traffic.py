@@ -89,4 +89,4 @@ def fallen_silent(
     if any(record.phase or min(record.age_s, record.phase_s) < since_s for record in records):
         return None
     words = f"the links of all {len(known)} nodes have carried next to nothing for {span(since_s)}"
-    return Silence(words=f"{words}, allowed are {span(allowed_s)}", since_s=since_s)
+    return Silence(words=f"{words}, the limit is {span(allowed_s)}", since_s=since_s)

@@ -142,7 +142,9 @@ def in_words(stacks: Sequence[RankStacks], localisation: Localisation) -> Iterat
 def placed(localisation: Localisation) -> str:
     """Where the stacks place the fault, in one line."""
     if not localisation.ranks:
-        return f"They place the fault nowhere: {one_line(localisation.reason) or 'all ranks do the same'}"
+        return (
+            f"They do not show where the fault is: {one_line(localisation.reason) or 'all ranks do the same'}"
+        )
     where = "exactly there" if localisation.exact else f"all of {localisation.group or 'their group'}"
     return (
         f"They place the fault at {named(localisation.ranks)} ({where}, confidence "

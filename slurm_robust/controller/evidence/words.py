@@ -28,12 +28,12 @@ MOST_ALIKE = 8
 RUNGS = {
     1: "what was observed",
     2: "network alerts",
-    3: "the code",
+    3: "the exception or exit of a rank",
     4: "stacks",
     5: "tests",
-    6: "restart in place",
-    7: "roll back",
-    8: "replay",
+    6: "the end of the workers alone",
+    7: "what was tried before",
+    8: "a replay of the training",
 }
 
 
@@ -96,11 +96,11 @@ def _how_sure(story: Story) -> str:
     verdict = story.verdict
     if verdict is None or story.blame is None:
         return ""
-    return f" ({_rung(verdict)}, confidence {verdict.confidence:.0%})"
+    return f" ({_evidence(verdict)})"
 
 
-def _rung(verdict: inc.Verdict) -> str:
-    return f"rung {verdict.rung}, {RUNGS.get(verdict.rung, 'unknown')}"
+def _evidence(verdict: inc.Verdict) -> str:
+    return f"by {RUNGS.get(verdict.rung, 'unknown')}, {verdict.confidence:.0%} sure"
 
 
 def done(story: Story) -> str:
@@ -207,7 +207,7 @@ def _told_of_the_job(event: ev.AnyEvent, story: Story) -> Iterator[tuple[str, st
         case ev.NodeReturned():
             yield "returned", f"{event.node} answers again; it is not used"
         case ev.CheckpointBanned():
-            yield "banned", f"checkpoint {event.token} is not restored again: {event.reason}"
+            yield "banned", f"checkpoint {event.token} is not used again: {event.reason}"
         case ev.StorageWritten():
             yield "stored", f"the checkpoint of step {event.step} is on storage"
         case ev.GenerationLaunched():
@@ -251,7 +251,7 @@ def _verdict(event: ev.Decided) -> str:
     # What follows the verdict's own reason are the actions, which have their line.
     has_actions = event.reason.startswith(f"{verdict.reason}: ")
     reason = verdict.reason if has_actions else event.reason
-    return f"{who} ({_rung(verdict)}, confidence {verdict.confidence:.0%}): {reason}"
+    return f"{who} ({_evidence(verdict)}): {reason}"
 
 
 def _tests(event: ev.NodesTested) -> str:

@@ -13,6 +13,7 @@ from slurm_robust.controller.stages.watch import all_done, find_trouble, leave
 from slurm_robust.controller.transitions import ToLocalising, ToRunning, ToStopping, Transition, Why
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.model.text import count
 from slurm_robust.policy.evidence import worth_tests
 from slurm_robust.policy.stacks import moved_with_ranks, place
 
@@ -175,7 +176,7 @@ class Localising:
         assert core.state.incident is not None
         number = core.state.incident.number
         core.emit(SaveStacks(number=number, stacks=stacks, localisation=found))
-        core.emit(Say(text=f"incident {number}: stacks of {len(stacks)} ranks: {found.reason}"))
+        core.emit(Say(text=f"incident {number}: stacks of {count(len(stacks), 'rank')}: {found.reason}"))
         return following
 
 

@@ -87,11 +87,11 @@ class Saving:
 
     def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
         assert self._plan is not None
-        text = f"{restoring.token(self._plan.ref)} was only in memory and "
+        text = f"{restoring.token(self._plan.ref)} was only in memory"
         if isinstance(self._then, ToRequeueing):
-            text += "the next run finds it only where it gets the same nodes"
+            text += ", and the next run can restore it only if it gets the same nodes"
         else:
-            text += "is lost"
+            text += " and is lost"
         text += f": {fold(late)} did not write it to storage"
         core.note(text, "", now)
         core.emit(Say(text=text))

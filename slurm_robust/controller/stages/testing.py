@@ -11,6 +11,7 @@ from slurm_robust.controller.transitions import ToDeciding, ToStopping, ToTestin
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Diagnose, Replay
+from slurm_robust.model.text import count
 from slurm_robust.policy.evidence import no_answer
 
 MARGIN_S = 30.0
@@ -41,7 +42,7 @@ class Testing:
             self._limit_s = core.config.replay.budget_s
             core.emit(ReplayTraining(nodes=nodes, layout=restoring.layout_now(core)))
         what = "replaying the training on" if self._is_replay else "testing"
-        core.emit(Say(text=f"{what} {len(nodes)} nodes, {self._limit_s:.0f} s at most"))
+        core.emit(Say(text=f"{what} {count(len(nodes), 'node')}, {self._limit_s:.0f} s at most"))
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Decide again when the results are there; without results as if all had passed."""

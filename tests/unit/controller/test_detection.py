@@ -192,7 +192,7 @@ def crawl(job: Job, seconds: float) -> None:
 
 
 def looks(job: Job) -> int:
-    return sum("allowed are" in event.text for event in job.events(ev.Noted))
+    return sum("the limit is" in event.text for event in job.events(ev.Noted))
 
 
 def test_a_decline_that_three_looks_do_not_place_is_tested_for() -> None:

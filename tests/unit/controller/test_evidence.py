@@ -59,7 +59,7 @@ def test_the_folder_has_the_story_and_output_from_before_and_after(directory: Jo
     assert tree(folder) == {"README.txt", "incident.json", *logs}
     assert story_in(folder).root == KILLED[8].exits[0]  # type: ignore[union-attr]
     text = (folder / "README.txt").read_text()
-    assert "blamed    nobody (rung 6, restart in place, confidence 50%)" in text
+    assert "blamed    nobody (by the end of the workers alone, 50% sure)" in text
     assert "logs/gen-002/    ends of the ranks' output of generation 2, launched after it" in text
 
 

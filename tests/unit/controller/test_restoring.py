@@ -214,7 +214,7 @@ def test_a_requeue_that_storage_does_not_take_goes_on_from_memory() -> None:
     left = {n: job.beats[n].copies for n in ("n1", "n4")}
     history = requeue_without_one_of_three(job)
     assert job.kept == {"n1": True, "n4": True}
-    assert any("finds it only where it gets the same nodes: n[1,4] did not write" in t for t in job.said)
+    assert any("can restore it only if it gets the same nodes: n[1,4] did not write" in t for t in job.said)
     later = Job(history=history, first=ToGathering(start=True), copies=left)
     assert where(later) == (4, {"memory": 2, "peer": 1})
     assert source(later, "n5", SHARED).address

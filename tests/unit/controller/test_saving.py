@@ -90,7 +90,7 @@ def test_without_the_node_that_has_to_write_nothing_is_waited_for() -> None:
     job.power_cut("n1")
     job.until(lambda: bool(job.requeued))
     assert job.mono - begun < 10
-    assert any("only where it gets the same nodes: n1 did not write it" in text for text in job.said)
+    assert any("only if it gets the same nodes: n1 did not write it" in text for text in job.said)
 
 
 def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:

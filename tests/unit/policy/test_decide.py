@@ -64,7 +64,7 @@ def test_more_lost_nodes_than_spares_requeue_without_all_evicted_ones() -> None:
     decision = decide(state, failed(lost=("n2", "n3"), alive=("n1",)), 0.0, RULES)
     assert kinds(decision) == ["Evict", "Evict", "Requeue"]
     assert decision.actions[-1] == inc.Requeue(
-        exclude=("n9", "n2", "n3"), reason="2 node(s) to replace, 1 standby(s) left"
+        exclude=("n9", "n2", "n3"), reason="2 nodes to replace, 1 standby left"
     )
 
 

@@ -191,7 +191,7 @@ NOW = ("n1", "n5", "n6", "n4")
 def network_alert(t: float = 5000) -> list[ev.AnyEvent]:
     verdict = node("n6", 2, 1.0, "n6: 2 network alerts within 300 s: mlx5_0/1 link down")
     evict = inc.Evict(node="n6", reason="x")
-    requeue = inc.Requeue(exclude=("n2", "n3", "n4", "n6"), reason="1 node(s) to replace, 0 standby(s) left")
+    requeue = inc.Requeue(exclude=("n2", "n3", "n4", "n6"), reason="1 node to replace, 0 standbys left")
     slots = ("n1", "n5", "n7", "n8")
     return [
         opened(t, 5, inc.Symptom.NETWORK, "n6: 2 network alerts within 300 s: mlx5_0/1 link down", 10.4),

@@ -169,7 +169,7 @@ def test_a_table_of_all_tiers(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     assert "rank 1" in lines[1]
     assert "complete, 2 parts" in lines[2]
     assert "latest" in lines[2]
-    assert "If only node n1 and storage answered, step 20 from memory (1 part), peer (1)" in text
+    assert "From what node n1 and storage have, step 20 from memory (1 part), peer (1)" in text
 
 
 def test_the_same_as_json_with_what_the_journal_knows(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

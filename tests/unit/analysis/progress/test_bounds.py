@@ -65,7 +65,12 @@ def test_seldom_things_are_never_allowed_more_than_the_configured_time(longest_s
         ([], PaceHistory(first_step_s=4000.0), 1800.0, "with the first step"),
         ([50.0], PaceHistory(first_step_s=40.0), 150.0, "3 x 50 s, the longest step so far"),
         ([1.0], PaceHistory(steps=99, p99_s=9.0, longest_s=30.0, first_step_s=99.0), 90.0, "made only few"),
-        ([1.0] * 20, PaceHistory(), 14.0, "the floor of 14 s, more than 3 x 1 s"),
+        (
+            [1.0] * 20,
+            PaceHistory(),
+            14.0,
+            "the least there is; 3 x 1 s, the 99th percentile of step times, would be less",
+        ),
         (
             [10.0] * 20,
             PaceHistory(steps=99, p99_s=12.0, longest_s=50.0),

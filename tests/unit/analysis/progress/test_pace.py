@@ -56,9 +56,9 @@ def test_a_hang_is_told_in_words() -> None:
     assert verdict.bound_s == 14.0
     assert verdict.since_s == pytest.approx(14.2, abs=0.3)
     assert verdict.words.startswith(
-        "no step for 14 s since step 598: rank 2 behind the others; allowed are 14 s"
+        "no step for 14 s since step 598: rank 2 behind the others; the limit is 14 s"
     )
-    assert verdict.why.startswith("the floor of 14 s, more than 3 x ")
+    assert verdict.why.startswith("the least there is; 3 x ")
 
 
 def test_a_hang_that_ends_is_told_again_when_it_comes_again() -> None:
@@ -346,7 +346,7 @@ def test_a_decline_is_told_once_and_again_after_it_is_over() -> None:
     assert [v.kind for v in verdicts] == ["slow", "slow"]
     assert verdicts[0].bound_s == 1.5
     assert verdicts[0].since_s >= 56.0
-    assert verdicts[0].words.endswith("allowed are 1.5 s (1.5 x 1 s, the training's own median)")
+    assert verdicts[0].words.endswith("the limit is 1.5 s (1.5 x 1 s, the training's own median)")
     assert training.watch.history.p50_s == 1.0
 
 
