@@ -24,7 +24,8 @@ class Limits:
     """Bounds of automatic restarts. When one is reached, the job ends with exit code 93."""
 
     per_signature: int = 2
-    """Restarts for one fault signature without new progress in between."""
+    """Restarts for one fault signature without new progress in between; 1 at most for an exception of the
+    script and for memory that runs out."""
 
     per_hour: int = 10
     """Restarts within any 3600 s, whatever their reason."""

@@ -57,7 +57,7 @@ def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Ver
         rung=4,
         blame=Blame.NOBODY,
         signature=fault,
-        reason=f"{reason}; it may be the node or the code",
+        reason=f"{reason}; where it comes again tells whether it is the node or the code",
         suspects=place.nodes if is_to_move else (),
         confidence=0.5,
         allowed=rules.limits.per_signature,

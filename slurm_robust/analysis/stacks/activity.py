@@ -14,8 +14,8 @@ class Activity(str, Enum):
     KERNEL = "is in the kernel and cannot be interrupted"
     SILENT = "shows no stacks"
     PEERS = "waits for other ranks"
-    DEVICE = "waits for its device"
-    """Or is in backward: it may also wait for other ranks."""
+    DEVICE = "waits in backward or for its device"
+    """It may also wait for other ranks."""
 
     DATA = "waits for data"
     CHECKPOINT = "writes or reads a checkpoint"

@@ -18,6 +18,7 @@ from slurm_robust.analysis.stacks.ranks import RankView, views, without_librarie
 from slurm_robust.analysis.stacks.recorder import recorded, unclear
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.model.text import count
 
 MOST_SHARE = 0.25
 """Of all nodes: more than these are never blamed together."""
@@ -137,7 +138,7 @@ class _Scene:
         counts = Counter(self.views[rank].describe() for rank in ranks)
         text, _ = min(counts.items(), key=lambda item: (-item[1], item[0]))
         several = len(ranks) > 1
-        more = f" and {len(counts) - 1} other stacks" if len(counts) > 1 else ""
+        more = f" and {count(len(counts) - 1, 'other stack')}" if len(counts) > 1 else ""
         return f"{'ranks' if several else 'rank'} {fold(ranks)}: {text}{more}"
 
     def most(self) -> str:

@@ -31,11 +31,13 @@ class RankView(Record):
     """One rank. ``form`` is equal for ranks that wait at the same place of the same code.
 
     ``helper`` says which process the rank waits for and what that one does, "" when there is none.
+    ``sleeps``: at this moment it used no processor; that is told, and not compared.
     """
 
     activity: Activity
     form: str = ""
     helper: str = ""
+    sleeps: bool = False
 
     @property
     def key(self) -> str:
@@ -45,8 +47,9 @@ class RankView(Record):
     def describe(self) -> str:
         """``waits for data: _try_get_data ...; its data loader ...``."""
         call = self.form.partition("\n")[0]
+        is_asleep = self.sleeps and self.activity is Activity.COMPUTE
         return (
-            self.activity.value
+            ("sleeps" if is_asleep else self.activity.value)
             + (f" in {call}" if call else "")
             + (f"; {self.helper}" if self.helper else "")
         )
@@ -98,7 +101,7 @@ def view(stack: RankStacks, reader: Reader) -> RankView:
     if doing is None:
         return RankView(activity=Activity.SILENT)
     helpers = [p for p in stack.processes if p.kind in _SERVED_BY.get(doing.activity, ())]
-    return _with_helper(doing, helpers, reader)
+    return structs.replace(_with_helper(doing, helpers, reader), sleeps=worker.state == "S")
 
 
 def _main(threads: Sequence[ThreadStack], reader: Reader) -> Doing | None:

@@ -17,11 +17,11 @@ from slurm_robust.model.stacks import RankStacks
 DATA = Path(__file__).resolve().parents[3] / "data" / "stacks"
 FOUR = ParallelLayout.fit(4, 2, {}, "dp")
 SAYS = {
-    "c": "computes in forward hanging.py:",
-    "lock": "computes in train hanging.py:",
+    "c": "sleeps in forward hanging.py:",
+    "lock": "sleeps in train hanging.py:",
     "io": "read_forever hanging.py:",
     "loader": "its data loader is in __getitem__ hanging.py:",
-    "p2p": "computes in pass_on hanging.py:",
+    "p2p": "sleeps in pass_on hanging.py:",
     "stop": "is stopped",
 }
 
@@ -55,7 +55,7 @@ def test_healthy_ranks_of_real_trainings_are_in_one_place(path: Path) -> None:
 
 def test_stacks_are_explained() -> None:
     lines = explain(recorded("loader"), FOUR)
-    assert lines[0] == "3 ranks [0-1,3]: waits for its device"
+    assert lines[0] == "3 ranks [0-1,3]: waits in backward or for its device"
     assert lines[1] == "    _engine_run_backward torch/autograd/graph.py"
     assert "1 rank [2]: waits for data" in lines
     assert any(line.startswith("    its data loader is in __getitem__") for line in lines)
