@@ -24,6 +24,7 @@ from slurm_robust.controller.effects import (
     Write,
 )
 from slurm_robust.controller.fleet import Fleet, Heard
+from slurm_robust.controller.incidentclock import IncidentClock, recovery_s
 from slurm_robust.controller.knocking import Knocks
 from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
 from slurm_robust.controller.stackbook import StackBook
@@ -35,7 +36,7 @@ from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import Progress, slowest
-from slurm_robust.model.state import JobState, OpenIncident, apply
+from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.steps import Witness
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
@@ -44,6 +45,7 @@ from slurm_robust.slurm.hostlist import fold
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S = 10.0
+TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
 PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
 
 
@@ -62,15 +64,6 @@ class Stage(Protocol):
 
 
 Table = Callable[[Transition], Stage]
-
-
-class IncidentClock:
-    """Times of the open incident by the monotonic clock; lost with the controller, which is noted."""
-
-    def __init__(self, number: int, detected: float) -> None:
-        self.number = number
-        self.detected = detected
-        self.decided: float | None = None
 
 
 class Core:
@@ -144,9 +137,16 @@ class Core:
         if beat is not None:
             self._answer(beat, pulse.seq)
 
-    def on_stall(self, seconds: float) -> None:
+    def on_stall(self, seconds: float, now: Now) -> None:
         """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
         self.fleet.forgive(seconds)
+        if seconds >= TOLD_STALL_S:
+            text = (
+                f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
+                "or this node hung; nobody is called silent for it, and ETTR counts it as training"
+            )
+            self.record(ev.Noted(t=now.wall, text=text, node=self.state.own_node))
+            self.emit(Say(text=text))
 
     def on_tick(self, now: Now) -> list[Effect]:
         """Time has passed, or something else may have changed: go on as far as possible."""
@@ -300,7 +300,8 @@ class Core:
         assert self.state.incident is not None
         number = self.state.incident.number
         by_itself = self.state.incident.decided is None
-        recover_s = self._recovery_s(self.state.incident, age_s, now)
+        recover_s = recovery_s(self, self.state.incident, age_s, now)
+        self.clock = None
         self.record(
             ev.IncidentClosed(
                 t=now.wall - age_s,
@@ -314,18 +315,6 @@ class Core:
         took = f" (recovery took {recover_s:.2f} s)" if recover_s is not None else ""
         how = "; training went on by itself" if by_itself else took
         self.emit(Say(text=f"incident {number}: over, step {step} is done{how}"))
-
-    def _recovery_s(self, incident: OpenIncident, age_s: float, now: Now) -> float | None:
-        """From the decision to a step completed ``age_s`` ago; None without one, or if nobody knows."""
-        clock, self.clock = self.clock, None
-        if clock is not None and clock.number == incident.number and clock.decided is not None:
-            return max(0.0, now.mono - age_s - clock.decided)
-        if incident.decided is None:
-            return None
-        number, recover_s = incident.number, now.wall - age_s - incident.decided
-        text = "recover_s is by wall clocks, since another controller decided"
-        self.note(f"incident {number}: {text if recover_s > 0 else 'recover_s is unknown'}", "", now)
-        return recover_s if recover_s > 0 else None
 
     def ask_for_stacks(self, now: Now, native: tuple[int, ...] = ()) -> None:
         """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""

@@ -110,7 +110,7 @@ class Loop:
                 turns.wait()
                 stalled, turned = time.monotonic() - turned, time.monotonic()
                 if stalled > STALL_S or behind:
-                    self._core.on_stall(stalled)
+                    self._core.on_stall(stalled, read_clocks())
                 for number in signals.taken():
                     self._on_signal(number)
                 self._background.drain()
@@ -243,7 +243,9 @@ class Loop:
 
     def _say(self, effect: fx.Say) -> None:
         ettr = f"; ETTR {productivity(self._journal.events, time.time()).ettr:.1%}" if effect.ettr else ""
-        say(effect.text + ettr)
+        # Several runs of one job (--name) write into one log.
+        name = self._directory.path.name.partition(".")[2]
+        say((f"[{name}] " if name else "") + effect.text + ettr)
 
     def _send(self, effect: fx.Send) -> None:
         identity = self._identities.get(effect.node)

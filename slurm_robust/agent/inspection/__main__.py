@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -32,6 +33,9 @@ def main() -> int:
     """Inspect until the agent ends; another end is an error."""
     arguments = _arguments()
     die_with_parent(arguments.parent)
+    # Slurm tells all processes of a step to end; this one ends with its agent. No SIG_IGN, which what it
+    # starts would inherit.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     os.nice(_NICE)
     channel = socket.socket(fileno=arguments.channel)
     spec = msgspec.json.decode(arguments.spec, type=InspectionSpec)

@@ -110,10 +110,11 @@ class Observing:
         if not ended:
             goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core, now)
             return ToRunning(agents=self._agents) if goes_on else None
-        code = 1
+        code, why = 1, "the workers ended without an exit that explains it"
         if (root := root_exit(exits, core.log_rules)) is not None:
             code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
-        return ToEnding(code=code, reason="observe mode: training ended by itself")
+            why = f"{root.exit.describe()} on {root.node}"
+        return ToEnding(code=code, reason=f"observe mode, nothing was done about it: {why}")
 
 
 class Reconnecting:

@@ -83,10 +83,22 @@ def test_a_stall_of_the_controller_itself_kills_nobody() -> None:
     job = Job()
     job.train_to(3)
     job.mono += 30
-    job.core.on_stall(30)
+    job.core.on_stall(30, job.now())
     for node in ("n1", "n2", "n3"):
         job.change(node)
     assert job.events(ev.IncidentOpened) == []
+
+
+def test_a_job_that_was_suspended_says_how_long() -> None:
+    job = Job()
+    job.train_to(3)
+    job.core.on_stall(2.0, job.now())
+    before = len(job.said)
+    job.core.on_stall(30.0, job.now())
+    job.pass_time(1)
+    assert len(job.said) == before + 1
+    assert "stood still for 30 s: the job was suspended (scontrol suspend)" in job.said[-1]
+    assert job.events(ev.Noted)[-1].text == job.said[-1]
 
 
 def test_beats_that_waited_are_all_read_before_anybody_is_judged() -> None:

@@ -37,6 +37,9 @@ def test_the_decision_is_told_and_the_job_ends_with_the_code_of_the_first() -> N
     assert evicted(decided(job)) == []
     job.pass_time(20)
     assert job.code == 128 + 9
+    assert job.said[-1] == (
+        "end, exit code 137: observe mode, nothing was done about it: rank 1: SIGKILL on n2"
+    )
     assert job.core.state.generation == 1
 
 

@@ -121,6 +121,16 @@ def test_one_that_is_killed_is_started_again_and_leaves_nobody(inspector: Inspec
     wait_for(lambda: not any(is_alive(process.pid) for process in first))
 
 
+def test_slurms_term_to_all_of_a_step_is_no_news(machine: Machine, inspector: Inspector) -> None:
+    read_until(inspector, passes("kernel.panic"))
+    pid = inspector.pid
+    for process in family(pid):
+        process.send_signal(signal.SIGTERM)
+    machine.says(XID)
+    looked = read_until(inspector, lambda looked: looked.notes or sees("kernel.xid")(looked))
+    assert (looked.notes, inspector.pid) == ((), pid)
+
+
 def test_one_part_that_ends_takes_the_others_along(inspector: Inspector) -> None:
     read_until(inspector, passes("kernel.panic"))
     first = family(inspector.pid)
