@@ -42,7 +42,7 @@ def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
     os.kill(pid, signal.SIGTERM)  # in order: it writes down its jobs
     wait_for(lambda: sandbox.fault.daemon_pid(HEAD, "slurmctld") is None, 30, "slurmctld has ended")
     lost = job.state.slots[1]
-    sandbox.exec(["pkill", "-9", "-f", "slurm_robust.agent --job-dir"], node=lost, user="root")
+    sandbox.fault.power_cut(lost)
     wait_for(lambda: "Slurm has not taken the requeue" in job.log, 90, "a line in the job's log")
     assert job.state.restart_count == 0
     sandbox.fault.start_slurmctld()

@@ -118,7 +118,7 @@ def test_a_bug_in_the_script_gives_up_with_its_traceback(sandbox: Sandbox) -> No
     assert job.state.generation == 2  # restarted once
 
 
-def test_a_killed_agent_costs_its_node_and_not_the_job(sandbox: Sandbox, reference: str) -> None:
+def test_a_killed_agent_is_started_again_and_its_node_is_not_blamed(sandbox: Sandbox, reference: str) -> None:
     job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.2", nodes=3)
     job.wait_step(5)
     node = job.state.slots[1]
@@ -127,6 +127,8 @@ def test_a_killed_agent_costs_its_node_and_not_the_job(sandbox: Sandbox, referen
     job.wait_recovered(1)
     assert job.wait_end() == 0
     assert job.out.read_text() == reference
+    assert f"the agent on {node} ended (srun: error: {node}: task 1: Killed" in job.log
+    assert (job.state.evicted, job.state.slots[1]) == ({}, node)
 
 
 @pytest.mark.soak
