@@ -64,8 +64,9 @@ HANG = Expected(symptoms=(Symptom.HANG,), actions=RESTART, detect_s=HANG_S)
 """A first hang may be the fault of the code or of the node."""
 
 SLOW = Expected(symptoms=(Symptom.SLOW,), actions=MOVE, node=True)
-DIES = Expected(symptoms=(Symptom.NODE_LOST, *CRASHES), actions=EVICT, node=True, detect_s=DEAD_S)
-"""Workers die with their agent, so the first sign may be another rank that has lost its peer."""
+DIES = Expected(symptoms=(Symptom.AGENTS_LOST, Symptom.NODE_LOST, *CRASHES), actions=RESTART, detect_s=DEAD_S)
+"""Workers die with their agent, so the first sign may be another rank that has lost its peer. Slurm says that
+the agent ended and speaks with its node, which is not to blame."""
 
 LOST = Expected(symptoms=(Symptom.NODE_LOST,), actions=EVICT, node=True, detect_s=DEAD_S)
 NOTHING = Expected()

@@ -159,3 +159,14 @@ def test_nothing_is_done_before_the_journal_has_what_it_follows_from(
     noted = fx.Write(event=ev.Noted(t=1.0, text="a fact"))
     hands.loop._do([noted, fx.Say(text="first"), noted, fx.Say(text="second")])
     assert done == ["written", "first", "second"]
+
+
+@pytest.mark.parametrize(("folder", "begin"), [("7", ""), ("7.eval", "[eval] ")])
+def test_runs_with_a_name_are_told_apart_in_the_jobs_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], folder: str, begin: str
+) -> None:
+    directory = JobDirectory(tmp_path / folder)
+    open_directory(directory)
+    with closing(ControllerSocket(load_server(directory.keys))) as server:
+        Hands(directory.path, server, JobConfig()).do(fx.Say(text="end, exit code 0: done"))
+    assert capfd.readouterr().out.rstrip().endswith(f" {begin}end, exit code 0: done")
