@@ -21,7 +21,7 @@ class Symptom(str, Enum):
     NODE_LOST = "node lost"
     UNREACHABLE = "nodes unreachable"
     LAUNCH_FAILED = "launch failed"
-    AGENTS_LOST = "agents lost"
+    AGENTS_LOST = "agent lost"
     NODE_FAULT = "node fault"
     NETWORK = "network alert"
     HANG = "hang"
