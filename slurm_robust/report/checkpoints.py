@@ -131,7 +131,7 @@ class Listing(Record):
 
 def open_place(name: str, job_dir: str | None) -> Place:
     """The job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    directory, _ = find(name, job_dir)
+    directory = find(name, job_dir)
     try:
         spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
     except FileNotFoundError:
