@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.report.find import NoSuchJob, NotBegun, find
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.users import as_another_user
 
 
 def started(folder: Path, array_task: str = "") -> Path:
@@ -74,19 +72,6 @@ def test_other_ids_that_slurm_shows_are_told_apart(name: str, text: str, fix: st
     with pytest.raises(NoSuchJob, match=text) as error:
         find(name, None, FakeSlurm())
     assert fix in error.value.fix
-
-
-@contextmanager
-def as_another_user() -> Iterator[None]:
-    """Root may look everywhere, so as root this block runs as nobody."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_folder_below_a_closed_home_is_told_as_closed(root: Path) -> None:

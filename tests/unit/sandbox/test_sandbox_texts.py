@@ -100,10 +100,10 @@ def test_the_table_has_a_line_per_node() -> None:
     [
         (["up", "--nodes", "0"], ExitCode.USAGE, "nodes: 0 is not between"),
         (["status", "--name", "../x"], ExitCode.USAGE, "cannot name a sandbox"),
-        (["status"], 1, "srobust sandbox up --name default"),
-        (["exec", "--", "true"], 1, "no sandbox 'default' is up"),
+        (["status"], ExitCode.NO_INPUT, "srobust sandbox up --name default"),
+        (["exec", "--", "true"], ExitCode.NO_INPUT, "no sandbox 'default' is up"),
         (["submit"], ExitCode.USAGE, "no batch script"),
-        (["fault", "power-cut", "n1"], 1, "no sandbox 'default' is up"),
+        (["fault", "power-cut", "n1"], ExitCode.NO_INPUT, "no sandbox 'default' is up"),
         (["fault", "burn", "n1"], ExitCode.USAGE, "invalid choice: 'burn'"),
     ],
 )
