@@ -62,6 +62,6 @@ class InvalidSettings(ConfigError):
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> InvalidSettings:
         """All that is wrong. Of several exit codes wrong configuration counts first, then wrong usage."""
-        codes = [problem.code for problem in problems]
-        code = next((code for code in (ExitCode.CONFIG, ExitCode.USAGE) if code in codes), codes[0])
+        codes = {problem.code for problem in problems}
+        code = next((c for c in (ExitCode.CONFIG, ExitCode.USAGE) if c in codes), ExitCode.NO_INPUT)
         return cls(tuple(problem.text for problem in problems), code=code)

@@ -118,4 +118,6 @@ def _stored(summary: Summary) -> str:
 def _ettr(summary: Summary) -> str:
     p = summary.productivity
     text = f"{p.ettr:.1%} ({p.productive_s:.0f} s of {p.wall_s:.0f} s), {p.steps} steps"
+    if p.repeated is None:
+        return f"{text}, as if each restart began anew: the script does not number its steps"
     return text + (f", {p.repeated} repeated" if p.repeated else "")

@@ -106,14 +106,7 @@ def test_all_that_is_wrong_with_a_command_line_is_told_at_once(
         assert problem in said
     assert "--set spares: no value\n  fix: write --set spares=VALUE" in said
     assert "script not found" in said
-    words = [
-        "--config",
-        f"{tmp_path}/no.yaml",
-        "--set",
-        "timings.node_dead_s=1",
-        "--set",
-        "limits.per_hour=x",
-    ]
+    options = ["--set", "timings.node_dead_s=1", "--set", "limits.per_hour=x"]
     assert main([command, "--config", f"{tmp_path}/no.yaml", *options, "nofile.py"]) == ExitCode.USAGE
     said = capsys.readouterr().err
     for problem in ("no.yaml cannot be read", "limits.per_hour must be", "nofile.py"):
