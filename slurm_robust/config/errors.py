@@ -18,7 +18,7 @@ from slurm_robust.model.exitcodes import ExitCode
 class ConfigError(SrobustError):
     """The configuration cannot be used."""
 
-    exit_code = ExitCode.CONFIG
+    exit_code: int = ExitCode.CONFIG
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message)
