@@ -225,7 +225,9 @@ def _explained(reading: Reading, is_empty: bool) -> RenderableType:
     table.add_column(overflow="fold")
     also = ", ".join(name for name in verdict.symptoms if name != verdict.symptom)
     table.add_row("symptom", Text(verdict.symptom + (f" (also {also})" if also else "")))
-    table.add_row("to blame", Text(BLAMES[verdict.blame]))
+    table.add_row(
+        "to blame", Text("unknown: there is nothing to read" if is_empty else BLAMES[verdict.blame])
+    )
     is_unknown = verdict.symptom == UNKNOWN_SYMPTOM
     table.add_row("do", Text(_unknown_action(reading, is_empty) if is_unknown else ACTIONS[verdict.action]))
     if reading.advice:

@@ -203,7 +203,7 @@ def test_a_job_without_any(job: Job, capsys: pytest.CaptureFixture[str]) -> None
     assert "│" not in text
     code, text = call(capsys, "verify", job.directory.path)
     assert code == 0
-    assert "no checkpoint to verify within reach of n1" in text
+    assert "0 files with 0.0 MB are whole" in text
     code, text = call(capsys, "export", job.directory.path, "latest", "--to", job.directory.path / "x")
     assert code == ExitCode.NO_INPUT
     assert "no checkpoint is whole within reach of node n1" in text
