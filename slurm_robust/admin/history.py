@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -55,10 +56,18 @@ _TOLD = {
 
 
 class LogUnreadable(SrobustError):
-    """An event log that was named cannot be read."""
+    """An event log, one that was named or this node's, cannot be read."""
 
     exit_code = ExitCode.NO_INPUT
-    fix = "name the event logs of nodes (paths.log in their configuration) with --log"
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path}: {error.strerror}")
+        self.fix = "name the event logs of nodes (paths.log in their configuration) with --log"
+        if isinstance(error, PermissionError):
+            self.fix = (
+                "only root may read the event log unless the site opens it: run this as root, or with "
+                "--log /dev/null for what slurmdbd alone tells"
+            )
 
 
 class Entry(Record):
@@ -100,7 +109,18 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         with path.open("rb") as lines:
             return [event for line in lines if (event := _told(line))]
     except OSError as error:
-        raise LogUnreadable(f"{path}: {error.strerror}") from error
+        raise LogUnreadable(path, error) from error
+
+
+def own_log(path: Path) -> list[Path]:
+    """The event log of this node, if there is one. Raises :class:`LogUnreadable` where none may look."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise LogUnreadable(path, error) from error
+    return [path]
 
 
 def _told(line: bytes) -> dict[str, Any] | None:
@@ -209,8 +229,7 @@ def main(
 
     names = set(chosen(nodes))
     config = load(config_file or FILE)
-    own = Path(config.paths.log)
-    files = [*logs] or ([own] if own.exists() else [])
+    files = logs or own_log(Path(config.paths.log))
     history = gather(CliSlurmClient(SLURMDBD_S), files, days, time.time())
 
     def is_chosen(name: str) -> bool:

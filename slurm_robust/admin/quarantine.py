@@ -27,6 +27,7 @@ from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.desk import Examination
 from slurm_robust.health.verdict import REASON_BYTES, TAG, clean
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.node.drain import is_tagged, untouchable
@@ -55,6 +56,13 @@ class QuarantineRuns(SrobustError):
     """Another quarantine runs on this host."""
 
     fix = "wait for it, or end it; its nodes are then found and finished by the next one"
+
+
+class NoNotes(SrobustError):
+    """The folder of the tests that are under way cannot be used."""
+
+    exit_code = ExitCode.JOB_DIR
+    fix = "run it as root, who drains nodes and tests them (sudo srobust admin quarantine)"
 
 
 class Result(Record):
@@ -107,7 +115,7 @@ class Quarantine:
     def run(self, names: Sequence[str] = ()) -> list[Result]:
         """Finish what a dead run left, then test all nodes that can be tested, of ``names`` if there are any.
 
-        Raises :class:`QuarantineRuns` and SlurmCommandError types.
+        Raises :class:`QuarantineRuns`, :class:`NoNotes` and SlurmCommandError types.
         """
         with self._alone():
             self._finish_abandoned()
@@ -125,8 +133,11 @@ class Quarantine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        self._notes.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._notes / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._notes.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(self._notes / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise NoNotes(f"{self._notes} cannot be written: {error.strerror}") from error
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -39,14 +39,15 @@ class IncidentSummary(Record):
 class Productivity(Record):
     """``ettr`` = ``productive_s`` / ``wall_s``; ``steps`` counts each step once, ``repeated`` the rest.
 
-    A script that does not report its steps begins anew in each generation, as far as anybody knows.
+    A script that does not number its steps begins anew in each generation, as far as anybody knows; how many
+    it did again is then None once it was restarted.
     """
 
     wall_s: float
     productive_s: float
     ettr: float
     steps: int
-    repeated: int
+    repeated: int | None
 
 
 def _blame_in_words(decided: ev.Decided) -> str:
@@ -139,11 +140,12 @@ def productivity(events: Sequence[ev.AnyEvent], now: float) -> Productivity:
         productive += mean * new
         steps, repeated = steps + new, repeated + done - new
         best[s.reported] = max(best[s.reported], s.last)
+    known = len(stretches) < 2 or all(s.reported for s in stretches.values())
     wall = max(0.0, end - start)
     return Productivity(
         wall_s=wall,
         productive_s=productive,
         ettr=min(1.0, productive / wall) if wall > 0 else 0.0,
         steps=steps,
-        repeated=repeated,
+        repeated=repeated if known else None,
     )

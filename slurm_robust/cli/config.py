@@ -34,17 +34,17 @@ def register(commands: Commands) -> None:
 
 def handle_check(args: argparse.Namespace) -> int:
     """Each file by itself over the defaults, and what it names. All that is wrong is told at once."""
-    from slurm_robust.config.errors import InvalidSettings
+    from slurm_robust.config.errors import InvalidSettings, Problem
     from slurm_robust.model.errors import SrobustError
 
-    problems: list[str] = []
+    problems: list[Problem] = []
     for path in args.files:
         try:
             print(f"{path}: good, {_check_file(path)}")
         except SrobustError as error:
-            problems.append(f"{error}\n  fix: {error.fix}" if error.fix else str(error))
+            problems.append(Problem(error.in_full(), error.exit_code))
     if problems:
-        raise InvalidSettings(tuple(problems))
+        raise InvalidSettings.of(problems)
     return 0
 
 

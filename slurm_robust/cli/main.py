@@ -104,7 +104,5 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _tell(error: SrobustError) -> int:
     if os.environ.get("SROBUST_DEBUG") == "1":
         traceback.print_exc()
-    print(f"srobust: error: {error}", file=sys.stderr)
-    if error.fix and error.fix not in str(error):
-        print(f"  fix: {error.fix}", file=sys.stderr)
+    print(f"srobust: error: {error.in_full()}", file=sys.stderr)
     return error.exit_code

@@ -62,14 +62,17 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Said:
-    """What ``--set`` options say. Raises UsageError."""
+    """What ``--set`` options say; one without a value is among the problems."""
+    from slurm_robust.config.errors import Problem
     from slurm_robust.config.reader import take_text
     from slurm_robust.config.settings import Said
 
     said = Said()
     for text in args.settings:
         key, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--set {text}: no value", f"write --set {key}=VALUE")
-        take_text(said, key, value, f"option --set {text}")
+        if equals:
+            take_text(said, key, value, f"option --set {text}", is_option=True)
+        else:
+            wrong = UsageError(f"--set {text}: no value", f"write --set {key}=VALUE")
+            said.problems.append(Problem(wrong.in_full(), wrong.exit_code))
     return said

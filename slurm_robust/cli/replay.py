@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
 from slurm_robust.cli import run
-from slurm_robust.cli.parsing import UsageError, add_config_options, settings_of
+from slurm_robust.cli.parsing import UsageError, add_config_options
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
@@ -38,7 +37,6 @@ def register(commands: Commands) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Read the configuration and hand over to the report."""
-    from slurm_robust.config.reader import load
     from slurm_robust.config.settings import Setting
     from slurm_robust.model.job import CommandKind
     from slurm_robust.report import replay
@@ -46,7 +44,7 @@ def handle(args: argparse.Namespace) -> int:
     kind = run.kind_of(args, USAGE)
     if kind is CommandKind.EXEC:
         raise UsageError("only a Python script or module can be replayed", "leave out the --")
-    said = settings_of(args)
+    own = {}
     if args.nproc_per_node is not None:
-        said.settings["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node")
-    return replay.main(load(args.config, os.environ, said), args.command, kind, json=args.json)
+        own["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node", is_option=True)
+    return replay.main(run.configured(args, kind, own), args.command, kind, json=args.json)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_robust.cli.parsing import UsageError, add_config_options, settings_of
@@ -11,6 +13,7 @@ from slurm_robust.model.job import CommandKind
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
+    from slurm_robust.config.schema import JobConfig
     from slurm_robust.config.settings import Setting
 
 # Options that are one key of the configuration each: key, type, placeholder, help.
@@ -76,16 +79,32 @@ def handle(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Read the configuration and hand over to the controller."""
-    from slurm_robust.config.reader import load
+    """Hand over to the controller."""
     from slurm_robust.controller.main import run
 
     kind = kind_of(args, USAGE)
     _check_name(args.name)
-    said = settings_of(args)
-    said.settings |= _own_settings(args)
-    config = load(args.config, os.environ, said)
-    return run(config, args.command, kind, args.name)
+    return run(configured(args, kind, _own_settings(args)), args.command, kind, args.name)
+
+
+def configured(args: argparse.Namespace, kind: CommandKind, own: Mapping[str, Setting]) -> JobConfig:
+    """The configuration of a command that runs a training. Raises ConfigError.
+
+    All that is wrong with it, with the options and with the user's command is told at once.
+    """
+    from slurm_robust.config.errors import Problem
+    from slurm_robust.config.reader import collect
+    from slurm_robust.config.settings import build
+    from slurm_robust.controller.preflight import PreflightError, check_command
+
+    options = settings_of(args)
+    options.settings |= own
+    said = collect(args.config, os.environ, options)
+    try:
+        check_command(kind, args.command, Path.cwd())
+    except PreflightError as error:
+        said.problems.append(Problem(error.in_full(), error.exit_code))
+    return build(said)
 
 
 def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
@@ -109,8 +128,10 @@ def _own_settings(args: argparse.Namespace) -> dict[str, Setting]:
 
     given = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
     said = {
-        key: Setting(value, f"option {option}") for option, (key, value) in given.items() if value is not None
+        key: Setting(value, f"option {option}", is_option=True)
+        for option, (key, value) in given.items()
+        if value is not None
     }
     if args.observe:
-        said["mode"] = Setting("observe", "option --observe")
+        said["mode"] = Setting("observe", "option --observe", is_option=True)
     return said

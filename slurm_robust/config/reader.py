@@ -15,7 +15,7 @@ from typing import get_args, get_origin
 
 import yaml
 
-from slurm_robust.config.errors import ConfigError
+from slurm_robust.config.errors import ConfigError, FileUnreadable, Problem
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.config.settings import Key, Said, Setting, build, known_keys, sections
 
@@ -33,11 +33,14 @@ def collect(
 ) -> Said:
     """What all layers say, the highest one's where several have the same key.
 
-    Raises ConfigError where a file cannot be read or is not YAML.
+    That a file cannot be read, or is no YAML, is one of the problems.
     """
-    merged = read_file(site_file) if site_file.exists() else Said()
-    if file is not None:
-        merged.overrule(read_file(file))
+    merged = Said()
+    for layer in ((site_file,) if site_file.exists() else ()) + ((file,) if file is not None else ()):
+        try:
+            merged.overrule(read_file(layer))
+        except ConfigError as error:
+            merged.overrule(Said(problems=[Problem(error.in_full(), error.exit_code)], whole=False))
     merged.overrule(from_environment(environ))
     merged.overrule(options)
     return merged
@@ -59,9 +62,8 @@ def read_file(path: Path) -> Said:
         return parse(path.read_bytes(), str(path))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(
-            f"configuration file {path} cannot be read: {reason}",
-            "give the path of a readable YAML file with --config",
+        raise FileUnreadable(
+            f"configuration file {path} cannot be read: {reason}", "name a YAML file that you may read"
         ) from error
 
 
@@ -105,10 +107,10 @@ def environment_name(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
 
 
-def take_text(said: Said, name: str, text: str, where: str) -> None:
+def take_text(said: Said, name: str, text: str, where: str, *, is_option: bool = False) -> None:
     """Add the words of an option or variable to ``said``, as the type of key ``name`` wants them."""
     key = known_keys().get(name)
-    said.settings[name] = Setting(text if key is None else _from_text(key, text), where)
+    said.settings[name] = Setting(text if key is None else _from_text(key, text), where, is_option)
 
 
 def _from_text(key: Key, text: str) -> object:
@@ -140,7 +142,8 @@ def _flatten(loader: yaml.SafeLoader, root: yaml.MappingNode, name: str) -> Said
     def add(key: str, node: yaml.Node, value_node: yaml.Node) -> None:
         where = f"{name}, line {_line(node)}"
         if (other := said.settings.get(key)) is not None:
-            said.problems.append(f"{where}: {key} is there twice; the other is at {other.where}: keep one")
+            text = f"{where}: {key} is there twice; the other is at {other.where}: keep one"
+            said.problems.append(Problem(text))
         else:
             said.settings[key] = Setting(loader.construct_object(value_node, deep=True), where)
 
@@ -153,9 +156,8 @@ def _flatten(loader: yaml.SafeLoader, root: yaml.MappingNode, name: str) -> Said
             continue
         if section in opened:
             other = opened[section]
-            said.problems.append(
-                f"{where}: {section} is there twice; the other is at line {other}: join them"
-            )
+            text = f"{where}: {section} is there twice; the other is at line {other}: join them"
+            said.problems.append(Problem(text))
         opened.setdefault(section, _line(key_node))
         if isinstance(value_node, yaml.MappingNode):
             for inner, inner_value in value_node.value:
@@ -163,7 +165,8 @@ def _flatten(loader: yaml.SafeLoader, root: yaml.MappingNode, name: str) -> Said
         elif value_node.tag != "tag:yaml.org,2002:null":  # a section whose keys are all commented out
             first = next(key for key in known_keys().values() if key.name.startswith(f"{section}."))
             example = f"{section}:\n  {first.example}"
-            said.problems.append(f"{where}: {section} must be a mapping; write for example\n{example}")
+            text = f"{where}: {section} must be a mapping; write for example\n{example}"
+            said.problems.append(Problem(text))
     return said
 
 

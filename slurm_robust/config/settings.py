@@ -15,16 +15,26 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from slurm_robust.config.errors import InvalidSettings, InvalidValue
+from slurm_robust.config.errors import InvalidSettings, InvalidValue, Problem
 from slurm_robust.config.schema import JobConfig
+from slurm_robust.model.exitcodes import ExitCode
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value as it was said. ``where`` is for people: ``job.yaml, line 3``, ``option --nodes``."""
+    """One value as it was said. ``where`` is for people: ``job.yaml, line 3``, ``option --nodes``.
+
+    ``is_option``: it was said on the command line, so that a wrong one is wrong usage.
+    """
 
     value: object
     where: str
+    is_option: bool = False
+
+    @property
+    def code(self) -> ExitCode:
+        """With what srobust ends where the value is wrong."""
+        return ExitCode.USAGE if self.is_option else ExitCode.CONFIG
 
 
 @dataclass
@@ -32,15 +42,18 @@ class Said:
     """All that was said, by full names, and in ``problems`` what cannot be understood, with its place.
 
     Problems travel along instead of being raised where they are found, so that all are told at once.
+    ``whole``: every file could be read.
     """
 
     settings: dict[str, Setting] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    whole: bool = True
 
     def overrule(self, higher: Said) -> None:
         """Take in what ``higher`` says; where both say something, it counts."""
         self.settings |= higher.settings
         self.problems += higher.problems
+        self.whole = self.whole and higher.whole
 
 
 @dataclass(frozen=True)
@@ -162,15 +175,15 @@ def build(said: Said) -> JobConfig:
     for name, setting in said.settings.items():
         key = known_keys().get(name)
         if key is None:
-            problems.append(unknown_key(name, setting.where))
+            problems.append(Problem(unknown_key(name, setting.where), setting.code))
             continue
         try:
             values[name] = msgspec.convert(setting.value, key.kind)
         except msgspec.ValidationError:
-            problems.append(_wrong_type(key, setting))
-    config = _make(JobConfig, values, "", said.settings, problems)
+            problems.append(Problem(_wrong_type(key, setting), setting.code))
+    config = _make(JobConfig, values, "", said, problems)
     if problems:
-        raise InvalidSettings(tuple(problems))
+        raise InvalidSettings.of(problems)
     assert isinstance(config, JobConfig)
     return config
 
@@ -189,8 +202,8 @@ def _make(
     record: type,
     values: Mapping[str, object],
     prefix: str,
-    settings: Mapping[str, Setting],
-    problems: list[str],
+    said: Said,
+    problems: list[Problem],
 ) -> object:
     """Build ``record`` from the values below ``prefix``.
 
@@ -201,7 +214,7 @@ def _make(
     for item in fields(record):
         name = prefix + item.name
         if is_dataclass(hints[item.name]):
-            arguments[item.name] = _make(hints[item.name], values, f"{name}.", settings, problems)
+            arguments[item.name] = _make(hints[item.name], values, f"{name}.", said, problems)
         elif name in values:
             arguments[item.name] = values[name]
     while True:
@@ -209,9 +222,11 @@ def _make(
             return record(**arguments)
         except InvalidValue as error:
             names = [prefix + key for key in error.keys]
-            # With a default instead of a value of the wrong type two keys may contradict each other wrongly.
-            if all(name in values or name not in settings for name in names):
-                problems.append(_refused(error, names, settings))
+            # A default instead of a value that is of the wrong type, or in a file that cannot be read, may
+            # contradict another key wrongly.
+            alone = said.whole or len(names) == 1
+            if all(name in values or (alone and name not in said.settings) for name in names):
+                problems.append(_refused(error, names, said.settings))
             given = {key.partition(".")[0] for key in error.keys} & arguments.keys()
             if not given:
                 raise  # the defaults contradict each other, which is nothing that was said
@@ -219,7 +234,13 @@ def _make(
                 del arguments[key]
 
 
-def _refused(error: InvalidValue, names: list[str], settings: Mapping[str, Setting]) -> str:
+def _refused(error: InvalidValue, names: list[str], settings: Mapping[str, Setting]) -> Problem:
+    said_by = [settings[name] for name in names if name in settings]
+    code = ExitCode.USAGE if all(setting.is_option for setting in said_by) else ExitCode.CONFIG
+    return Problem(_refusal(error, names, settings), code)
+
+
+def _refusal(error: InvalidValue, names: list[str], settings: Mapping[str, Setting]) -> str:
     places = [settings[name].where if name in settings else "default" for name in names]
     if len(names) == 1:
         return f"{places[0]}: {error}\n  fix: {error.fix}"

@@ -18,13 +18,12 @@ from slurm_robust.slurm.select import make_client
 
 
 def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: str = "") -> int:
-    """Run ``command`` protected, inside a batch script; returns the exit code of the job.
+    """Run ``command``, which was checked, protected, inside a batch script; returns the job's exit code.
 
     Raises :class:`~slurm_robust.controller.preflight.PreflightError`,
     :class:`~slurm_robust.controller.journal.JournalDamaged`, ``SlurmError``.
     """
     allocation = preflight.find_allocation(os.environ)
-    preflight.check_command(kind, command, Path.cwd())
     preflight.sizes(config, allocation)
     logrules.check(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)

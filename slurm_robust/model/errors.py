@@ -12,3 +12,7 @@ class SrobustError(Exception):
 
     exit_code: int = 1
     fix: str = ""
+
+    def in_full(self) -> str:
+        """The message, and the fix where the message does not hold it."""
+        return f"{self}\n  fix: {self.fix}" if self.fix and self.fix not in str(self) else str(self)

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     """The journal of the job is damaged elsewhere than in its last line (EX_DATAERR)."""
 
     NO_INPUT = 66
-    """The script or program to run, or a file named on the command line, is not there (EX_NOINPUT)."""
+    """The script to run, or a job, node or file named on the command line, is not there (EX_NOINPUT)."""
 
     SLURM = 69
     """Slurm does not answer (EX_UNAVAILABLE)."""

@@ -131,7 +131,7 @@ class Listing(Record):
 
 def open_place(name: str, job_dir: str | None) -> Place:
     """The job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    directory, _ = find(name, job_dir)
+    directory = find(name, job_dir)
     try:
         spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
     except FileNotFoundError:
@@ -231,6 +231,9 @@ def render(listing: Listing) -> RenderableType:
             "; ".join([*marks, *row.notes]),
             style="bold" if row.token == listing.restored else "",
         )
+    if not listing.rows:
+        where = " or on the local disk" if listing.local else ""
+        return Text(f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}")
     if listing.restored:
         end = f"From what node {listing.node} and storage have, {listing.how} could be restored."
     else:
@@ -295,9 +298,7 @@ def verify(place: Place, *, quiet: bool) -> Verified:
 def files_of(place: Place) -> Iterator[tuple[Path, int]]:
     """Every file in reach that holds a part, with the bytes to read. Sidecars stand for their data."""
     for ref in place.store.present():
-        for path in place.store.parts(ref):
-            rank = int(path.name.split("-")[1])
-            yield path, size_of(path) + size_of(place.store.data_path(ref, rank))
+        yield from _parts(place.store, ref)
     if place.memory.path.is_dir():
         for path in sorted(place.memory.path.iterdir()):
             if kind_of(path.name):
@@ -305,6 +306,13 @@ def files_of(place: Place) -> Iterator[tuple[Path, int]]:
     if place.local is not None:
         for path in sorted(place.local.path.rglob("*.img")):
             yield path, size_of(path)
+
+
+def _parts(store: CheckpointStore, ref: CheckpointRef) -> Iterator[tuple[Path, int]]:
+    """The sidecars of a checkpoint on storage, each with its bytes and those of its data."""
+    for path in store.parts(ref):
+        rank = int(path.name.split("-")[1])
+        yield path, size_of(path) + size_of(store.data_path(ref, rank))
 
 
 def verify_file(path: Path) -> None:
@@ -350,7 +358,7 @@ def _stored(store: CheckpointStore, ref: CheckpointRef, now: float) -> Stored:
         complete = False
     try:
         newest = max((path.stat().st_mtime for path in parts), default=now)
-        nbytes = sum(size_of(path) for path in store.folder(ref).iterdir())
+        nbytes = sum(size for _, size in _parts(store, ref))  # as 'verify' counts them
     except FileNotFoundError:  # pruned while we looked
         return Stored(parts=0, of=of, complete=False, nbytes=0, age_s=0.0)
     return Stored(

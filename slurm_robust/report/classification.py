@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +44,11 @@ ACTIONS = {
     Remedy.NONE: "nothing",
 }
 
-_UNKNOWN_ACTION = "read the log: below are its last lines that look like failures, if it has any"
+_UNKNOWN_ACTION = "read the log: below are its last lines that look like failures"
+_NO_TROUBLE = (
+    "no line looks like a failure: if something failed, see the other files of its ranks and the job's log"
+)
+_EMPTY = "the log is empty: see the other files of its ranks and the job's log"
 
 
 class NoLog(SrobustError):
@@ -96,7 +100,8 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
         print(msgspec.json.format(msgspec.json.encode(_whole(readings, roots))).decode())
         return ExitCode.SUCCESS
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(render(readings, roots))
+    empty = [rank for rank, text in texts.items() if not text.strip()]
+    console.print(render(readings, roots, empty))
     return ExitCode.SUCCESS
 
 
@@ -203,29 +208,28 @@ def _reading(reading: Reading) -> dict[str, object]:
     return {**msgspec.to_builtins(reading.verdict), "number": reading.number, "lines": lines}
 
 
-def render(readings: Mapping[int, Reading], roots: Sequence[int]) -> RenderableType:
+def render(readings: Mapping[int, Reading], roots: Sequence[int], empty: Collection[int]) -> RenderableType:
     """The whole screen. Log text goes in as Text, since it may hold what rich would take for markup."""
-    parts: list[RenderableType] = [_explained(of_all(readings, roots))]
+    parts: list[RenderableType] = [_explained(of_all(readings, roots), len(empty) == len(readings))]
     if len(readings) > 1:
-        ranks = ", ".join(map(str, roots)) or "none"
-        parts = [
-            Text(f"failed first for its own reason: rank {ranks}", style="bold"),
-            *parts,
-            _ranks(readings),
-        ]
+        ranks = ", ".join(map(str, roots))
+        title = f"failed first for its own reason: rank {ranks}" if roots else "no rank tells of a failure"
+        parts = [Text(title, style="bold"), *parts, _ranks(readings, empty)]
     return Group(*parts)
 
 
-def _explained(reading: Reading) -> RenderableType:
+def _explained(reading: Reading, is_empty: bool) -> RenderableType:
     verdict = reading.verdict
     table = Table(show_header=False, expand=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     also = ", ".join(name for name in verdict.symptoms if name != verdict.symptom)
     table.add_row("symptom", Text(verdict.symptom + (f" (also {also})" if also else "")))
-    table.add_row("to blame", Text(BLAMES[verdict.blame]))
+    table.add_row(
+        "to blame", Text("unknown: there is nothing to read" if is_empty else BLAMES[verdict.blame])
+    )
     is_unknown = verdict.symptom == UNKNOWN_SYMPTOM
-    table.add_row("do", Text(_UNKNOWN_ACTION if is_unknown else ACTIONS[verdict.action]))
+    table.add_row("do", Text(_unknown_action(reading, is_empty) if is_unknown else ACTIONS[verdict.action]))
     if reading.advice:
         table.add_row("hint", Text(reading.advice))
     if verdict.place:
@@ -237,6 +241,12 @@ def _explained(reading: Reading) -> RenderableType:
     return table
 
 
+def _unknown_action(reading: Reading, is_empty: bool) -> str:
+    if is_empty:
+        return _EMPTY
+    return _UNKNOWN_ACTION if reading.context else _NO_TROUBLE
+
+
 def _context(reading: Reading) -> Text:
     shown = Text()
     for number, line in reading.context:
@@ -246,11 +256,12 @@ def _context(reading: Reading) -> Text:
     return shown
 
 
-def _ranks(readings: Mapping[int, Reading]) -> Table:
+def _ranks(readings: Mapping[int, Reading], empty: Collection[int]) -> Table:
     table = Table(expand=False)
     for name in ("rank", "symptom", "line"):
         table.add_column(name, overflow="fold")
     for rank, reading in sorted(readings.items()):
         number = f"{reading.number}: " if reading.number else ""
-        table.add_row(str(rank), Text(reading.verdict.symptom), Text(number + reading.verdict.line))
+        line = "(empty)" if rank in empty else number + reading.verdict.line
+        table.add_row(str(rank), Text(reading.verdict.symptom), Text(line))
     return table

@@ -14,10 +14,9 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import JobNotFound, SlurmError
-from slurm_robust.slurm.records import Job
-from slurm_robust.slurm.select import make_client
+from slurm_robust.slurm.requeue_plan import waiting_advice
 
 DEFAULT_ROOT = "srobust-jobs"
 
@@ -32,58 +31,108 @@ class NoSuchJob(SrobustError):
     exit_code = ExitCode.NO_INPUT
 
 
-def find(name: str, root: str | None, client: SlurmClient | None = None) -> tuple[JobDirectory, Job | None]:
-    """The folder of the job that a person named, and the job as Slurm sees it, if it does.
+class NotBegun(NoSuchJob):
+    """Slurm knows the job, or cannot be asked, and there is no journal. ``may_begin``: one may come yet."""
+
+    def __init__(self, text: str, fix: str, *, may_begin: bool) -> None:
+        super().__init__(text)
+        self.fix = fix
+        self.may_begin = may_begin
+
+
+def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDirectory:
+    """The folder of the job that a person named.
 
     ``name`` is a job id, the id of an array's task as squeue shows it (``38_1``), or a folder. Ids are
-    looked up in ``root``, else in ``srobust-jobs`` here and in the folder from which Slurm says that the
-    job was submitted. Raises :class:`NoSuchJob` naming the places.
+    looked up in ``root``, else in ``srobust-jobs`` here; only where that has none Slurm is asked, for the
+    folder from which the job was submitted. Raises :class:`NoSuchJob` naming the places.
     """
     number = _ID.fullmatch(name)
-    if number is None and (_LOOKS_LIKE_ID.fullmatch(name) and not Path(name).exists()):
-        raise _no_such_id(name)
-    job = None
-    if number is not None:
-        client = client or make_client("cli", timeout_s=10.0)
-        job = ask_slurm(client, int(number["job"]))
-    directory = find_directory(name, root, job)
-    if number is not None and number["task"] and client is not None:
-        # Slurm knows a task that runs by an id of its own, which names its folder.
-        job = ask_slurm(client, int(directory.path.name.partition(".")[0]))
-    return directory, job
-
-
-def ask_slurm(client: SlurmClient, job_id: int) -> Job | None:
-    """The job as Slurm sees it, None when Slurm forgot it or does not answer."""
-    try:
-        return client.job(job_id)
-    except (JobNotFound, SlurmError):
-        return None
-
-
-def find_directory(name: str, root: str | None, job: Job | None) -> JobDirectory:
-    """The directory of job ``name``. Raises :class:`NoSuchJob` naming the places."""
-    number = _ID.fullmatch(name)
     if number is None:
-        places = [Path(name)]
-    else:
-        roots = [Path(root)] if root else [Path.cwd() / DEFAULT_ROOT]
-        if not root and job is not None and job.work_dir:
-            roots.append(Path(job.work_dir) / DEFAULT_ROOT)
-        roots = list(dict.fromkeys(roots))
-        places = [r / name for r in roots]
-        places += [p for r in roots if r.is_dir() for p in sorted(r.glob(f"{name}.*"))]
-        if number["task"]:
-            places += [p for r in roots if r.is_dir() for p in _of_task(r, name)]
-    for place in places:
-        try:
-            if JobDirectory(place).journal.exists():
-                return JobDirectory(place)
-        except PermissionError as denied:
-            raise _closed(place) from denied
-    missing = NoSuchJob(f"no journal of job {name} in {' or '.join(map(str, places))}")
+        if _LOOKS_LIKE_ID.fullmatch(name) and not Path(name).exists():
+            raise _no_such_id(name)
+        return _folder(Path(name))
+    task = number["task"] is not None
+    here = Path(root) if root else Path.cwd() / DEFAULT_ROOT
+    found, closed = _search(here, name, task)
+    if found is not None:
+        return found
+    slurm = slurm or make_slurm()
+    view = ask_slurm(slurm, int(number["job"]))
+    roots = [here]
+    if not root and view.job is not None and view.job.work_dir:
+        roots = list(dict.fromkeys((here, Path(view.job.work_dir) / DEFAULT_ROOT)))
+        found, there = _search(roots[-1], name, task)
+        if found is not None:
+            return found
+        closed = there or closed
+    if closed is not None:
+        raise closed
+    places = " or ".join(str(each / name) for each in roots)
+    # Slurm's record is that of the whole array, which tells little of a task of it.
+    raise _nothing(name, places) if task else _without_journal(name, places, view, slurm)
+
+
+def _folder(path: Path) -> JobDirectory:
+    try:
+        if _has_journal(path):
+            return JobDirectory(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    raise _nothing(str(path), str(path))
+
+
+def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoSuchJob | None]:
+    """The folder of job ``name`` below ``root``, or why nobody may look there."""
+    try:
+        places = [root / name, *sorted(root.glob(f"{name}.*"))]
+        found = next((place for place in places if _has_journal(place)), None)
+        if found is None and task:
+            found = next(_of_task(root, name), None)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, None
+    except OSError as error:
+        return None, _unreadable(root / name, error)
+    return (JobDirectory(found) if found is not None else None), None
+
+
+def _has_journal(folder: Path) -> bool:
+    """Whether an event is in it. Raises ``OSError`` where one may not look."""
+    try:
+        # Not Path.exists: from Python 3.14 on what may not be looked at "does not exist".
+        return os.stat(JobDirectory(folder).journal).st_size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _nothing(name: str, places: str) -> NoSuchJob:
+    missing = NoSuchJob(f"no journal of job {name} in {places}")
     missing.fix = "give --job-dir as 'srobust run' had it, or the job's folder instead of its number"
-    raise missing
+    return missing
+
+
+def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClient) -> NoSuchJob:
+    """Why a job has no journal, from what Slurm says of it."""
+    had = "if its 'srobust run' has a --job-dir, give the same"
+    if view.away:
+        text = f"no journal of job {job_id} in {places}, and Slurm {view.silent}"
+        fix = "try again when Slurm can say from where the job was submitted, or give its folder"
+        return NotBegun(text, fix, may_begin=True)
+    if view.is_over:
+        row = view.row or newest_run(slurm, int(job_id))
+        code = f" {row.exit_code}:{row.signal}" if row is not None else ""
+        ended = f"job {job_id} ended before srobust began ({view.state}{code}): "
+        log = view.job.stdout.replace("%j", job_id).replace("%A", job_id) if view.job is not None else ""
+        text = f"{ended}see its log{' ' + log if log else ''}; there is no journal in {places}"
+        return NotBegun(text, had, may_begin=False)
+    if view.job is not None and view.job.is_pending:
+        text = f"job {job_id} is pending ({view.job.reason or 'None'}): it has not started yet"
+        fix = waiting_advice(view.job) or f"'srobust logs {job_id} -f' waits for it"
+        return NotBegun(text, fix, may_begin=True)
+    if view.state:
+        text = f"job {job_id} is {view.state}, but srobust has not begun: there is no journal in {places}"
+        return NotBegun(text, f"try again in a few seconds; {had}", may_begin=True)
+    return _nothing(job_id, places)
 
 
 def _of_task(root: Path, task: str) -> Iterator[Path]:
@@ -120,10 +169,12 @@ def load_events(directory: JobDirectory) -> list[AnyEvent]:
     try:
         return read(directory.journal)
     except PermissionError as error:
-        raise _closed(directory.path) from error
+        raise _unreadable(directory.path, error) from error
 
 
-def _closed(folder: Path) -> NoSuchJob:
-    error = NoSuchJob(f"{folder} may not be read by uid {os.getuid()}")
-    error.fix = "the job's owner and root can; its folder is closed to all others"
-    return error
+def _unreadable(folder: Path, error: OSError) -> NoSuchJob:
+    if not isinstance(error, PermissionError):
+        return NoSuchJob(f"{folder} cannot be read: {error.strerror}")
+    closed = NoSuchJob(f"{folder} may not be read by uid {os.getuid()}")
+    closed.fix = "the job's owner and root can; its folder is closed to all others"
+    return closed

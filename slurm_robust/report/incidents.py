@@ -19,6 +19,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
 from slurm_robust.report.find import find, load_events
+from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.status import seconds
 from slurm_robust.report.summary import summarize
 
@@ -135,8 +136,10 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str]:
     """The job that a person named, and Slurm's state of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    directory, job = find(name, job_dir)
-    return directory, load_events(directory), "+".join(sorted(job.states)) if job else ""
+    slurm = make_slurm()
+    directory = find(name, job_dir, slurm)
+    events = load_events(directory)
+    return directory, events, view_of(events, slurm).state
 
 
 def job_in_words(events: Sequence[ev.AnyEvent], slurm: str) -> str:

@@ -16,12 +16,15 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
 from slurm_robust.model.text import printable, without_escapes
-from slurm_robust.report.find import NoSuchJob, find, load_events
+from slurm_robust.report.find import NoSuchJob, NotBegun, find, load_events
+from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
-from slurm_robust.slurm.select import make_client
 
 POLL_S = 0.5
+BEGIN_POLL_S = 5.0
+"""Between two looks for a job that has not begun; each asks slurmctld."""
+
 # Who was cancelled, or ran out of time, has not written down its end: only Slurm knows.
 ASK_SLURM_S = 15.0
 _BLOCK = 1 << 16
@@ -53,17 +56,32 @@ class Line(Record):
 
 def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
     """Print the output of a job's ranks. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    directory, _ = find(name, job_dir)
+    slurm = make_slurm()
+    directory = wait(name, job_dir, slurm, time.sleep) if wanted.follow else find(name, job_dir, slurm)
     job_id = fold(load_events(directory)).job_id
     book = Logs(directory, wanted)
     if not wanted.follow:
         for line in book.past():
             _print(line, wanted)
         return ExitCode.SUCCESS
-    slurm = make_client("cli", timeout_s=10.0)
     for line in book.follow(End(directory, slurm, job_id), time.sleep):
         _print(line, wanted)
     return ExitCode.SUCCESS
+
+
+def wait(name: str, job_dir: str | None, slurm: SlurmClient, pause: Callable[[float], None]) -> JobDirectory:
+    """The folder of a job, waited for while it is pending. Raises ``NoSuchJob`` where none can come."""
+    told = ""
+    while True:
+        try:
+            return find(name, job_dir, slurm)
+        except NotBegun as missing:
+            if not missing.may_begin:
+                raise
+            if str(missing) != told:
+                told = str(missing)
+                print(f"srobust: {told}; this waits for it, until Ctrl-C", file=sys.stderr, flush=True)
+        pause(BEGIN_POLL_S)
 
 
 def _print(line: Line, wanted: Wanted) -> None:

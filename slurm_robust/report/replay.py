@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from enum import IntEnum
-from pathlib import Path
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from slurm_robust.analysis.replay import Phase, ReplayVerdict
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.controller.preflight import check_command, job_directory, sizes
+from slurm_robust.controller.preflight import job_directory, sizes
 from slurm_robust.controller.restoring import layout_of
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.steps import StepReplayer
@@ -35,11 +34,10 @@ class Code(IntEnum):
 
 
 def main(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, json: bool) -> int:
-    """Replay ``command`` on all nodes of this job and print the verdict.
+    """Replay ``command``, which was checked, on all nodes of this job and print the verdict.
 
     Raises ``SlurmError``, and ``PreflightError`` for what does not fit the allocation.
     """
-    check_command(kind, command, Path.cwd())
     slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
     # Slurm's own word: the variables are stale once a node is lost.
     allocation = slurm.allocation(allocation_from_environment(os.environ).job_id)

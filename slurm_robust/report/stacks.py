@@ -32,7 +32,11 @@ from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
-from slurm_robust.report.incidents import load, make_console, print_json
+from slurm_robust.report.asking import ended, unanswered
+from slurm_robust.report.find import find, load_events
+from slurm_robust.report.incidents import make_console, print_json
+from slurm_robust.report.slurmview import make_slurm
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.hostlist import fold as fold_nodes
 from slurm_robust.wire.client import Client
 from slurm_robust.wire.epochs import newest_epoch
@@ -88,10 +92,11 @@ def main(
     name: str, *, json: bool, raw: bool, ranks: Sequence[int], save: Path | None, job_dir: str | None
 ) -> int:
     """Look at a running job. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NothingToSee`."""
-    directory, events, _ = load(name, job_dir)
-    state = fold(events)
+    slurm = make_slurm()
+    directory = find(name, job_dir, slurm)
+    state = fold(load_events(directory))
     _check(state, ranks)
-    taken = _ask_controller(directory, state.job_id)
+    taken = _ask_controller(directory, state, slurm)
     plan = load_plan(directory)
     layout = layout_of(plan.config, len(taken.nodes), plan.nproc_per_node)
     look = explain(taken, layout, state, time.time())
@@ -108,9 +113,9 @@ def main(
 
 
 def _check(state: JobState, ranks: Sequence[int]) -> None:
-    if state.ended is not None:
+    if over := ended(state):
         raise NothingToSee(
-            f"job {state.job_id} has ended: {one_line(state.ended.reason)}",
+            over,
             "'srobust incident JOB N --stacks' shows the stacks that were taken at an incident",
         )
     world = state.placement.world_size
@@ -121,10 +126,10 @@ def _check(state: JobState, ranks: Sequence[int]) -> None:
 # -- asking ----------------------------------------------------------------------------------------
 
 
-def _ask_controller(directory: JobDirectory, job_id: int) -> Taken:
+def _ask_controller(directory: JobDirectory, state: JobState, slurm: SlurmClient) -> Taken:
     epoch = newest_epoch(directory.epochs)
     if epoch is None:
-        raise NothingToSee(f"job {job_id} has no controller yet", "try again in a few seconds")
+        raise NothingToSee(f"job {state.job_id} has no controller yet", "try again in a few seconds")
     progress = Console(stderr=True)
     with (
         closing(Client(epoch.endpoints, load_client(directory.keys))) as client,
@@ -135,10 +140,7 @@ def _ask_controller(directory: JobDirectory, job_id: int) -> Taken:
             answer = client.ask(wish, ANSWER_S)
             if isinstance(answer, StacksShown):
                 return answer
-            raise NothingToSee(
-                f"the controller of job {job_id} ({epoch.host}, port {epoch.port}) does not answer",
-                "is the job running (srobust status), and can this host reach that node?",
-            )
+            raise NothingToSee(*unanswered(state, epoch, slurm))
 
         def tell(answered: int, nodes: int) -> None:
             status.update(f"stacks of {answered} of {count(nodes, 'node')}")

@@ -12,23 +12,16 @@ from rich.text import Text
 
 from slurm_robust.report.completing import completing_advice
 from slurm_robust.report.find import find, load_events
+from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.summary import Summary, summarize
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.requeue_plan import waiting_advice
-from slurm_robust.slurm.select import make_client
 
 
 def main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print the status of a job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    directory, job = find(name, job_dir)
-    events = load_events(directory)
-    slurm = "+".join(sorted(job.states)) if job else ""
-    if job is not None and job.reason not in ("", "None"):
-        slurm += f" ({job.reason})"
-    advice = ""
-    if job is not None:
-        advice = waiting_advice(job) or completing_advice(make_client("cli", timeout_s=10.0), job)
-    summary = summarize(events, time.time(), slurm, advice)
+    summary = look(name, job_dir, make_slurm())
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
     else:
@@ -36,6 +29,16 @@ def main(name: str, *, json: bool, job_dir: str | None) -> int:
         console = Console() if sys.stdout.isatty() else Console(width=140)
         console.print(render(summary))
     return 0
+
+
+def look(name: str, job_dir: str | None, slurm: SlurmClient) -> Summary:
+    """The job now, and what Slurm says of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    events = load_events(find(name, job_dir, slurm))
+    view = view_of(events, slurm)
+    advice = ""
+    if view.job is not None:
+        advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
+    return summarize(events, time.time(), view.in_words(), advice)
 
 
 def seconds(value: float | None) -> str:
@@ -120,4 +123,6 @@ def _stored(summary: Summary) -> str:
 def _ettr(summary: Summary) -> str:
     p = summary.productivity
     text = f"{p.ettr:.1%} ({p.productive_s:.0f} s of {p.wall_s:.0f} s), {p.steps} steps"
+    if p.repeated is None:
+        return f"{text}, as if each restart began anew: the script does not number its steps"
     return text + (f", {p.repeated} repeated" if p.repeated else "")

@@ -18,7 +18,7 @@ from slurm_robust.sandbox import etcfiles, nvml, procs, slurmconf
 from slurm_robust.sandbox.config import ACCOUNT, CLUSTER, HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.database import cache_folder, prepare_database
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed
-from slurm_robust.sandbox.folder import StateFolder
+from slurm_robust.sandbox.folder import MADE, StateFolder
 from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.sandbox.procs import INIT_MODULE, listens
 from slurm_robust.sandbox.services import SYSTEM_PATH, user_path
@@ -37,13 +37,15 @@ LDCONFIG_S = 30.0
 
 @contextmanager
 def claimed(folder: StateFolder) -> Iterator[None]:
-    """Make the empty state folder and hold it locked in the block. Raises :class:`AlreadyUp`.
+    """Make the state folder and hold it locked in the block. Raises :class:`AlreadyUp`, :class:`NotOurs`.
 
     What a crash left there is removed first: a folder that nobody has locked and no process runs in.
     """
     if folder.path.exists() and not procs.sandbox_processes(folder.path) and _lockable(folder.path):
         take_down(folder.name)
-    folder.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not folder.path.parent.exists():
+        folder.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        (folder.path.parent / MADE).touch()
     try:
         folder.path.mkdir(mode=0o755)
     except FileExistsError:
@@ -54,6 +56,7 @@ def claimed(folder: StateFolder) -> Iterator[None]:
     descriptor = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        (folder.path / MADE).touch()
         yield
     finally:
         os.close(descriptor)

@@ -4,9 +4,11 @@ SandboxError
  ├─ InvalidSandbox       a name or setting that cannot work (also a ValueError)
  ├─ RequirementMissing   this machine lacks a right or a program
  ├─ AlreadyUp            a sandbox of that name exists
+ ├─ NotOurs              a folder in its place was made by somebody else
  ├─ NotUp                no sandbox of that name runs
+ ├─ NotThere             it has no such node, rank, log or GPU
  ├─ BootFailed           a part of it did not come up in time
- ├─ FaultRefused         the fault names a node, job, rank or path that is not there
+ ├─ FaultRefused         the fault cannot be injected as it was asked for
  └─ ExecFailed           a command inside ended with an exit code other than 0
 """
 
@@ -40,8 +42,20 @@ class AlreadyUp(SandboxError):
     """A sandbox with this name exists."""
 
 
+class NotOurs(SandboxError):
+    """Where its folder should be is one that no sandbox made."""
+
+
 class NotUp(SandboxError):
     """No sandbox with this name runs."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
+class NotThere(SandboxError):
+    """The sandbox has no such node, rank, log or GPU."""
+
+    exit_code = ExitCode.NO_INPUT
 
 
 class BootFailed(SandboxError):

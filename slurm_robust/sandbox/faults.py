@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.config import HEAD
-from slurm_robust.sandbox.errors import BootFailed, FaultRefused, SandboxError
+from slurm_robust.sandbox.errors import BootFailed, FaultRefused, NotThere, SandboxError
 from slurm_robust.sandbox.slurmconf import SLURMCTLD_PORT, SLURMD_PORT
 from slurm_robust.sandbox.view import View
 from slurm_robust.sandbox.waiting import wait_until
@@ -67,7 +67,7 @@ class Faults:
         if worker is None:
             known = procs.ranks_of(processes, job_id)
             seen = f"ranks seen: {', '.join(map(str, known))}" if known else "no rank of it was seen"
-            raise FaultRefused(f"no process of rank {rank} of job {job_id} on any node; {seen}")
+            raise NotThere(f"no process of rank {rank} of job {job_id} on any node; {seen}")
         return worker.pid
 
     # -- nodes -------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Faults:
         names = self._view.config.node_names
         if node not in names:
             hint = " (the head is not a compute node)" if node == HEAD else ""
-            raise FaultRefused(f"no compute node {node!r}{hint}; there are: {', '.join(names)}")
+            raise NotThere(f"no compute node {node!r}{hint}; there are: {', '.join(names)}")
         state = self._view.control.nodes().get(node)
         is_on = state is not None and state.on
         if is_on != on:

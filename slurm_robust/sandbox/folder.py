@@ -9,6 +9,8 @@ from slurm_robust.sandbox.config import check_name
 
 DEFAULT_ROOT = "/var/lib/srobust-sandbox"
 DEFAULT_CACHE = "/var/cache/srobust-sandbox"
+MADE = ".made-by-srobust-sandbox"
+"""A file in every folder that ``up`` made, also in the folder of all sandboxes: ``down`` removes no other."""
 
 
 def state_root() -> Path:

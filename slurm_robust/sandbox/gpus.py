@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_robust.sandbox.errors import SandboxError
+from slurm_robust.sandbox.errors import NotThere
 
 ALL = "*"
 DRIVER = "system"
@@ -53,7 +53,7 @@ class Gpus:
 
     def _known(self, index: int) -> int:
         if not 0 <= index < self._count:
-            raise SandboxError(f"no GPU {index} on {self._node}: it has {self._count}")
+            raise NotThere(f"no GPU {index} on {self._node}: it has {self._count}")
         return index
 
     def _append(self, lines: Iterable[str]) -> None:

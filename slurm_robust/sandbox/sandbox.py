@@ -12,9 +12,9 @@ from types import TracebackType
 from slurm_robust.sandbox import nvml
 from slurm_robust.sandbox.boot import boot, claimed, fill_folder
 from slurm_robust.sandbox.config import SandboxConfig
-from slurm_robust.sandbox.errors import BootFailed, NotUp, SandboxError
+from slurm_robust.sandbox.errors import BootFailed, NotThere, NotUp, SandboxError
 from slurm_robust.sandbox.faults import Faults
-from slurm_robust.sandbox.folder import StateFolder, state_root
+from slurm_robust.sandbox.folder import MADE, StateFolder, state_root
 from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.sandbox.requirements import check_machine, check_root
 from slurm_robust.sandbox.teardown import take_down, undisturbed
@@ -160,7 +160,7 @@ class Sandbox(View):
         """A daemon's log, the last ``lines`` of it if that is not 0. Raises :class:`SandboxError`."""
         known = sorted(path.stem for path in self.folder.logs.glob("*.log"))
         if daemon not in known:
-            raise SandboxError(f"no log of {daemon!r}; there are: {', '.join(known)}")
+            raise NotThere(f"no log of {daemon!r}; there are: {', '.join(known)}")
         text = self.folder.log(daemon).read_text(errors="replace").splitlines()
         return "\n".join(text[-lines:] if lines > 0 else text)
 
@@ -170,8 +170,8 @@ class Sandbox(View):
 
 
 def sandbox_names() -> tuple[str, ...]:
-    """Names of all sandboxes that have a state folder, also of broken ones."""
+    """Names of all sandboxes that have a state folder, also of broken ones, and no folders of others."""
     try:
-        return tuple(sorted(entry.name for entry in state_root().iterdir() if entry.is_dir()))
+        return tuple(sorted(entry.name for entry in state_root().iterdir() if (entry / MADE).exists()))
     except FileNotFoundError:
         return ()

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_robust.sandbox import procs
-from slurm_robust.sandbox.errors import SandboxError
-from slurm_robust.sandbox.folder import StateFolder
+from slurm_robust.sandbox.errors import NotOurs, SandboxError
+from slurm_robust.sandbox.folder import DEFAULT_ROOT, MADE, StateFolder
 from slurm_robust.sandbox.waiting import wait_until
 
 DOWN_S = 15.0
@@ -23,7 +23,8 @@ _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def take_down(name: str) -> None:
     """Kill every process of a sandbox, whole or half started, and remove its folder.
 
-    Fine when there is none. Raises :class:`SandboxError` when something of it does not die within 15 s.
+    Fine when there is none. Raises :class:`NotOurs` for a folder that ``up`` did not make, and
+    :class:`SandboxError` when something of it does not die within 15 s.
     """
     folder = StateFolder(name)
     deadline = time.monotonic() + DOWN_S
@@ -31,10 +32,7 @@ def take_down(name: str) -> None:
     while begun := procs.sandbox_processes(folder.path):
         _kill(begun, deadline, name)
     _remove(folder.path)
-    try:
-        folder.path.parent.rmdir()
-    except OSError:
-        pass  # Other sandboxes live there.
+    _remove_root(folder.path.parent)
 
 
 def _kill(begun: tuple[int, ...], deadline: float, name: str) -> None:
@@ -61,13 +59,43 @@ def _kill(begun: tuple[int, ...], deadline: float, name: str) -> None:
 def _remove(path: Path) -> None:
     if not path.exists():
         return
+    if not (path / MADE).exists():
+        try:
+            path.rmdir()  # An `up` may have died in its first moment.
+        except OSError:
+            raise NotOurs(
+                f"{path} was not made by a sandbox, so it is not removed",
+                fix="take another --name, or another folder for sandboxes in SROBUST_SANDBOX_DIR",
+            ) from None
+        return
     # Last words of daemons may still appear while the tree is being removed.
     if not wait_until(lambda: _rmtree(path), DOWN_S, poll_s=0.1):
         raise SandboxError(f"{path} cannot be removed", fix=f"see what holds it: ls -lR {path}")
 
 
+def _remove_root(root: Path) -> None:
+    """Remove the folder of all sandboxes after the last of them, if one of them made it."""
+    mark = root / MADE
+    if not mark.exists() and root != Path(DEFAULT_ROOT):
+        return
+    mark.unlink(missing_ok=True)
+    try:
+        root.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError:
+        mark.touch()  # Other sandboxes live there.
+
+
 def _rmtree(path: Path) -> bool:
-    shutil.rmtree(path, ignore_errors=True)
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != MADE:
+            os.unlink(entry)
+    if os.listdir(path) != [MADE]:
+        return False
+    shutil.rmtree(path, ignore_errors=True)  # Last, so that what is left half-way is still known as ours.
     return not path.exists()
 
 

@@ -13,7 +13,7 @@ from typing import IO
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.config import HEAD, SandboxConfig
 from slurm_robust.sandbox.control import Control
-from slurm_robust.sandbox.errors import ExecFailed, NotUp, SandboxError
+from slurm_robust.sandbox.errors import ExecFailed, NotThere, NotUp, SandboxError
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.services import SLURM_CONF, user_path
 
@@ -59,7 +59,7 @@ class View:
         """Raise :class:`SandboxError` for a node that this sandbox does not have."""
         names = self.config.all_names if head else self.config.node_names
         if node not in names:
-            raise SandboxError(f"no node {node!r} in {self.folder.name!r}; there are: {', '.join(names)}")
+            raise NotThere(f"no node {node!r} in {self.folder.name!r}; there are: {', '.join(names)}")
 
     def host_pids(self, node: str) -> tuple[int, ...]:
         """The machine's pids of everything that runs on the node, its PID 1 included."""

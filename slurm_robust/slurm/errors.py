@@ -30,6 +30,7 @@ import shlex
 from collections.abc import Sequence
 
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.slurm.process import CompletedCommand
 
 
@@ -95,12 +96,14 @@ class SlurmCommandMissing(SlurmCommandError):
 class SlurmTimeout(SlurmCommandError):
     """No answer in time. The order may or may not have been carried out: ask before repeating it."""
 
+    exit_code = ExitCode.SLURM
     fix = "see whether slurmctld is overloaded (sdiag), or raise slurm.timeout_s"
 
 
 class ControllerUnreachable(SlurmCommandError):
     """Slurm's daemon does not answer. Running jobs go on; nothing can be changed until it is back."""
 
+    exit_code = ExitCode.SLURM
     fix = "see 'scontrol ping'; commands are answered again when slurmctld is back"
 
 
@@ -113,6 +116,7 @@ class UnparsableOutput(SlurmCommandError):
 class JobNotFound(SlurmCommandError):
     """Slurm does not know the job (any more)."""
 
+    exit_code = ExitCode.NO_INPUT
     fix = "check the job id; slurmctld forgets ended jobs after MinJobAge, sacct keeps them"
 
 
@@ -143,6 +147,7 @@ class RequeueDisabled(SlurmCommandError):
 class InvalidNode(SlurmCommandError):
     """A node name that Slurm does not know."""
 
+    exit_code = ExitCode.NO_INPUT
     fix = "compare with the names that 'sinfo -N' shows"
 
 

@@ -24,6 +24,7 @@ import traceback
 from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.text import one_line
 from slurm_robust.wire import openfiles, spawning
 from slurm_robust.wire.spawning import (
     Exited,
@@ -39,6 +40,8 @@ from slurm_robust.wire.spawning import (
 )
 from slurm_robust.worker import crash, driver, script
 from slurm_robust.worker.bootstrap import become_worker
+
+_MOST_SAID = 300  # characters of an error's message in the reason, which is told in one line
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
 # Releases of torch differ in the inner ones; a missing one is imported by whoever needs it.
@@ -262,8 +265,16 @@ def _import(name: str, problem: str) -> None:
     try:
         importlib.import_module(name)
     except BaseException as error:  # a module may also call sys.exit()
-        text = "".join(traceback.format_exception(error))
-        raise CannotPrepare(f"{problem} (sys.path is {sys.path}):\n{text}") from error
+        # The reason is told in tables and logs, a line each; the agent's log has room for the rest.
+        traceback.print_exception(error)
+        print(f"sys.path was {sys.path}", file=sys.stderr, flush=True)
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")
+        ]
+        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames[2:] else ""
+        said = one_line(f"{type(error).__name__}: {error}", _MOST_SAID)
+        where = "its traceback is in agents/ of the job's folder"
+        raise CannotPrepare(f"{problem}: {said}{at}; {where}") from error
 
 
 def _threads() -> int:

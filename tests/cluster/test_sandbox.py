@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.sandbox import Sandbox, SandboxError
-from slurm_robust.sandbox.errors import ExecFailed, FaultRefused
+from slurm_robust.sandbox.errors import ExecFailed, FaultRefused, NotThere
 from slurm_robust.sandbox.heal import heal
 from slurm_robust.sandbox.procs import read_process
 from slurm_robust.sandbox.status import read_status
@@ -52,7 +52,7 @@ def start_ranks(sandbox: Sandbox, worker: str, nodes: int = 2) -> int:
 def rank_runs(sandbox: Sandbox, job: int, rank: int) -> bool:
     try:
         process = read_process(sandbox.fault.rank_pid(job, rank))
-    except FaultRefused:
+    except NotThere:
         return False
     # A shell that is about to become the worker carries the mark as well.
     return process is not None and process.comm != "sh"
@@ -158,7 +158,7 @@ def test_a_rank_is_stopped_continued_and_killed(sandbox: Sandbox, worker: str) -
     sandbox.fault.kill_rank(job, 1)
     wait_for(lambda: state_of(pid) in ("Z", "X", "gone"))
     assert state_of(other) == "S"
-    with pytest.raises(FaultRefused, match=f"no process of rank 7 of job {job} on any node; ranks seen: 0"):
+    with pytest.raises(NotThere, match=f"no process of rank 7 of job {job} on any node; ranks seen: 0"):
         sandbox.fault.kill_rank(job, 7)
 
 
@@ -200,7 +200,7 @@ def test_slurm_sees_that_a_node_has_rebooted(sandbox: Sandbox) -> None:
     wait_for(lambda: sandbox.node_states()["n2"].startswith("down"), 30, "n2 down")
     reason = sandbox.exec(["sinfo", "-R", "-h", "-o", "%E"]).stdout
     assert "unexpectedly rebooted" in reason
-    with pytest.raises(FaultRefused, match=f"no process of rank 1 of job {job}"):
+    with pytest.raises(NotThere, match=f"no process of rank 1 of job {job}"):
         sandbox.fault.kill_rank(job, 1)
     with pytest.raises(FaultRefused, match="n2 is on already"):
         sandbox.fault.boot("n2")
@@ -283,7 +283,7 @@ def test_a_link_in_tmp_does_not_lead_the_filling_astray(sandbox: Sandbox) -> Non
 @pytest.mark.parametrize("node", ["n9", "head", "", "../n1"])
 def test_faults_refuse_nodes_that_do_not_exist(sandbox: Sandbox, node: str) -> None:
     count = len(sandbox.folder.faults.read_text().splitlines()) if sandbox.folder.faults.exists() else 0
-    with pytest.raises(FaultRefused, match="there are: n1, n2, n3, n4"):
+    with pytest.raises(NotThere, match="there are: n1, n2, n3, n4"):
         sandbox.fault.power_cut(node)
     after = len(sandbox.folder.faults.read_text().splitlines()) if sandbox.folder.faults.exists() else 0
     assert after == count

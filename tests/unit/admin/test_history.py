@@ -15,6 +15,7 @@ from slurm_robust.admin.history import (
     fault_kind,
     gather,
     joined,
+    own_log,
     read_log,
     timeline,
     work_of,
@@ -25,6 +26,7 @@ from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.users import as_another_user
 
 REASON = "srobust: gpu3 XID 79"
 
@@ -155,3 +157,17 @@ def test_what_names_no_nodes_is_refused_before_anything_is_asked(
 ) -> None:
     assert main(words) == ExitCode.USAGE
     assert "name nodes as Slurm does" in capsys.readouterr().err
+
+
+def test_an_event_log_that_is_closed_to_the_user_is_said(tmp_path: Path) -> None:
+    closed = tmp_path / "log"
+    closed.mkdir()
+    assert own_log(closed / "events.jsonl") == []
+    closed.chmod(0)
+    try:
+        with as_another_user(), pytest.raises(LogUnreadable, match="Permission denied") as error:
+            own_log(closed / "events.jsonl")
+    finally:
+        closed.chmod(0o700)
+    assert error.value.exit_code == ExitCode.NO_INPUT
+    assert "run this as root" in error.value.fix

@@ -11,7 +11,15 @@ import msgspec
 import pytest
 
 from slurm_robust.admin.desk import Examination
-from slurm_robust.admin.quarantine import PREFIX, Quarantine, QuarantineRuns, Result, job_test, obstacle_of
+from slurm_robust.admin.quarantine import (
+    PREFIX,
+    NoNotes,
+    Quarantine,
+    QuarantineRuns,
+    Result,
+    job_test,
+    obstacle_of,
+)
 from slurm_robust.health.check import Context
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
@@ -22,6 +30,7 @@ from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.node.hooked import Events
+from tests.users import as_another_user
 
 REASON = "srobust: gpu3 XID 79"
 XID = Finding(
@@ -189,6 +198,18 @@ def test_only_one_runs_on_a_host(ward: Ward) -> None:
         ward.run()
     os.close(fd)
     assert ward.run() == {}
+
+
+def test_an_ordinary_user_is_told_that_it_needs_root(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], REASON)
+    ward.notes.parent.chmod(0o500)
+    try:
+        with as_another_user(), pytest.raises(NoNotes, match="cannot be written: Permission denied") as error:
+            ward.run()
+    finally:
+        ward.notes.parent.chmod(0o700)
+    assert "run it as root" in error.value.fix
+    assert ward.cluster.seen("n1").reason == REASON
 
 
 def test_an_administrators_drain_is_not_tested_even_when_named(ward: Ward) -> None:

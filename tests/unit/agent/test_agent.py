@@ -187,7 +187,9 @@ def test_a_preload_that_cannot_be_imported_is_fatal(make_job: MakeJob) -> None:
     job.start_agent("n1")
     beat = controller.wait_for("n1", lambda b: bool(b.fatal), 60)
     assert "'there_is_no_such_module' of 'preload' cannot be imported" in beat.fatal
-    assert "ModuleNotFoundError" in beat.fatal
+    assert "ModuleNotFoundError: No module named 'there_is_no_such_module'" in beat.fatal
+    assert "\n" not in beat.fatal
+    assert "sys.path" not in beat.fatal
     assert not beat.ready
 
 

@@ -47,6 +47,14 @@ def test_unreported_steps_all_count() -> None:
     assert p.productive_s == pytest.approx(11.0)
 
 
+def test_how_many_steps_were_repeated_is_not_known_of_a_script_that_does_not_number_them() -> None:
+    before = [START, first(1, 1, 0, False), made(11, 1, 10, False)]
+    again = [*before, first(21, 2, 0, False), made(30, 2, 15, False)]
+    assert productivity(before, now=12).repeated == 0
+    p = productivity(again, now=31)
+    assert (p.steps, p.repeated) == (16, None)
+
+
 def test_an_incident_is_told_in_one_record() -> None:
     verdict = inc.Verdict(
         rung=1, blame=inc.Blame.NODE, signature="node n2", reason="n2 gives no sign of life"

@@ -59,6 +59,23 @@ def test_a_log_that_no_rule_knows_is_unknown_and_its_last_errors_are_shown(
     assert "nothing is wrong" in said
 
 
+def test_an_empty_log_is_called_empty_and_a_harmless_one_without_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty, harmless = logs(tmp_path, a="\n", b="loaded the tokenizer\n")
+    for files, words in (
+        ([empty], "the log is empty"),
+        ([harmless], "no line looks like a failure"),
+        ([empty, harmless], "no rank tells of a failure"),
+        ([empty, empty], "(empty)"),
+    ):
+        assert main(["classify", *files]) == 0
+        said = capsys.readouterr().out
+        assert words in said
+        assert "below" not in said
+        assert "rank none" not in said
+
+
 def test_several_files_are_ranks_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = logs(tmp_path, rank_00003=OOM, rank_00000=CLOSED)
     assert main(["classify", "--json", *files]) == 0

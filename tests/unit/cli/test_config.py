@@ -59,6 +59,7 @@ def test_check_tells_the_problems_of_all_files(tmp_path: Path, capsys: pytest.Ca
     assert "first.yaml, line 2: nodes must be a whole number" in err
     assert "second.yaml, line 2, column 1: not valid YAML" in err
     assert "none.yaml cannot be read: No such file" in err
+    assert "--config" not in err
 
 
 def test_check_opens_the_rules_for_logs_that_a_file_names(

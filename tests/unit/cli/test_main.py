@@ -72,11 +72,13 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["run", "--node", "2", "a.py"], ExitCode.USAGE, "unknown arguments: --node"),
         (["run", "--name", "../x", "a.py"], ExitCode.USAGE, "no folder name"),
         (["run", "--set", "nodes", "a.py"], ExitCode.USAGE, "--set nodes: no value"),
-        (["run", "--nodes", "0", "a.py"], ExitCode.CONFIG, "option --nodes: nodes is 0"),
-        (["run", "--set", "nodez=1", "a.py"], ExitCode.CONFIG, "did you mean nodes"),
+        (["run", "--nodes", "0", "a.py"], ExitCode.USAGE, "option --nodes: nodes is 0"),
+        (["run", "--set", "nodez=1", "a.py"], ExitCode.USAGE, "did you mean nodes"),
+        (["run", "--nproc-per-node", "0", "a.py"], ExitCode.USAGE, "nproc_per_node is 0"),
+        (["run", "--config", "/nowhere/a.yaml", "a.py"], ExitCode.NO_INPUT, "/nowhere/a.yaml cannot be read"),
         (["replay"], ExitCode.USAGE, "usage: srobust replay"),
         (["replay", "--", "x"], ExitCode.USAGE, "only a Python script or module can be replayed"),
-        (["config", "check", "/nowhere/job.yaml"], ExitCode.CONFIG, "cannot be read"),
+        (["config", "check", "/nowhere/job.yaml"], ExitCode.NO_INPUT, "cannot be read"),
         (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),
         (["status", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
     ],
@@ -90,6 +92,26 @@ def test_wrong_words_end_with_a_message_and_their_code(
     assert message in said
     assert "\n  fix: " in said or "did you mean" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["run", "replay"])
+def test_all_that_is_wrong_with_a_command_line_is_told_at_once(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, options = tmp_path / "bad.yaml", ["--set", "nodes=q", "--set", "a=b", "--set", "spares"]
+    bad.write_text("spare: 1\nmode: actt\n")
+    assert main([command, "--config", str(bad), *options, "nofile.py"]) == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    for problem in ("spare is no key", "mode must be", "option --set nodes=q", "a is no key"):
+        assert problem in said
+    assert "--set spares: no value\n  fix: write --set spares=VALUE" in said
+    assert "script not found" in said
+    options = ["--set", "timings.node_dead_s=1", "--set", "limits.per_hour=x"]
+    assert main([command, "--config", f"{tmp_path}/no.yaml", *options, "nofile.py"]) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    for problem in ("no.yaml cannot be read", "limits.per_hour must be", "nofile.py"):
+        assert problem in said
+    assert "heartbeats" not in said  # how long one is may stand in the file
 
 
 def test_outside_slurm_it_says_how_to_get_in(

@@ -198,7 +198,12 @@ def test_the_same_as_json_with_what_the_journal_knows(job: Job, capsys: pytest.C
 def test_a_job_without_any(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = call(capsys, "ls", job.directory.path)
     assert code == 0
-    assert "nothing could be restored" in text
+    assert "no checkpoint in " in text
+    assert "in the memory or on the local disk of node n1" in " ".join(text.split())
+    assert "│" not in text
+    code, text = call(capsys, "verify", job.directory.path)
+    assert code == 0
+    assert "0 files with 0.0 MB are whole" in text
     code, text = call(capsys, "export", job.directory.path, "latest", "--to", job.directory.path / "x")
     assert code == ExitCode.NO_INPUT
     assert "no checkpoint is whole within reach of node n1" in text
@@ -221,6 +226,16 @@ def test_whole_copies_are_counted(job: Job, capsys: pytest.CaptureFixture[str]) 
     assert code == 0
     assert "9 files with" in text
     assert "are whole, 0 damaged" in text
+
+
+def test_a_checkpoint_has_the_same_size_in_the_list_and_when_it_is_verified(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.to_storage(ref(1, 10), 0, 1)
+    (job.store.folder(ref(1, 10)) / ".metadata").write_bytes(b"x" * 10**6)
+    (row,) = json.loads(call(capsys, "ls", job.directory.path, "--json")[1])["rows"]
+    verified = json.loads(call(capsys, "verify", job.directory.path, "--json")[1])
+    assert row["stored"]["nbytes"] == verified["nbytes"] > 0
 
 
 def test_every_damaged_file_is_named(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model import events as ev
-from slurm_robust.report.find import NoSuchJob, find
+from slurm_robust.report.find import NoSuchJob, NotBegun, find
+from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.users import as_another_user
 
 
 def started(folder: Path, array_task: str = "") -> Path:
@@ -39,10 +41,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_by_its_id_its_name_its_folder_and_its_root(root: Path) -> None:
     slurm = FakeSlurm()
     job, named = started(root / "7"), started(root / "8.night")
-    assert find("7", None, slurm)[0].path == job
-    assert find("8", None, slurm)[0].path == named
-    assert find("srobust-jobs/7", None, slurm)[0].path == Path("srobust-jobs/7")
-    assert find("7", str(root), slurm)[0].path == job
+    assert find("7", None, slurm).path == job
+    assert find("8", None, slurm).path == named
+    assert find("srobust-jobs/7", None, slurm).path == Path("srobust-jobs/7")
+    assert find("7", str(root), slurm).path == job
 
 
 def test_a_task_of_an_array_is_found_by_what_its_run_wrote_down(root: Path) -> None:
@@ -51,8 +53,8 @@ def test_a_task_of_an_array_is_found_by_what_its_run_wrote_down(root: Path) -> N
     first, again = started(root / "39", "38_1"), started(root / "40.night", "38_3")
     (root / "41").mkdir()
     (root / "notes.txt").touch()
-    assert find("38_1", None, slurm)[0].path == first
-    assert find("38_3", None, slurm)[0].path == again
+    assert find("38_1", None, slurm).path == first
+    assert find("38_3", None, slurm).path == again
     with pytest.raises(NoSuchJob, match=r"no journal of job 38_4 in .*/srobust-jobs"):
         find("38_4", None, slurm)
 
@@ -70,3 +72,56 @@ def test_other_ids_that_slurm_shows_are_told_apart(name: str, text: str, fix: st
     with pytest.raises(NoSuchJob, match=text) as error:
         find(name, None, FakeSlurm())
     assert fix in error.value.fix
+
+
+def test_a_folder_below_a_closed_home_is_told_as_closed(root: Path) -> None:
+    home = root.parent / "home"
+    started(home / "srobust-jobs" / "1")
+    slurm = FakeSlurm()
+    assert slurm.submit(SubmitRequest(command=("train.sh",), work_dir=str(home))) == 1
+    home.chmod(0)
+    try:
+        with as_another_user(), pytest.raises(NoSuchJob, match="may not be read by uid") as error:
+            find("1", None, slurm)
+    finally:
+        home.chmod(0o700)
+    assert f"{home}/srobust-jobs/1 " in str(error.value)
+    assert "owner and root can" in error.value.fix
+
+
+def test_only_a_job_that_is_not_here_is_asked_for_in_slurm(root: Path) -> None:
+    slurm = FakeSlurm()
+    slurm.cluster.unreachable = True
+    assert find("7", str(started(root / "7").parent), slurm).path == root / "7"
+    with pytest.raises(NotBegun, match="and Slurm does not answer") as error:
+        find("8", None, slurm)
+    assert error.value.may_begin
+
+
+def test_a_job_without_a_journal_is_told_by_what_slurm_says_of_it(root: Path) -> None:
+    slurm = FakeSlurm()
+    where = {"work_dir": str(root.parent), "output": "/home/alice/train-%j.log"}
+    waiting = slurm.submit(SubmitRequest(command=("train.sh",), hold=True, **where))
+    with pytest.raises(NotBegun, match=rf"job {waiting} is pending \(JobHeldUser\): it has not") as error:
+        find(str(waiting), None, slurm)
+    assert error.value.may_begin
+    assert f"scontrol release {waiting}" in error.value.fix
+    job = slurm.submit(SubmitRequest(command=("train.sh",), **where))
+    with pytest.raises(NotBegun, match=f"job {job} is RUNNING, but srobust has not begun") as error:
+        find(str(job), None, slurm)
+    assert error.value.may_begin
+    slurm.cluster.finish(job, "FAILED")
+    ended = rf"job {job} ended before srobust began \(FAILED 0:0\): see its log /home/alice/train-{job}\.log"
+    with pytest.raises(NotBegun, match=ended) as error:
+        find(str(job), None, slurm)
+    assert not error.value.may_begin
+
+
+def test_what_slurmctld_forgot_slurmdbd_still_knows(root: Path) -> None:
+    slurm = FakeSlurm()
+    job = slurm.submit(SubmitRequest(command=("train.sh",)))
+    slurm.job(job)
+    slurm.cluster.finish(job, "CANCELLED")
+    del slurm.cluster.jobs[job]
+    with pytest.raises(NotBegun, match=rf"job {job} ended before srobust began \(CANCELLED 0:0\)"):
+        find(str(job), None, slurm)

@@ -12,7 +12,7 @@ from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.report.find import NoSuchJob
-from slurm_robust.report.logs import End, Logs, Wanted
+from slurm_robust.report.logs import End, Logs, Wanted, wait
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
@@ -189,3 +189,34 @@ def test_following_a_run_that_is_over_shows_what_there_is(job: JobDirectory) -> 
         follow(job, Future())
     write(job, "a\n")
     assert follow(job, Future()) == ["1 0 a"]
+
+
+def test_following_a_pending_job_waits_until_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    slurm = FakeSlurm()
+    number = str(slurm.submit(SubmitRequest(command=("train.sh",), hold=True, work_dir=str(tmp_path))))
+    directory = JobDirectory(tmp_path / "srobust-jobs" / number)
+
+    def begin() -> None:
+        directory.path.mkdir(parents=True)
+        journal(directory, STARTED)
+
+    def unreachable(there: bool) -> None:
+        slurm.cluster.unreachable = there
+
+    future = Future(lambda: None, lambda: unreachable(True), lambda: unreachable(False), begin)
+    assert wait(number, None, slurm, future).path == directory.path
+    said = capsys.readouterr().err
+    assert said.count("is pending (JobHeldUser): it has not started yet; this waits for it") == 2
+    assert "Slurm does not answer" in said
+
+
+def test_following_a_job_that_ends_without_a_journal_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    slurm = running()
+    with pytest.raises(NoSuchJob, match=r"job 7 ended before srobust began \(FAILED"):
+        wait("7", None, slurm, Future(lambda: slurm.cluster.finish(7, "FAILED")))

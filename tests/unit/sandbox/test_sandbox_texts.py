@@ -13,10 +13,13 @@ from slurm_robust.cli.main import main
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.sandbox import SandboxConfig, etcfiles
 from slurm_robust.sandbox.boot import accounts
+from slurm_robust.sandbox.errors import NotThere
 from slurm_robust.sandbox.faults import Fault, Faults
+from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.requirements import missing_packages
 from slurm_robust.sandbox.services import head_services, node_services, service
 from slurm_robust.sandbox.status import NodeStatus, SandboxStatus, status_table
+from slurm_robust.sandbox.view import View
 
 CONFIG = SandboxConfig(nodes=2)
 
@@ -100,10 +103,10 @@ def test_the_table_has_a_line_per_node() -> None:
     [
         (["up", "--nodes", "0"], ExitCode.USAGE, "nodes: 0 is not between"),
         (["status", "--name", "../x"], ExitCode.USAGE, "cannot name a sandbox"),
-        (["status"], 1, "srobust sandbox up --name default"),
-        (["exec", "--", "true"], 1, "no sandbox 'default' is up"),
+        (["status"], ExitCode.NO_INPUT, "srobust sandbox up --name default"),
+        (["exec", "--", "true"], ExitCode.NO_INPUT, "no sandbox 'default' is up"),
         (["submit"], ExitCode.USAGE, "no batch script"),
-        (["fault", "power-cut", "n1"], 1, "no sandbox 'default' is up"),
+        (["fault", "power-cut", "n1"], ExitCode.NO_INPUT, "no sandbox 'default' is up"),
         (["fault", "burn", "n1"], ExitCode.USAGE, "invalid choice: 'burn'"),
     ],
 )
@@ -135,3 +138,10 @@ def test_the_callers_words_stay_as_they_are(words: list[str], expected: list[str
     cli.register(parser.add_subparsers())
     args = parser.parse_args(["sandbox", *words])
     assert cli._without_dashes(args.words) == expected
+
+
+def test_a_node_that_the_sandbox_does_not_have() -> None:
+    view = View(StateFolder("x"), SandboxConfig(nodes=2))
+    with pytest.raises(NotThere, match="no node 'n9' in 'x'; there are: n1, n2") as error:
+        view.check_node("n9")
+    assert error.value.exit_code == ExitCode.NO_INPUT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.process import CompletedCommand
 
@@ -49,3 +50,11 @@ def test_every_type_of_the_tree_names_a_fix() -> None:
         if kind is not errors.SlurmError:
             assert kind.fix, kind
         assert kind.__name__ in (errors.__doc__ or "")
+
+
+def test_exit_codes_follow_the_table() -> None:
+    """docs/exit-codes.md: what is named and not there, and a Slurm that does not answer."""
+    not_there = (errors.JobNotFound, errors.InvalidNode)
+    no_answer = (errors.ControllerUnreachable, errors.SlurmTimeout)
+    assert {kind("x").exit_code for kind in not_there} == {ExitCode.NO_INPUT}
+    assert {kind("x").exit_code for kind in no_answer} == {ExitCode.SLURM}

@@ -1,0 +1,84 @@
+"""A job as Slurm knows it: slurmctld's record, slurmdbd's once slurmctld forgot it, or why nobody tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_robust.controller.jobid import another_job
+from slurm_robust.controller.journal import fold
+from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout
+from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, Job
+from slurm_robust.slurm.select import make_client
+
+ANSWER_S = 10.0
+"""For one answer of Slurm: somebody waits at a screen."""
+
+
+class SlurmView(Record):
+    """What Slurm says of a job. Without ``job``, ``row`` and ``silent`` Slurm does not know it (any more).
+
+    ``row``: slurmdbd's of its newest run, where it was asked. ``silent``: why there is no answer, in words
+    after "Slurm"; ``away``: it may answer later.
+    """
+
+    job: Job | None = None
+    row: AccountingRow | None = None
+    silent: str = ""
+    away: bool = False
+
+    @property
+    def state(self) -> str:
+        """Slurm's words for it (``COMPLETING+FAILED``), "" where they are not known."""
+        if self.job is not None:
+            return "+".join(sorted(self.job.states))
+        return self.row.state if self.row is not None else ""
+
+    @property
+    def is_over(self) -> bool:
+        """It has ended for good, as far as Slurm tells."""
+        if self.job is not None:
+            return self.job.is_finished
+        return self.row is not None and self.row.state in TERMINAL_STATES
+
+    def in_words(self) -> str:
+        """For a table: ``PENDING (Resources)``, ``does not answer (…)``; "" for a job that is not known."""
+        reason = self.job.reason if self.job is not None else ""
+        return self.silent or self.state + (f" ({reason})" if reason not in ("", "None") else "")
+
+
+def make_slurm() -> SlurmClient:
+    """The client of commands that answer at once."""
+    return make_client("cli", timeout_s=ANSWER_S)
+
+
+def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
+    """What Slurm says of a job now. Never raises."""
+    try:
+        return SlurmView(job=slurm.job(job_id))
+    except JobNotFound:
+        return SlurmView(row=newest_run(slurm, job_id))
+    except (ControllerUnreachable, SlurmTimeout) as error:
+        return SlurmView(silent=f"does not answer ({error.what})", away=True)
+    except SlurmError as error:
+        return SlurmView(silent=f"tells nothing ({error})")
+
+
+def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
+    """slurmdbd's row of the job's newest run; None without one, and without accounting."""
+    try:
+        rows = slurm.accounting(job_id)
+    except SlurmError:
+        return None
+    return next((row for row in reversed(rows) if not row.step and row.state != "RESIZING"), None)
+
+
+def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
+    """What Slurm says of the job of a journal; nothing where its id belongs to another job by now."""
+    view = ask_slurm(slurm, fold(events).job_id)
+    job = view.job
+    if job is not None and another_job(events, "", job.restart_count, job.submit_time):
+        return SlurmView()
+    return view
