@@ -20,6 +20,9 @@ MOST_PLACES = 32
 """Of so many hangs and declines it is remembered where they were."""
 
 
+_MOST_OF_IT = 0.5  # of a run's time
+
+
 class Attempt(Record):
     """One answer to a fault: its signature, when (wall clock), and how far training was.
 
@@ -60,9 +63,10 @@ class JobState(Record, dict=True):
     ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
     ended; ``restored``: the checkpoint that it began with, "" for none, from ``restored_tiers``.
     ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
-    how fast training is. ``aside``: those of ``spares`` that do not answer. ``time_limit_s``: of this run of
-    the Slurm job, None if not known; ``got_on``: it has made a new step; ``runs_in_vain``: so many runs
-    before it, one after the other, left at their end without one.
+    how fast training is. ``aside``: those of ``spares`` that do not answer. ``allocated``: when this run of
+    the Slurm job got its nodes, ``time_limit_s``: how long it has them, None if not known; ``got_on``: it has
+    made a new step; ``runs_in_vain``: so many runs before it, one after the other, were :meth:`is_in_vain`
+    at their end.
     """
 
     run_id: str = ""
@@ -97,6 +101,7 @@ class JobState(Record, dict=True):
     stride: int = 1
     stored: ev.StorageWritten | None = None
     pace: PaceHistory = PaceHistory()
+    allocated: float = 0.0
     time_limit_s: float | None = None
     got_on: bool = False
     runs_in_vain: int = 0
@@ -112,6 +117,14 @@ class JobState(Record, dict=True):
     def work(self) -> int:
         """Steps of this generation where only they can be counted, else -1."""
         return -1 if self.reports else self.steps_here
+
+    def is_in_vain(self, now: float) -> bool:
+        """Whether this run, if it ends ``now``, had most of its time and made no new step.
+
+        One that is preempted early says nothing of its time limit.
+        """
+        had_time = self.time_limit_s is None or now - self.allocated >= _MOST_OF_IT * self.time_limit_s
+        return had_time and not self.got_on
 
     @property
     def in_vain(self) -> tuple[Attempt, ...]:
@@ -165,6 +178,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         spares=event.spares,
         aside={},
         running=False,
+        allocated=event.t,
         time_limit_s=event.time_limit_s,
         got_on=False,
         requeueing=None,
@@ -327,7 +341,7 @@ def _(event: ev.IncidentClosed, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.RequeueStarted, state: JobState) -> JobState:
     in_vain = state.runs_in_vain
-    if state.requeueing is None and not event.failure and not state.got_on:
+    if state.requeueing is None and not event.failure and state.is_in_vain(event.t):
         in_vain += 1  # once, also where another controller has to go on asking
     return msgspec.structs.replace(state, requeueing=event, running=False, runs_in_vain=in_vain)
 

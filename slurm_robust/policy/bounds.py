@@ -32,10 +32,10 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     return None
 
 
-def in_vain(state: JobState, end: EndApproaching) -> str:
+def in_vain(state: JobState, end: EndApproaching, now: float) -> str:
     """Why the job may not be requeued at the end of this run, "" if it may: too many made no new step."""
-    runs = state.runs_in_vain + (not state.got_on)
-    if runs < MOST_RUNS_IN_VAIN:
+    runs = state.runs_in_vain + state.is_in_vain(now)
+    if runs < MOST_RUNS_IN_VAIN or not state.is_in_vain(now):
         return ""
     if not end.warned:
         return f"{runs} runs in a row ended without a new step, this one because {end.reason}"

@@ -48,14 +48,14 @@ def decide(state: JobState, observation: Observation, now: float, rules: Rules) 
             reason = f"spare {node} {reason}"
             return Decision(actions=(Evict(node=node, reason=reason),), reason=reason)
         case EndApproaching():
-            return _before_the_end(state, observation, rules)
+            return _before_the_end(state, observation, now, rules)
         case GenerationFailed():
             return _after_failure(state, observation, now, rules)
 
 
-def _before_the_end(state: JobState, end: EndApproaching, rules: Rules) -> Decision:
+def _before_the_end(state: JobState, end: EndApproaching, now: float, rules: Rules) -> Decision:
     reason = end.reason
-    why = in_vain(state, end) if rules.requeue else f"{reason}, and slurm.requeue is off"
+    why = in_vain(state, end, now) if rules.requeue else f"{reason}, and slurm.requeue is off"
     if why:
         return Decision(actions=(GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=why),), reason=why)
     exclude = tuple(state.evicted)

@@ -12,14 +12,14 @@ from tests.unit.controller.fleetwork import Job
 WARNING = "the end of this run is near (USR1)"
 
 
-def next_run(before: Job, run: int, **fields: object) -> Job:
-    """Slurm has started the job again, with a time limit of a minute."""
+def next_run(before: Job, run: int, ran_s: float = 55.0, **fields: object) -> Job:
+    """Slurm has started the job again, with a time limit of a minute, ``ran_s`` seconds ago."""
     nodes = ("n1", "n2", "n3")
     taken = ev.AllocationTaken(
         t=before.wall, restart_count=run, nodes=nodes, slots=nodes[:2], spares=nodes[2:], time_limit_s=60.0
     )
     later = Job(history=(*before.journal, taken), first=ToGathering(start=True), **fields)  # type: ignore[arg-type]
-    later.wall = before.wall + 120.0
+    later.wall = before.wall + ran_s
     return later
 
 
@@ -88,3 +88,11 @@ def test_a_checkpoint_is_announced_only_while_something_trains() -> None:
     job.train_to(4)
     job.act(job.core.on_end_approaching(WARNING, job.now()))
     assert f"{WARNING}: taking a checkpoint first" in job.said
+
+
+def test_a_run_that_is_preempted_early_says_nothing_of_its_time_limit() -> None:
+    job = Job()
+    for run in range(1, 8):
+        warn(job)
+        assert job.requeued == [()]
+        job = next_run(job, run, ran_s=10.0)
