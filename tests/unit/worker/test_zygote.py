@@ -395,7 +395,10 @@ def test_a_preload_that_starts_the_driver_is_named_and_its_workers_are_interpret
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_preload_that_only_loads_the_driver_does_no_harm(tmp_path: Path) -> None:
+def test_a_preload_that_only_loads_the_driver_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ASK_NVML, raising=False)  # Lightning sets it where it is imported
     loads = f"import ctypes, os\nctypes.CDLL('libcuda.so.1')\nASKED = os.environ.get({ASK_NVML!r})"
     write(tmp_path, loads, "modest.py")
     write(tmp_path, f"import os, modest\nprint(modest.ASKED, os.environ.get({ASK_NVML!r}))\n{STARTS_CUDA}")
