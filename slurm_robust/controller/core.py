@@ -95,6 +95,7 @@ class Core:
         self.leaving_code = ExitCode.TERMINATED
         self.listing = Listing()  # of the checkpoints on storage
         self.switches: dict[str, str] = {}  # leaf switch of each node, as far as Slurm tells
+        self.unwritten = ""  # why the journal takes nothing now
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
         stored_s = max(0.0, now.wall - state.stored.t) if state.stored else 0.0
         self.stored_at = now.mono - stored_s  # when a checkpoint last went to storage, or was tried to
@@ -110,6 +111,11 @@ class Core:
         self._progress_at = self._watched_at = now.mono
         self._pruned: tuple[int, int, float] = (0, -1, now.mono)  # generation, step, when
         self.stage.enter(self, now)
+
+    @property
+    def trains(self) -> bool:
+        """Whether this generation has made a step."""
+        return self.state.running and self.state.steps_here >= 0
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -143,7 +149,8 @@ class Core:
         if seconds >= TOLD_STALL_S:
             text = (
                 f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
-                "or this node hung; nobody is called silent for it, and ETTR counts it as training"
+                "or this node or the storage of the job's folder hung; nobody is called silent for it, and "
+                "ETTR counts it as training"
             )
             self.record(ev.Noted(t=now.wall, text=text, node=self.state.own_node))
             self.emit(Say(text=text))
@@ -162,8 +169,11 @@ class Core:
         """The time limit or a preemption is near (USR1)."""
         if self.ending is None:
             self.ending = reason
-            trains = self.state.running and self.state.steps_here >= 0
-            what = "taking a checkpoint first" if trains else "nothing trains now, so no checkpoint is taken"
+            what = (
+                "taking a checkpoint first"
+                if self.trains
+                else "nothing trains now, so no checkpoint is taken"
+            )
             self.emit(Say(text=f"{reason}: {what}"))
         return self.on_tick(now)
 

@@ -174,6 +174,7 @@ class Loop:
         if self._journal.trouble and time.monotonic() - self._flushed > SLOW_TICK_S:
             self._flushed = time.monotonic()
             self._journal.flush()
+        self._core.unwritten = self._journal.trouble
         if bool(self._journal.trouble) != self._journal_behind:
             self._journal_behind = not self._journal_behind
             text = "is written again, with all that was kept in memory"

@@ -112,9 +112,7 @@ class Vitals:
         self.learn(core, now)
         wrong = self._metrics.verdict()
         if wrong is not None:
-            good_step = None
-            if wrong.kind == "non_finite":
-                good_step = wrong.good_step if wrong.good_step > state.restored_step else -1
+            good_step = wrong.good_step if wrong.kind == "non_finite" else None
             return Trouble(
                 symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s, good_step=good_step
             )

@@ -111,8 +111,9 @@ class Localisation(Record):
 
     ``outliers`` are ranks that do something else than most; ``ranks`` those that are at fault: the parallel
     group that covers them (``group``, as ``pp 24-31``), or exactly they when ``exact``. ``stack``: what these
-    ranks do, in words; ``halted``: their processes are stopped, gone or held in the kernel, which no code
-    does to itself. ``healthy``: how many ranks do what most do. Empty ``ranks``: nothing could be concluded.
+    ranks do, in words. ``halted``: their processes are stopped or gone, which no code does to itself; one
+    that is blocked in the kernel may be waiting for storage, which is no fault of its node. ``healthy``: how
+    many ranks do what most do. Empty ``ranks``: nothing could be concluded.
     """
 
     outliers: tuple[int, ...] = ()

@@ -21,6 +21,7 @@ MOST_PLACES = 32
 
 
 _MOST_OF_IT = 0.5  # of a run's time
+_NEAR_S = 600.0  # hardly anybody has Slurm warn earlier before a time limit
 
 
 class Attempt(Record):
@@ -119,12 +120,14 @@ class JobState(Record, dict=True):
         return -1 if self.reports else self.steps_here
 
     def is_in_vain(self, now: float) -> bool:
-        """Whether this run, if it ends ``now``, had most of its time and made no new step.
+        """Whether this run, if it ends ``now``, had its time and made no new step.
 
         One that is preempted early says nothing of its time limit.
         """
-        had_time = self.time_limit_s is None or now - self.allocated >= _MOST_OF_IT * self.time_limit_s
-        return had_time and not self.got_on
+        if self.got_on or self.time_limit_s is None:
+            return not self.got_on
+        ran_s = now - self.allocated
+        return ran_s >= _MOST_OF_IT * self.time_limit_s or self.time_limit_s - ran_s <= _NEAR_S
 
     @property
     def in_vain(self) -> tuple[Attempt, ...]:

@@ -50,6 +50,8 @@ _PYTHON: tuple[tuple[Meaning, str, str], ...] = (
         r"torch/distributed/checkpoint/|torch/serialization\.py|slurm_robust/checkpoint/",
     ),
     (Activity.CHECKPOINT, "", r"safetensors/|tensorstore/|zarr/|dist_checkpointing/"),
+    # Scripts that evaluate or log ask these all the time; they wait for nobody.
+    (Activity.COMPUTE, r"^(get_|is_)|^_rank_not_in_group$", r"torch/distributed/distributed_c10d\.py"),
     (Activity.PEERS, "", r"torch/distributed/(?!elastic/)|torch/nn/parallel/distributed\.py"),
     (Activity.PEERS, "", r"deepspeed/comm/|pipe/p2p\.py|p2p_communication\.py|horovod/|mpi4py/"),
     (Activity.PEERS, rf"^_?({_COLLECTIVE})(_|$)", ""),

@@ -30,7 +30,6 @@ STAGE_SHARE = 0.75
 """What so many ranks of one pipeline stage do belongs to the stage: its code differs from the others'."""
 
 _HALTED = (Activity.STOPPED, Activity.GONE)
-_HELD = (*_HALTED, Activity.KERNEL)
 _LIKE_A_WAIT = (Activity.COMPUTE, Activity.DEVICE, Activity.SILENT)
 _OF_STORAGE = (Activity.DATA, Activity.IO, Activity.CHECKPOINT, Activity.KERNEL)
 # How sure it is that who does this while all others wait is at fault; storage has other victims as well.
@@ -161,7 +160,7 @@ class _Scene:
             confidence=confidence,
             reason=reason,
             stack=self.views[min(ranks)].describe(),
-            halted=set(ranks) <= self.doing(*_HELD),
+            halted=set(ranks) <= self.doing(*_HALTED),
         )
 
     def group(self, ranks: Collection[int], reason: str) -> Localisation:

@@ -172,7 +172,8 @@ class Running:
         if trouble is not None:
             return leave(core, self._agents, Why(trouble=trouble), now)
         if core.ending:
-            return ToCheckpointing(agents=self._agents)
+            # Before the first step there is nothing to checkpoint, and little time left.
+            return ToCheckpointing(agents=self._agents) if core.trains else ToStopping(reason=core.ending)
         trouble = core.vitals(now).look(core, now)
         if trouble is not None:
             return self._on_vitals(core, trouble, now)

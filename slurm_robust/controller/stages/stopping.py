@@ -134,7 +134,7 @@ class Stopping:
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
         silent = tuple(n for n in self._lost if (b := core.fleet.beat(n)) is None or self._is_old(b))
         root = root_exit(self._exits, core.log_rules)
-        good_step = self._why.trouble.good_step if self._why is not None else None
+        good_step = self._good_step(core, now)
         token, step, shared = restoring.seal(core, generation, silent, now, good_step)
         core.record(
             ev.GenerationEnded(
@@ -151,6 +151,18 @@ class Stopping:
             )
         )
         restoring.judge_restored(core, self._exits, bool(self._lost), now, good_step)
+
+    def _good_step(self, core: Core, now: Now) -> int | None:
+        """As in :class:`~slurm_robust.model.events.GenerationEnded`.
+
+        The rank that was spoiled first may be the last to be heard: its gradients spoil the others.
+        """
+        seen = self._why.trouble.good_step if self._why is not None else None
+        if seen is None:
+            return None
+        records = core.fleet.progress(core.state.slots, core.state.generation, now.mono)
+        good = min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
+        return good if good > core.state.restored_step else -1
 
     def _is_old(self, beat: Beat) -> bool:
         return beat.agent == self._agents.get(beat.node)

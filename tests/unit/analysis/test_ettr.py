@@ -5,11 +5,9 @@ import pytest
 from slurm_robust.analysis.ettr import incidents, productivity
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from tests.unit.run_started import run_started
 
-START = ev.RunStarted(
-    t=0.0, run_id="r", job_id=1, kind="script", command=("t.py",), cwd="/", slots=1, spares=0,
-    nproc_per_node=1, version="0",
-)  # fmt: skip
+START = run_started(t=0.0, command=("t.py",))
 
 
 def first(t: float, generation: int, step: int, reported: bool = True) -> ev.FirstStep:

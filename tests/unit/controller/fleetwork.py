@@ -38,6 +38,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
+from tests.unit.run_started import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
 BUSY = (Phase.RUNNING, Phase.STOPPING)
@@ -68,18 +69,7 @@ class Job:
         self.mono, self.wall = 1000.0, 1.7e9
         self.reported = reported
         self.journal: list[ev.AnyEvent] = list(history) or [
-            ev.RunStarted(
-                t=self.wall,
-                run_id="r",
-                job_id=7,
-                kind="script",
-                command=("train.py",),
-                cwd="/",
-                slots=len(slots),
-                spares=len(spares),
-                nproc_per_node=1,
-                version="0",
-            ),
+            run_started(t=self.wall, job_id=7, slots=len(slots), spares=len(spares)),
             ev.ControllerStarted(t=self.wall, epoch=1, host="n1", pid=1, port=1),
             ev.AllocationTaken(
                 t=self.wall, restart_count=0, nodes=(*slots, *spares), slots=slots, spares=spares

@@ -120,6 +120,15 @@ def test_a_process_that_is_stopped_speaks_against_its_node_at_once() -> None:
     assert evicted(hung) == {"n2"}
 
 
+def test_a_process_that_is_held_in_the_kernel_may_wait_for_shared_storage() -> None:
+    hung = job()
+    train(hung)
+    hung.stacks = {1: doing(1, "n2", "work@train.py", state="D")}
+    next_generation(hung)
+    assert last_actions(hung) == [inc.Restart]
+    assert evicted(hung) == set()
+
+
 def test_the_second_look_shows_the_calls_in_libraries_of_the_few_in_question() -> None:
     hung = job()
     train(hung)

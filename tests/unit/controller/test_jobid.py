@@ -15,6 +15,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.run_started import run_started
 
 NOW = time.time()
 
@@ -23,10 +24,7 @@ def history(
     *submitted: float | None, cluster: str = "a", t: float = NOW - 3600, code: int | None = 0
 ) -> list[ev.AnyEvent]:
     """A journal with a run for each submit time."""
-    started = ev.RunStarted(
-        t=t, run_id="r", job_id=2, kind="script", command=("x.py",), cwd="/", slots=1, spares=0,
-        nproc_per_node=1, version="0", cluster=cluster,
-    )  # fmt: skip
+    started = run_started(t=t, job_id=2, command=("x.py",), cluster=cluster)
     runs = [
         ev.AllocationTaken(t=t, restart_count=i, nodes=("n1",), slots=("n1",), spares=(), submitted=at)
         for i, at in enumerate(submitted)

@@ -23,6 +23,7 @@ from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong
 from slurm_robust.wire.server import ControllerSocket
+from tests.unit.run_started import run_started
 
 ALLOCATION = Allocation(
     job_id=7,
@@ -184,10 +185,7 @@ def test_a_dead_controller_is_no_hindrance(tmp_path: Path) -> None:
 
 
 def started(*command: str) -> ev.RunStarted:
-    return ev.RunStarted(
-        t=0.0, run_id="r", job_id=7, kind="script", command=command, cwd="/", slots=1, spares=0,
-        nproc_per_node=1, version="0",
-    )  # fmt: skip
+    return run_started(t=0.0, job_id=7, command=command)
 
 
 def test_a_directory_of_another_command_is_not_mixed_up() -> None:

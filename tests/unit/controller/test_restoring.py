@@ -85,6 +85,28 @@ def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig
     assert all(order.peers == () for order in job.orders.values())
 
 
+def test_workers_are_started_when_the_job_folder_takes_their_logs() -> None:
+    job = Job(memory=True)
+    job.train_to(3)
+    job.core.unwritten = "No space left on device"
+    job.kill_rank(0)
+    job.pass_time(600)
+    assert job.core.state.generation == 1, "they would end at once, again and again"
+    assert sum("folder cannot be written (No space left on device)" in text for text in job.said) == 1
+    job.core.unwritten = ""
+    job.pass_time(1)
+    assert launched(job).generation == 2
+    assert where(job) == (3, {"memory": 2})
+
+
+def test_after_half_an_hour_without_room_workers_are_started_all_the_same() -> None:
+    job = Job()
+    job.train_to(3)
+    job.core.unwritten = "Stale file handle"
+    job.kill_rank(0)
+    job.until(lambda: job.core.state.generation == 2, limit=1810)
+
+
 def test_a_lost_node_comes_back_from_its_peer() -> None:
     job = Job(memory=True, shared=True)
     for step in range(5):

@@ -11,6 +11,7 @@ from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.progress import Progress
 from slurm_robust.policy.restore import Ref
 from tests.unit.controller.fleetwork import Job
 
@@ -34,6 +35,12 @@ def run(job: Job, steps: range, loss: float = 1.0) -> None:
         job.pass_time(0.5, tick=0.25)
 
 
+def spoiled(job: Job, node: str, since: int) -> tuple[Progress, ...]:
+    """What ``node`` tells of step 31 when it has had no number for a loss since this step."""
+    progress = job.beats[node].progress
+    return tuple(structs.replace(p, step=31, loss=math.nan, bad_step=since) for p in progress)
+
+
 def spoil(job: Job, step: int) -> None:
     """This step and the next have no number for a loss, as far as training gets."""
     generation = job.core.state.generation
@@ -50,6 +57,19 @@ def restored(job: Job) -> int:
 def test_training_goes_on_from_the_newest_step_with_finite_numbers() -> None:
     job = trained()
     spoil(job, 30)
+    (ended,) = job.events(ev.GenerationEnded)
+    assert ended.good_step == 29
+    assert ended.sealed_step == restored(job) == 29
+
+
+def test_the_rank_that_is_heard_last_may_have_been_spoiled_first() -> None:
+    job = trained()
+    job.snapshot(30)
+    job.slow["n2"] = 2.0  # its last heartbeats come while its workers die
+    job.change("n1", progress=spoiled(job, "n1", 31))
+    job.until(lambda: job.stage == "Stopping")
+    job.change("n2", progress=spoiled(job, "n2", 30))
+    job.until(lambda: job.core.state.generation > 1)
     (ended,) = job.events(ev.GenerationEnded)
     assert ended.good_step == 29
     assert ended.sealed_step == restored(job) == 29

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.controller.transitions import ToGathering, ToRequeueing
 from slurm_robust.model import events as ev
@@ -12,11 +13,11 @@ from tests.unit.controller.fleetwork import Job
 WARNING = "the end of this run is near (USR1)"
 
 
-def next_run(before: Job, run: int, ran_s: float = 55.0, **fields: object) -> Job:
-    """Slurm has started the job again, with a time limit of a minute, ``ran_s`` seconds ago."""
+def next_run(before: Job, run: int, ran_s: float = 55.0, limit_s: float = 60.0, **fields: object) -> Job:
+    """Slurm has started the job again, with a time limit of ``limit_s`` seconds, ``ran_s`` seconds ago."""
     nodes = ("n1", "n2", "n3")
     taken = ev.AllocationTaken(
-        t=before.wall, restart_count=run, nodes=nodes, slots=nodes[:2], spares=nodes[2:], time_limit_s=60.0
+        t=before.wall, restart_count=run, nodes=nodes, slots=nodes[:2], spares=nodes[2:], time_limit_s=limit_s
     )
     later = Job(history=(*before.journal, taken), first=ToGathering(start=True), **fields)  # type: ignore[arg-type]
     later.wall = before.wall + ran_s
@@ -95,4 +96,24 @@ def test_a_run_that_is_preempted_early_says_nothing_of_its_time_limit() -> None:
     for run in range(1, 8):
         warn(job)
         assert job.requeued == [()]
-        job = next_run(job, run, ran_s=10.0)
+        job = next_run(job, run, ran_s=600.0, limit_s=7200.0)
+
+
+def test_a_warning_long_before_a_short_time_limit_is_one_of_that_limit() -> None:
+    job = Job()
+    for run in (1, 2):
+        warn(job)
+        assert job.requeued == [()]
+        job = next_run(job, run, ran_s=20.0)
+    warn(job)
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+
+
+def test_before_the_first_step_no_checkpoint_is_waited_for() -> None:
+    job = Job()
+    for node in job.core.state.slots:  # its script reports steps, and has made none
+        job.change(node, progress=tuple(structs.replace(p, reported=True) for p in job.beats[node].progress))
+    since = job.mono
+    warn(job)
+    assert job.mono - since < 5, "Slurm ends the run soon, and takes no requeue then"

@@ -22,6 +22,7 @@ from slurm_robust.model.stacks import (
     RankStacks,
     ThreadStack,
 )
+from tests.unit.run_started import run_started
 
 BEGIN = 1767261600.0  # 2026-01-01 10:00:00 UTC
 JOB = 4711
@@ -91,17 +92,8 @@ def swap(bad: str, standby: str) -> tuple[inc.Action, ...]:
 def start() -> list[ev.AnyEvent]:
     slots, spares = ("n1", "n2", "n3", "n4"), ("n5", "n6", "n7")
     return [
-        ev.RunStarted(
-            t=BEGIN,
-            run_id="r",
-            job_id=JOB,
-            kind="script",
-            command=("train.py",),
-            cwd="/home/alice",
-            slots=4,
-            spares=3,
-            nproc_per_node=NPROC,
-            version="0.1.0",
+        run_started(
+            t=BEGIN, job_id=JOB, cwd="/home/alice", slots=4, spares=3, nproc_per_node=NPROC, version="0.1.0"
         ),
         ev.ControllerStarted(t=BEGIN, epoch=1, host="n1", pid=7, port=4000),
         ev.AllocationTaken(t=BEGIN, restart_count=0, nodes=(*slots, *spares), slots=slots, spares=spares),

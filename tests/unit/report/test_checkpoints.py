@@ -26,6 +26,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from tests.unit.run_started import run_started
 
 
 def ref(generation: int, step: int) -> CheckpointRef:
@@ -61,18 +62,7 @@ class Job:
         )
         self.directory.spec.write_bytes(msgspec.json.encode(spec))
         self.write(
-            ev.RunStarted(
-                t=1.0,
-                run_id=self.run_id,
-                job_id=9,
-                kind="script",
-                command=("train.py",),
-                cwd="/",
-                slots=2,
-                spares=0,
-                nproc_per_node=1,
-                version="0",
-            ),
+            run_started(run_id=self.run_id, job_id=9, slots=2),
             ev.AllocationTaken(t=1.0, restart_count=0, nodes=("n1", "n2"), slots=("n1", "n2"), spares=()),
             self.launched(1),
         )

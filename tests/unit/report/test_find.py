@@ -10,24 +10,13 @@ from slurm_robust.model import events as ev
 from slurm_robust.report.find import NoSuchJob, NotBegun, find
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.run_started import run_started
 from tests.users import as_another_user
 
 
 def started(folder: Path, array_task: str = "") -> Path:
     folder.mkdir(parents=True)
-    event = ev.RunStarted(
-        t=1.0,
-        run_id="r",
-        job_id=1,
-        kind="script",
-        command=("train.py",),
-        cwd="/",
-        slots=1,
-        spares=0,
-        nproc_per_node=1,
-        version="0",
-        array_task=array_task,
-    )
+    event = run_started(array_task=array_task)
     (folder / "journal.jsonl").write_bytes(ev.encode_event(event) + b"\n")
     return folder
 

@@ -15,19 +15,9 @@ from slurm_robust.report.find import NoSuchJob
 from slurm_robust.report.logs import End, Logs, Wanted, wait
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.run_started import run_started
 
-STARTED = ev.RunStarted(
-    t=1.0,
-    run_id="r",
-    job_id=7,
-    kind="script",
-    command=("train.py",),
-    cwd="/",
-    slots=1,
-    spares=0,
-    nproc_per_node=2,
-    version="0",
-)
+STARTED = run_started(job_id=7, nproc_per_node=2)
 ENDED = ev.RunEnded(t=2.0, code=0, reason="every rank ended with code 0")
 
 

@@ -10,6 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.report.status import look
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.run_started import run_started
 
 
 @pytest.fixture
@@ -23,18 +24,7 @@ def slurm() -> FakeSlurm:
 def folder(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of job 1, below the folder in which the test runs."""
     monkeypatch.chdir(tmp_path)
-    started = ev.RunStarted(
-        t=1.0,
-        run_id="r",
-        job_id=1,
-        kind="script",
-        command=("train.py",),
-        cwd="/",
-        slots=1,
-        spares=0,
-        nproc_per_node=1,
-        version="0",
-    )
+    started = run_started()
     taken = ev.AllocationTaken(
         t=2.0,
         restart_count=0,

@@ -134,6 +134,7 @@ def test_backward_shows_what_autograds_own_thread_does() -> None:
     ("frames", "activity"),
     [
         (ALL_REDUCE, Activity.PEERS),
+        ((Frame(function="is_initialized", file=C10D), *TRAIN), Activity.COMPUTE),
         (native("pthread_cond_wait", "c10d::Reducer::finalize_backward") + BACKWARD, Activity.PEERS),
         (native("poll", "ncclGroupEnd", library="libnccl.so.2") + COMPUTE, Activity.PEERS),
         ((Frame(function="_communicate", file="/mg/p2p_communication.py"), *TRAIN), Activity.PEERS),
