@@ -12,7 +12,7 @@ from slurm_robust.wire.messages import Beat, Progress, Pulse
 
 # Far more than ever happen; bounds the memory of an agent without a controller.
 _NOTES = 100
-# So many Pulses without an answer may be on their way; then the controller is told all again.
+# After this many unanswered Pulses the next message is a full Beat.
 _UNANSWERED = 3
 
 

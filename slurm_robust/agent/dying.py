@@ -1,4 +1,4 @@
-"""Do killed workers still get further on their way out? Looked at from outside."""
+"""Whether killed workers still make progress towards their end, seen from outside."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ def address_in(network: str) -> str:
     there = ", ".join(f"{interface} {address}" for interface, address in found)
     error = NoAddress(f"no address of this node is in checkpoint.peer_network {network}; it has {there}")
     error.fix = (
-        "name a subnet, or an interface, that every node of the job has; without it the network of the "
+        "name a subnet, or an interface, that every node of the job has, or leave the key out to use the "
+        "network of the heartbeats"
     )
-    error.fix += "heartbeats is used"
     raise error
 
 

@@ -100,7 +100,7 @@ class Fetches:
 
 
 def _reserved(channel: Channel, path: Path, total: int) -> _Filling:
-    """Memory for what is to come, or word to the other side that there is none. Raises ``OSError``."""
+    """Reserve ``total`` bytes for the image; without room the sender gets REFUSED. Raises ``OSError``."""
     try:
         return _Filling(path, total)
     except (OSError, BufferInUse) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
 from slurm_robust.health.gpus.facts import NVIDIA, Gpu, Recovery
-from slurm_robust.health.gpus.judging import GpuView, answering, finding, risen, twin
+from slurm_robust.health.gpus.judging import GpuView, answering, counted, finding, risen, twin
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 ECC = "gpu.ecc"
@@ -56,12 +56,12 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
         source="SRAM ECC status",
         suggestion=Suggestion.REPLACE,
     )
-    yield finding(
+    yield counted(
         ECC,
         gpu,
-        f"new uncorrected memory errors: {new}" if new > limits.max_volatile_uncorrected else "",
-        value=new,
-        limit=limits.max_volatile_uncorrected,
+        "new uncorrected memory errors",
+        new,
+        limits.max_volatile_uncorrected,
         source="uncorrected ECC errors, last hour",
         suggestion=Suggestion.RESET,
     )
@@ -75,29 +75,29 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
         source="ECC mode",
         blame=Party.SITE,
     )
-    yield finding(
+    yield counted(
         ECC,
         gpu,
-        f"uncorrected memory errors before: {old_ones}" if old_ones > limits.max_volatile_uncorrected else "",
-        value=old_ones,
-        limit=limits.max_volatile_uncorrected,
+        "uncorrected memory errors before",
+        old_ones,
+        limits.max_volatile_uncorrected,
         source="uncorrected ECC errors since the driver was loaded",
     )
     # A GPU's past, which remapping has dealt with: worth a look, no reason to keep jobs away.
-    yield finding(
+    yield counted(
         ECC,
         gpu,
-        f"uncorrected errors in its life: {lifetime}" if lifetime > limits.max_aggregate_uncorrected else "",
-        value=lifetime,
-        limit=limits.max_aggregate_uncorrected,
+        "uncorrected errors in its life",
+        lifetime,
+        limits.max_aggregate_uncorrected,
         source="uncorrected ECC errors, lifetime",
     )
-    yield finding(
+    yield counted(
         ECC,
         gpu,
-        f"corrected errors in an hour: {per_hour}" if per_hour > limits.max_corrected_per_hour else "",
-        value=per_hour,
-        limit=limits.max_corrected_per_hour,
+        "corrected errors in an hour",
+        per_hour,
+        limits.max_corrected_per_hour,
         source="corrected ECC errors, last hour",
     )
 

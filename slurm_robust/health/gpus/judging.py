@@ -50,6 +50,21 @@ def finding(
     )
 
 
+def counted(
+    check: str,
+    gpu: Gpu,
+    what: str,
+    number: int,
+    most: int,
+    *,
+    source: str,
+    suggestion: Suggestion = Suggestion.MONITOR,
+) -> Finding:
+    """A failure where ``number`` is more than ``most``; ``what`` says what was counted."""
+    bad = f"{what}: {number}" if number > most else ""
+    return finding(check, gpu, bad, value=number, limit=most, source=source, suggestion=suggestion)
+
+
 def answering(facts: GpuFacts) -> tuple[Gpu, ...]:
     """GPUs that speak for themselves; of the others ``gpu.lost`` does."""
     return tuple(gpu for gpu in facts.gpus if gpu.trouble is None)

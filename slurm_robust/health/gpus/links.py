@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
 from slurm_robust.health.gpus.facts import Gpu
-from slurm_robust.health.gpus.judging import GpuView, answering, earlier, finding, risen, twin
+from slurm_robust.health.gpus.judging import GpuView, answering, counted, earlier, finding, risen, twin
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 NVLINK = "gpu.nvlink"
@@ -153,11 +153,11 @@ def _generation(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding | None:
 
 def _replays(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
     new = risen(view, gpu, lambda known: known.pcie_replays)
-    return finding(
+    return counted(
         PCIE,
         gpu,
-        f"PCIe replays in an hour: {new}" if new > limits.max_pcie_replays_per_hour else "",
-        value=new,
-        limit=limits.max_pcie_replays_per_hour,
+        "PCIe replays in an hour",
+        new,
+        limits.max_pcie_replays_per_hour,
         source="PCIe replay counter",
     )

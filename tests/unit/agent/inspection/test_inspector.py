@@ -144,6 +144,7 @@ def test_one_that_is_stopped_is_replaced(machine: Machine) -> None:
     inspector = Inspector(brief, arguments(machine))
     try:
         read_until(inspector, passes("kernel.panic"))
+        psutil.Process(inspector.pid).suspend()  # it may still be starting children
         first = family(inspector.pid)
         for process in first:
             process.suspend()
