@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up everything that the demo and the tests need, and only what is missing:
-#   1. Debian packages for the sandbox (Slurm, munge, MariaDB, ip, unshare, cc), by apt-get, when root;
+#   1. Debian packages for the sandbox (Slurm, munge, MariaDB, ip, unshare, cc, bindfs), by apt-get, when root;
 #   2. a virtual environment in .venv with PyTorch and this package in editable mode.
 # Words name more commands, each with its package: tools/setup.sh rpmbuild rpm
 # A second run costs a few milliseconds: a stamp tells that nothing has changed.
@@ -42,6 +42,8 @@ srun slurm-client
 munged munge
 mariadbd mariadb-server
 ip iproute2
+bindfs bindfs
+mkfs.ext4 e2fsprogs
 unshare util-linux
 cc gcc
 cc libc6-dev

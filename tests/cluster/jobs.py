@@ -90,6 +90,10 @@ class ProtectedJob:
                 f"{error}\njob {self.id} ({self.slurm_state()}), its output:\n{self.log}"
             ) from None
 
+    def wait_said(self, words: str) -> None:
+        """The job's log has these words, which come a moment after the event in the journal."""
+        self.wait(lambda: words in self.log, 10.0, words)
+
     def slurm_state(self) -> str:
         done = self.sandbox.exec(
             ["squeue", "-h", "-t", "all", "-j", str(self.id), "-o", "%T"], timeout_s=30.0
@@ -106,3 +110,11 @@ class ProtectedJob:
         alive = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
         self.wait(lambda: self.slurm_state() not in alive, 60.0, "end of the job")
         return self.exit_code()
+
+
+def find_process(sandbox: Sandbox, node: str, *words: str) -> int:
+    """The machine's pid of the one process on ``node`` whose command line has these words in a row."""
+    wanted = "\0".join(words).encode() + b"\0"
+    found = [pid for pid in sandbox.host_pids(node) if wanted in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (only,) = found
+    return only

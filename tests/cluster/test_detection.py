@@ -140,3 +140,13 @@ def test_observe_mode_names_the_node_and_touches_nothing(cluster: Sandbox) -> No
     assert job.wait_end() == 0
     assert job.evicted() == []
     assert job.state.generation == 1
+
+
+@pytest.mark.soak
+def test_a_long_evaluation_on_rank_0_that_nobody_announced(cluster: Sandbox) -> None:
+    job = ProtectedJob(cluster, "plain.py --steps 120 --step-s 0.2 --evaluation-s 300", nodes=2)
+    assert job.wait_end(600) == 0
+    assert not job.events(ev.NodeEvicted)
+    assert not job.events(ev.RequeueStarted)
+    assert job.state.generation <= 2, "one restart at most"
+    assert "computes on, maybe in an evaluation" in job.log

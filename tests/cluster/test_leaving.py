@@ -66,7 +66,7 @@ def test_on_other_nodes_it_resumes_from_storage_and_nothing_stays_behind(sandbox
     launch = newest_launch(job)
     assert not {survivor, lost} & set(launch.slots)
     assert (launch.restore_step >= 23, launch.tiers) == (True, {"storage": 2}), job.log
-    assert f"generation 2 resumes from step {launch.restore_step}, from storage" in job.log
+    job.wait_said(f"generation 2 resumes from step {launch.restore_step}, from storage")
     assert copies(sandbox, (survivor,)) == []
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
@@ -91,7 +91,7 @@ def test_a_job_that_an_administrator_holds_is_requeued_and_says_so(sandbox: Sand
     told_to_leave(sandbox, job)
     job.wait(lambda: job.slurm_state() == "PENDING", 60, "the job waits")
     words = f"an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release {job.id}"
-    assert f"the job is requeued but does not start by itself: {words}" in job.log
+    job.wait_said(f"the job is requeued but does not start by itself: {words}")
     status = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
     assert "only one can release it" in status
     sandbox.exec(["scontrol", "release", str(job.id)], user="root", check=True)

@@ -6,13 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import ProtectedJob
+from tests.cluster.jobs import ProtectedJob, find_process
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -71,17 +70,10 @@ def test_a_cut_of_all_but_one(patient: Sandbox) -> None:
     goes_on_as_before(job)
 
 
-def agent_pid(sandbox: Sandbox, node: str) -> int:
-    """The machine's pid of the agent on ``node``."""
-    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in sandbox.host_pids(node)}
-    (found,) = [pid for pid, argv in words.items() if argv[1:3] == [b"-m", b"slurm_robust.agent"]]
-    return found
-
-
 def test_an_agent_that_is_stopped_for_ten_seconds_costs_nothing(patient: Sandbox) -> None:
     job = ProtectedJob(patient, f"--spares 1 {TINY}", nodes=4)
     job.wait_step(5)
-    agent = agent_pid(patient, job.state.slots[-1])
+    agent = find_process(patient, job.state.slots[-1], "-m", "slurm_robust.agent")
     os.kill(agent, signal.SIGSTOP)
     until = time.monotonic() + 10
     wait_for(lambda: time.monotonic() >= until, 15, "ten seconds")

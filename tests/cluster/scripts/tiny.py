@@ -20,6 +20,7 @@ parser.add_argument("--width", type=int, default=32, help="hidden units: 216 byt
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--fail-at", type=int, default=-1, help="raise ValueError in rank 0 at this step, always")
 parser.add_argument("--hang-at", type=int, default=-1, help="rank 1 stands still at this step, always")
+parser.add_argument("--talks", type=int, default=1 << 30, help="steps that are printed, from the first on")
 parser.add_argument("--hog", type=Path, help="when this file is there, rank 1 takes memory without end")
 options = parser.parse_args()
 
@@ -46,7 +47,8 @@ for step in range(checkpointer.restore(), options.steps):
     optimizer.step()
     time.sleep(options.step_s)
     checkpointer.step(step, loss=loss.item())
-    print(f"step {step} pid {os.getpid()}", flush=True)
+    if step < options.talks:
+        print(f"step {step} pid {os.getpid()}", flush=True)
 if rank == 0:
     state = b"".join(t.numpy().tobytes() for _, t in sorted(model.state_dict().items()))
     options.out.write_text(hashlib.sha256(state).hexdigest())

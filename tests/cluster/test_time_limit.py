@@ -1,0 +1,23 @@
+"""A time limit that is too short for a new step ends the job after some runs, on a real Slurm."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.policy.bounds import MOST_RUNS_IN_VAIN
+from slurm_robust.sandbox import Sandbox
+from tests.cluster.jobs import ProtectedJob
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.soak
+def test_runs_too_short_for_a_step_are_requeued_but_not_for_ever(sandbox: Sandbox) -> None:
+    limit = ("--time=1", "--signal=B:USR1@40")
+    job = ProtectedJob(sandbox, "tiny.py --out OUT --steps 5 --step-s 300", nodes=2, sbatch=limit)
+    assert job.wait_end(400) == 93
+    assert len(job.events(ev.AllocationTaken)) == MOST_RUNS_IN_VAIN
+    assert len(job.events(ev.RequeueStarted)) == MOST_RUNS_IN_VAIN - 1
+    assert "3 runs in a row ended at the time limit (or a preemption) without a new step" in job.log
+    assert "fix: submit with more time (sbatch --time)" in job.log
