@@ -19,11 +19,12 @@ from contextlib import closing, contextmanager
 from itertools import pairwise, product
 from pathlib import Path
 
+import msgspec
 import psutil
 from rich.table import Table
 
 from benchmarks import common
-from benchmarks.scale_agents import HEARTBEAT_S, NPROC
+from benchmarks.scale_agents import NPROC
 from slurm_robust.wire.client import Client
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import Drill, DrillReply, LookAtStacks, StacksShown
@@ -48,20 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = common.parser(__doc__, 1)
     options.add_argument("--nodes", type=int, nargs="+", default=NODES, help=f"(default: {NODES[0]})")
     options.add_argument("--steps-s", type=float, nargs="+", default=STEPS_S, help="seconds per step")
+    options.add_argument("--heartbeat-s", type=float, default=1.0, help="of each agent (default: 1)")
     chosen = options.parse_args(argv)
     machine = common.machine()
     runs: list[dict[str, object]] = []
     for nodes, step_s, _ in product(chosen.nodes, chosen.steps_s, range(chosen.reps)):
-        runs.append(measure(nodes, step_s))
+        runs.append(measure(nodes, step_s, chosen.heartbeat_s))
         path = common.write("controller_scale", {"machine": machine, "runs": runs})
     show(runs)
     print(f"written to {path}", file=sys.stderr)
     return 0
 
 
-def measure(nodes: int, step_s: float) -> dict[str, object]:
+def measure(nodes: int, step_s: float, heartbeat_s: float) -> dict[str, object]:
     """One job: join, launch, steady state, a look at all stacks, a killed rank and the launch after it."""
-    with job_of(nodes, step_s) as job:
+    with job_of(nodes, step_s, heartbeat_s) as job:
         job.wait("Running")
         time.sleep(SETTLE_S + step_s)  # past the first step
         begun = time.monotonic()
@@ -73,8 +75,16 @@ def measure(nodes: int, step_s: float) -> dict[str, object]:
         time.sleep(SETTLE_S)
         ended = job.end()
     samples = [s for s in ended.pop("samples") if steady[0] <= s[0] <= steady[1]]  # type: ignore[attr-defined]
-    shares = steady_state(samples, nodes)
-    return {"nodes": nodes, "ranks": nodes * NPROC, "step_s": step_s, **shares, **look, **ended}
+    shares = steady_state(samples, nodes / heartbeat_s)
+    return {
+        "nodes": nodes,
+        "ranks": nodes * NPROC,
+        "step_s": step_s,
+        "heartbeat_s": heartbeat_s,
+        **shares,
+        **look,
+        **ended,
+    }
 
 
 class SimulatedJob:
@@ -157,13 +167,17 @@ class SimulatedJob:
 
     def _marks(self) -> list[tuple[str, float, float]]:
         try:
-            return list(map(tuple, json.loads((self._folder / "marks.json").read_text())))  # type: ignore[arg-type]
-        except (OSError, ValueError):
+            text = (self._folder / "marks.json").read_bytes()
+            return msgspec.json.decode(text, type=list[tuple[str, float, float]])
+        except (OSError, msgspec.DecodeError):
             return []  # not there yet, or being written
 
 
-def steady_state(samples: list[tuple[float, float, int, int]], nodes: int) -> dict[str, float]:
-    """What the controller took while nothing happened, as told by itself once a second."""
+def steady_state(samples: list[tuple[float, float, int, int]], full_rate: float) -> dict[str, float]:
+    """What the controller took while nothing happened, as told by itself once a second.
+
+    ``full_rate``: heartbeats per second, if none is late.
+    """
     (begun, cpu, beats, ticks), (ended, more_cpu, more_beats, more_ticks) = samples[0], samples[-1]
     seconds, used = ended - begun, more_cpu - cpu
     return {
@@ -171,7 +185,7 @@ def steady_state(samples: list[tuple[float, float, int, int]], nodes: int) -> di
         "beats_per_s": (more_beats - beats) / seconds,
         "ticks_per_s": (more_ticks - ticks) / seconds,
         # Where agents on the same machine are held up there are fewer heartbeats than there would be.
-        "share_at_full_rate": used / (more_beats - beats) * nodes / HEARTBEAT_S,
+        "share_at_full_rate": used / (more_beats - beats) * full_rate,
     }
 
 
@@ -184,7 +198,7 @@ def spans(marks: list[tuple[str, float, float]]) -> dict[str, list[float]]:
 
 
 @contextmanager
-def job_of(nodes: int, step_s: float) -> Iterator[SimulatedJob]:
+def job_of(nodes: int, step_s: float, heartbeat_s: float) -> Iterator[SimulatedJob]:
     """A job in a folder of its own; its processes end with it."""
     folder = Path(tempfile.mkdtemp(prefix="srobust-scale-"))
     started: list[subprocess.Popen[bytes]] = []
@@ -199,7 +213,8 @@ def job_of(nodes: int, step_s: float) -> Iterator[SimulatedJob]:
         start("benchmarks.scale_controller", folder, nodes, SPARES)
         common.wait_for((folder / "port").exists, 30.0, "no controller")
         for first in range(1, total + 1, NODES_PER_PROCESS):
-            start("benchmarks.scale_agents", folder, first, min(first + NODES_PER_PROCESS, total + 1), step_s)
+            last = min(first + NODES_PER_PROCESS, total + 1)
+            start("benchmarks.scale_agents", folder, first, last, step_s, heartbeat_s)
         yield SimulatedJob(folder, started)
     except Exception as error:
         raise common.BenchmarkFailed((folder / "log").read_text()[-3000:]) from error

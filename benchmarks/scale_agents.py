@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import sys
 import time
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -38,14 +38,18 @@ from slurm_robust.agent.stimuli import (
 )
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.traffic import Traffic
+from slurm_robust.wire import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import (
     Ack,
+    DrillReply,
     FromController,
     Launch,
     Phase,
+    Pong,
     Progress,
+    StacksShown,
     StacksTaken,
     Stop,
     TakeStacks,
@@ -53,7 +57,6 @@ from slurm_robust.wire.messages import (
 from slurm_robust.wire.spawning import Exited, Ready, Spawned
 
 NPROC = 8
-HEARTBEAT_S = 1.0
 TRAFFIC_S = 10.0
 """Counters of the network are read anew so often (``detect.network_s``)."""
 
@@ -68,10 +71,10 @@ KEPT, PEER_KEPT = 3, 2
 class Node:
     """One agent and its ranks, which all train at the same pace."""
 
-    def __init__(self, number: int, step_s: float, socket: AgentSocket) -> None:
+    def __init__(self, number: int, step_s: float, heartbeat_s: float, socket: AgentSocket) -> None:
         self.name = f"n{number}"
         self.socket = socket
-        self._step_s = step_s
+        self._step_s, self._heartbeat_s = step_s, heartbeat_s
         self._state = AgentState(kill_wait_s=5.0)
         self._book = BeatBook(self.name, f"{self.name}-1-0", always_ready=False)
         self._book.address, self._book.port = f"10.{number >> 8}.{number & 255}.1", 4000
@@ -79,7 +82,7 @@ class Node:
         self._launched = 0.0
         self._announced = True
         self._wanted = True
-        self._due = random.uniform(0.0, HEARTBEAT_S)
+        self._due = random.uniform(0.0, heartbeat_s)
         self._taking: tuple[float, TakeStacks] | None = None
         self._taken = False
         self.ended = False
@@ -101,18 +104,21 @@ class Node:
             return
         message = self._book.make(self._state, self._progress(now), now, self._copies(now), (), traffic(now))
         if self.socket.send(message):
-            self._wanted, self._due = False, now + HEARTBEAT_S
+            self._wanted, self._due = False, now + self._heartbeat_s
             self.beats += 1
             if self.beats % 10 == 0:
                 self.bytes += 10 * len(msgspec.msgpack.encode(message))
 
     def _on_message(self, message: FromController) -> None:
-        if isinstance(message, Ack):
-            self._book.on_ack(message.seq)
-            return
-        if isinstance(message, Stop) and self.stopped_at is None:
-            self.stopped_at = time.monotonic()
-        self._take(OrderCame(order=message))  # type: ignore[arg-type]
+        match message:
+            case Ack(seq=seq):
+                self._book.on_ack(seq)
+            case Pong() | DrillReply() | StacksShown():
+                raise AssertionError(f"not for agents: {message}")
+            case _:
+                if isinstance(message, Stop) and self.stopped_at is None:
+                    self.stopped_at = time.monotonic()
+                self._take(OrderCame(order=message))
 
     def _take(self, stimulus: Stimulus) -> None:
         for instruction in self._state.handle(stimulus, time.monotonic()):
@@ -194,11 +200,11 @@ class Node:
 
     _kept: tuple[Copy, ...] = ()
 
-    def _held(self, ranks: object, newest: int, kept: int, tier: Tier) -> tuple[Copy, ...]:
+    def _held(self, ranks: Iterable[int], newest: int, kept: int, tier: Tier) -> tuple[Copy, ...]:
         generation = self._state.generation
         return tuple(
             Copy(rank=rank, generation=generation, step=step, tier=tier, nbytes=IMAGE_BYTES)
-            for rank in ranks  # type: ignore[attr-defined]
+            for rank in ranks
             for step in range(max(0, newest - kept + 1), newest + 1)
         )
 
@@ -219,16 +225,15 @@ def traffic(now: float) -> Traffic:
     return Traffic(silent_s=0.0, pause_s=1.0, talked_s=read_at)
 
 
-def main(folder: Path, first: int, last: int, step_s: float) -> int:
+def main(folder: Path, first: int, last: int, step_s: float, heartbeat_s: float) -> int:
     """Serve until all agents were told to end, or the controller's port file is gone."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    openfiles.raise_limit()
     keys = load_client(folder / "keys")
     port = folder / "port"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     context.set(zmq.MAX_SOCKETS, last - first + 10)
     nodes = [
-        Node(number, step_s, AgentSocket(keys, f"n{number}", context=context))
+        Node(number, step_s, heartbeat_s, AgentSocket(keys, f"n{number}", context=context))
         for number in range(first, last)
     ]
     for node in nodes:
@@ -253,4 +258,5 @@ def main(folder: Path, first: int, last: int, step_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    folder, first, last, step_s, heartbeat_s = sys.argv[1:]
+    sys.exit(main(Path(folder), int(first), int(last), float(step_s), float(heartbeat_s)))

@@ -21,7 +21,7 @@ from slurm_robust.config.schema import JobConfig, Timings
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller import restoring
 from slurm_robust.controller.agent_steps import AgentSteps
-from slurm_robust.controller.core import Core
+from slurm_robust.controller.core import Core, Stage
 from slurm_robust.controller.journal import Journal, fold
 from slurm_robust.controller.loop import Loop, read_clocks
 from slurm_robust.controller.preflight import open_directory
@@ -81,7 +81,7 @@ class Marks:
         self.path = path
         self.found: list[tuple[str, float, float]] = []
 
-    def build(self, transition: Transition) -> object:
+    def build(self, transition: Transition) -> Stage:
         """As the table of stages does."""
         stage = build(transition)
         self.found.append((type(stage).__name__, time.monotonic(), time.process_time()))
@@ -98,12 +98,12 @@ def main(folder: Path, nodes: int, spares: int) -> int:
     for event in beginning(names, nodes):
         journal.append(event)
     # All nodes are on one machine, whose silences are not what is measured.
-    config = JobConfig(timings=Timings(node_dead_s=60.0, launch_s=600.0, agent_start_s=600.0))
+    config = JobConfig(timings=Timings(node_dead_s=300.0, launch_s=600.0, agent_start_s=600.0))
     slurm = FakeSlurm(FakeCluster(names))
     job_id = slurm.submit(SubmitRequest(command=("job.sh",), nodes=len(names)))
     marks = Marks(folder / "marks.json")
     with closing(ControllerSocket(load_server(directory.keys))) as server:
-        core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())  # type: ignore[arg-type]
+        core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())
         command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
         loop = Loop(
             core,

@@ -116,7 +116,7 @@ class Matrix:
     # -- trainings ---------------------------------------------------------------------------------
 
     def _training_for(self, case: Case) -> Training:
-        if self._training is not None and not self._has_room(self._training):
+        if self._training is not None and (case.fresh or not self._has_room(self._training)):
             self.finish()
         if self._training is None:
             heal(self._sandbox)
