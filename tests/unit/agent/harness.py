@@ -149,12 +149,13 @@ class LocalJob:
         self.controllers.append(controller)
         return controller
 
-    def start_agent(self, node: str, **environ: str) -> subprocess.Popen[str]:
-        """Start an agent that believes to be on ``node``."""
+    def start_agent(self, node: str, *, open_files: int | None = None, **environ: str) -> subprocess.Popen[str]:
+        """Start an agent that believes to be on ``node``, with a soft limit of open files if one is given."""
+        limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}:"]
         log = (self.folder / f"agent-{node}.log").open("w")
         env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
         agent = subprocess.Popen(
-            [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(self.job.path)],
+            [*limit, sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(self.job.path)],
             env={**env, "SLURMD_NODENAME": node, **environ},
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -102,12 +102,8 @@ def test_workers_may_open_as_many_files_as_the_hard_limit_allows(make_job: MakeJ
     """The store of rank 0 holds a connection to each rank, and shells hand on 1,024."""
     job = make_job("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))")
     controller = job.controller()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-    try:
-        job.start_agent("n1")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    job.start_agent("n1", open_files=512)
     controller.wait_for("n1", lambda b: b.ready, 60)
     controller.launch("n1", 1, (0,))
     controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
