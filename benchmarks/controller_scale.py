@@ -50,18 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--nodes", type=int, nargs="+", default=NODES, help=f"(default: {NODES[0]})")
     options.add_argument("--steps-s", type=float, nargs="+", default=STEPS_S, help="seconds per step")
     options.add_argument("--heartbeat-s", type=float, default=1.0, help="of each agent (default: 1)")
+    options.add_argument("--no-look", dest="look", action="store_false", help="take no stacks")
     chosen = options.parse_args(argv)
     machine = common.machine()
     runs: list[dict[str, object]] = []
     for nodes, step_s, _ in product(chosen.nodes, chosen.steps_s, range(chosen.reps)):
-        runs.append(measure(nodes, step_s, chosen.heartbeat_s))
+        runs.append(measure(nodes, step_s, chosen.heartbeat_s, look=chosen.look))
         path = common.write("controller_scale", {"machine": machine, "runs": runs})
     show(runs)
     print(f"written to {path}", file=sys.stderr)
     return 0
 
 
-def measure(nodes: int, step_s: float, heartbeat_s: float) -> dict[str, object]:
+def measure(nodes: int, step_s: float, heartbeat_s: float, *, look: bool) -> dict[str, object]:
     """One job: join, launch, steady state, a look at all stacks, a killed rank and the launch after it."""
     with job_of(nodes, step_s, heartbeat_s) as job:
         job.wait("Running")
@@ -69,7 +70,7 @@ def measure(nodes: int, step_s: float, heartbeat_s: float) -> dict[str, object]:
         begun = time.monotonic()
         time.sleep(STEADY_S)
         steady = begun, time.monotonic()
-        look = job.look()
+        looked = job.look() if look else {}
         job.drill("kill-rank", 77)
         job.wait("Running", times=2)
         time.sleep(SETTLE_S)
@@ -82,7 +83,7 @@ def measure(nodes: int, step_s: float, heartbeat_s: float) -> dict[str, object]:
         "step_s": step_s,
         "heartbeat_s": heartbeat_s,
         **shares,
-        **look,
+        **looked,
         **ended,
     }
 
@@ -214,7 +215,7 @@ def job_of(nodes: int, step_s: float, heartbeat_s: float) -> Iterator[SimulatedJ
         common.wait_for((folder / "port").exists, 30.0, "no controller")
         for first in range(1, total + 1, NODES_PER_PROCESS):
             last = min(first + NODES_PER_PROCESS, total + 1)
-            start("benchmarks.scale_agents", folder, first, last, step_s, heartbeat_s)
+            start("benchmarks.scale_agents", folder, first, last, total, step_s, heartbeat_s)
         yield SimulatedJob(folder, started)
     except Exception as error:
         raise common.BenchmarkFailed((folder / "log").read_text()[-3000:]) from error
@@ -255,7 +256,7 @@ def show(runs: Sequence[dict[str, object]]) -> None:
     for run in runs:
         table.add_column(f"{run['nodes']} nodes, {run['ranks']} ranks, {run['step_s']:g} s a step")
     for words, name, form in ROWS:
-        table.add_row(words, *("" if run[name] is None else form(run[name]) for run in runs))  # type: ignore[arg-type]
+        table.add_row(words, *("" if run.get(name) is None else form(run[name]) for run in runs))  # type: ignore[arg-type]
     common.console().print(table)
 
 

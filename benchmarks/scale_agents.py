@@ -1,12 +1,14 @@
 """Agents of many nodes in one process: the agent's own state machine, Beats and socket, and made-up training.
 
-``python -m benchmarks.scale_agents FOLDER FIRST LAST SECONDS_PER_STEP``. What is missing of an agent is what
-belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the folder at the end.
+``python -m benchmarks.scale_agents FOLDER FIRST LAST TOTAL STEP_S HEARTBEAT_S``. What is missing of an agent
+is what belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the folder at the
+end.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -57,6 +59,7 @@ from slurm_robust.wire.messages import (
 from slurm_robust.wire.spawning import Exited, Ready, Spawned
 
 NPROC = 8
+AGENTS_NICE = 5
 TRAFFIC_S = 10.0
 """Counters of the network are read anew so often (``detect.network_s``)."""
 
@@ -225,9 +228,10 @@ def traffic(now: float) -> Traffic:
     return Traffic(silent_s=0.0, pause_s=1.0, talked_s=read_at)
 
 
-def main(folder: Path, first: int, last: int, step_s: float, heartbeat_s: float) -> int:
+def main(folder: Path, first: int, last: int, total: int, step_s: float, heartbeat_s: float) -> int:
     """Serve until all agents were told to end, or the controller's port file is gone."""
     openfiles.raise_limit()
+    os.nice(AGENTS_NICE)  # on a cluster they run elsewhere
     keys = load_client(folder / "keys")
     port = folder / "port"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -238,7 +242,8 @@ def main(folder: Path, first: int, last: int, step_s: float, heartbeat_s: float)
     ]
     for node in nodes:
         node.socket.connect([f"tcp://127.0.0.1:{int(port.read_text())}"])
-    pause_s = 0.02 + 5e-5 * len(nodes)  # a round over all sockets costs some µs for each
+    # A round over all sockets costs some µs for each, and all processes share the machine.
+    pause_s = 0.02 + 5e-5 * total
     while port.exists() and not all(node.ended for node in nodes):
         for node in nodes:
             node.turn(time.monotonic())
@@ -258,5 +263,5 @@ def main(folder: Path, first: int, last: int, step_s: float, heartbeat_s: float)
 
 
 if __name__ == "__main__":
-    folder, first, last, step_s, heartbeat_s = sys.argv[1:]
-    sys.exit(main(Path(folder), int(first), int(last), float(step_s), float(heartbeat_s)))
+    folder, first, last, total, step_s, heartbeat_s = sys.argv[1:]
+    sys.exit(main(Path(folder), int(first), int(last), int(total), float(step_s), float(heartbeat_s)))

@@ -13,11 +13,6 @@ def set_common(socket: zmq.Socket[bytes]) -> None:
     socket.linger = 0
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.IPV6, 1)
-    # After a cut TCP repeats at ever longer intervals, up to minutes. ZeroMQ's own heartbeats end
-    # such a connection, so that a new one is made within seconds once the network is back.
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6_000)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)

@@ -149,7 +149,9 @@ class LocalJob:
         self.controllers.append(controller)
         return controller
 
-    def start_agent(self, node: str, *, open_files: int | None = None, **environ: str) -> subprocess.Popen[str]:
+    def start_agent(
+        self, node: str, *, open_files: int | None = None, **environ: str
+    ) -> subprocess.Popen[str]:
         """Start an agent that believes to be on ``node``, with a soft limit of open files if one is given."""
         limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}:"]
         log = (self.folder / f"agent-{node}.log").open("w")

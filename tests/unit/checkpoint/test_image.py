@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import struct
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def test_there_is_always_room_for_a_tree_to_grow(path: Path, length: int) -> Non
 )
 def test_no_changed_byte_stays_unseen(path: Path, at: int, bit: int) -> None:
     """Unless it is in the room between meta block and data, which nobody reads."""
-    fill(Buffer(path), [bytes_of(10_000), bytes_of(9_000)])
+    with closing(Buffer(path)) as buffer:
+        fill(buffer, [bytes_of(10_000), bytes_of(9_000)])
     image = open_image(path)
     used = PAGE + struct.unpack_from("<Q", path.read_bytes(), 16)[0], image.nbytes
     image.close()
