@@ -1,8 +1,8 @@
 """Agents of many nodes in one process: the agent's own state machine, Beats and socket, and made-up training.
 
 ``python -m benchmarks.scale_agents FOLDER FIRST LAST TOTAL STEP_S HEARTBEAT_S``. What is missing of an agent
-is what belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the folder at the
-end.
+is what belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the folder at
+the end.
 """
 
 from __future__ import annotations
