@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.findings import Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 
@@ -21,7 +21,8 @@ class Shape(Record, kw_only=False):
 
     ``begins``: the message begins with one of these, which is quick to tell for thousands of messages.
     ``lasting``: it counts until the next boot, else within the window. ``often``: fewer than that are only
-    worth a look. ``corrected``: counted against the limit of errors that were corrected.
+    worth a look. ``corrected``: counted against the limit of errors that were corrected. ``written_by``: the
+    least of those who can bring it about.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Shape(Record, kw_only=False):
     lasting: bool = False
     often: int = 1
     corrected: bool = False
+    written_by: Writer = Writer.KERNEL
 
     @property
     def regex(self) -> str:
@@ -121,6 +123,7 @@ _LOCKUPS = (
         ("INFO: task ",),
         r"INFO: task .{1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds",
         "process waits for I/O or a lock for minutes",
+        written_by=Writer.USER,
     ),
     Shape(
         "workqueue",
@@ -139,6 +142,7 @@ _MEMORY = (
         r"Out of memory: Kill(?:ed)? process \d+",
         "process killed because the node ran out of memory",
         blame=Party.JOB,
+        written_by=Writer.USER,
     ),
     Shape(
         "out-of-memory-group",
@@ -147,6 +151,7 @@ _MEMORY = (
         r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*/job_\d)",
         "process killed at the memory limit of a service or login",
         blame=Party.SITE,
+        written_by=Writer.USER,
     ),
 )
 
