@@ -37,7 +37,7 @@ class CheckRule(_Section):
     """Overrides what a failure suggests: none and monitor never drain."""
 
     confirm: int | None = None
-    """Periodic runs in a row that must fail before the node is drained."""
+    """Periodic runs in a row that must fail before the node is drained: 1, or 3 for what users can write."""
 
 
 class Hooks(_Section):

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 F = TypeVar("F", bound=Record)
@@ -90,19 +90,32 @@ class View(Record, Generic[F], kw_only=False):
     job_gone: bool | None = None
 
 
+CONFIRM = 3
+"""In so many periodic runs in a row it must be so before a failure that users can write keeps jobs away."""
+
+
 class Check(Record, Generic[F], kw_only=False):
     """A question about a node. ``explain`` tells an administrator what is looked at, why, and what to do.
 
     ``judge`` is pure and returns one finding for each subject; nothing for hardware that is not there.
     ``hangs``: this check speaks for the source when it hangs (one check of each source).
+    ``written_by``: the least of those who can bring about a failure that keeps jobs away, or any failure of a
+    check that never does. ``second``: the other, unlike look that the judge takes at what users can write.
     """
 
     name: str
     source: Source[F]
     judge: Callable[[View[F], NodeConfig], Iterable[Finding]]
     explain: str
+    written_by: Writer
+    second: str = ""
     contexts: frozenset[Context] = EVERYWHERE
     hangs: bool = False
+
+    @property
+    def confirm(self) -> int:
+        """The one rule: what users can write counts when it stays, or when an unlike look says the same."""
+        return CONFIRM if self.written_by.is_user and not self.second else 1
 
 
 AnyCheck = Check[Any]

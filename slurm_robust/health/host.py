@@ -51,6 +51,16 @@ class Host:
         except OSError:
             return ()
 
+    def real_uid(self, pid: int | str) -> int | None:
+        """Whose process it is; None once it has ended.
+
+        Any user can start a program that runs with the rights of its file's owner (setuid), under any name:
+        the owner of its folder in /proc is root then.
+        """
+        lines = self.read_or(f"/proc/{pid}/status").splitlines()
+        words = next((line.split() for line in lines if line.startswith("Uid:")), [])
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else None
+
     def boot_id(self) -> str:
         """Another one after each boot; empty where the kernel does not say."""
         return self.read_or("/proc/sys/kernel/random/boot_id")

@@ -42,7 +42,7 @@ class _Contents(Record):
     format: int = _FORMAT
     facts: dict[str, list[Stored]] = {}
     failing: dict[str, int] = {}
-    passing: dict[str, int] = {}
+    away: dict[str, int] = {}
 
 
 class Memory:
@@ -57,6 +57,7 @@ class Memory:
         self._contents = _read(folder)
         self._new: dict[str, tuple[AnySource, Stored]] = {}
         self._failed: dict[str, bool] = {}
+        self._away: set[str] = set()
         self._ran: set[str] = set()
 
     def before(self, source: AnySource, now: float) -> tuple[Sample[Any], ...]:
@@ -92,27 +93,30 @@ class Memory:
         packed = msgspec.msgpack.encode(sample.facts)
         self._new[source.name] = (source, Stored(at=sample.at, boot_id=sample.boot_id, facts=packed))
 
-    def count(self, failed: Mapping[str, bool], ran: Iterable[str]) -> None:
-        """Add a periodic run: whether each subject (``gpu.ecc gpu3``) has failed.
+    def count(self, failed: Mapping[str, bool], away: Iterable[str], ran: Iterable[str]) -> None:
+        """Add a periodic run: whether each subject (``gpu.ecc gpu3``) has failed, and which keep jobs away.
 
         ``ran`` are the checks that could tell: of those, a subject that is not in ``failed`` is no more, and
         begins anew. Of other checks all counts stay.
         """
         self._failed |= failed
+        self._away |= set(away)
         self._ran |= set(ran)
 
-    def failing(self, name: str) -> int:
-        """In how many periodic runs in a row the subject has failed, the one just counted included."""
-        return self._counted(self._contents.failing, True).get(name, 0)
+    def keeping_away(self, name: str) -> int:
+        """In how many periodic runs in a row the subject has failed so that it keeps jobs away, the one just
+        counted included.
+        """
+        return self._counted(self._contents.away, self._away).get(name, 0)
 
-    def passing(self, name: str) -> int:
-        """In how many it has passed."""
-        return self._counted(self._contents.passing, False).get(name, 0)
+    @property
+    def _failing(self) -> set[str]:
+        return {name for name, failed in self._failed.items() if failed}
 
     def changes(self) -> tuple[list[str], list[str]]:
         """Subjects that fail since the run just counted, and those that do so no longer."""
         before = self._contents.failing.keys()
-        now = self._counted(self._contents.failing, True).keys()
+        now = self._counted(self._contents.failing, self._failing).keys()
         return sorted(now - before), sorted(before - now)
 
     def save(self) -> bool:
@@ -139,13 +143,13 @@ class Memory:
             facts[name] = joined(facts.get(name, []), stored, source.history_s)
         return _Contents(
             facts=facts,
-            failing=self._counted(contents.failing, True),
-            passing=self._counted(contents.passing, False),
+            failing=self._counted(contents.failing, self._failing),
+            away=self._counted(contents.away, self._away),
         )
 
-    def _counted(self, before: Mapping[str, int], kind: bool) -> dict[str, int]:
+    def _counted(self, before: Mapping[str, int], now: set[str]) -> dict[str, int]:
         kept = {name: count for name, count in before.items() if name.partition(" ")[0] not in self._ran}
-        more = {name: before.get(name, 0) + 1 for name, failed in self._failed.items() if failed is kind}
+        more = {name: before.get(name, 0) + 1 for name in now}
         over = self._failed.keys() - more.keys()
         return {name: count for name, count in (kept | more).items() if name not in over}
 
@@ -163,7 +167,7 @@ class ProcessMemory(Memory):
     def save(self) -> bool:
         """Keep what the run has found. :meth:`failing` then has its counts."""
         self._contents = self._merged(self._contents)
-        self._new, self._failed, self._ran = {}, {}, set()
+        self._new, self._failed, self._away, self._ran = {}, {}, set(), set()
         return True
 
 

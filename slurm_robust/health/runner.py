@@ -16,7 +16,7 @@ from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer, call
 from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import OUT_OF_TIME, Report
-from slurm_robust.health.verdict import rule_of, subject_key
+from slurm_robust.health.verdict import overridden, rule_of, subject_key
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 
@@ -86,7 +86,7 @@ def inspect(
     left_out |= run.left_out(chosen)
     if memory is not None:
         if context is Context.PERIODIC:
-            _count(memory, chosen, findings)
+            _count(memory, chosen, findings, config)
         memory.save()
     return Report(
         node=node_name(os.environ),
@@ -105,7 +105,7 @@ def inspect(
 def failing_runs(report: Report, memory: Memory | None) -> dict[str, int]:
     """For :func:`~slurm_robust.health.verdict.conclude`; without a memory every failure is the first."""
     names = {subject_key(found) for found in report.findings if found.outcome is Outcome.FAIL}
-    return {name: max(1, memory.failing(name)) if memory else 1 for name in names}
+    return {name: max(1, memory.keeping_away(name)) if memory else 1 for name in names}
 
 
 def baseline_facts(
@@ -180,7 +180,7 @@ class _Run:
         """What a check says, or why it can say nothing."""
         sample = self.facts.get(check.source.name)
         if sample is None:
-            return (_silence(check, self.answers[check.source.name]),)
+            return (_of(check, _silence(check, self.answers[check.source.name])),)
         view: View[Record] = View(
             facts=sample.facts,
             at=sample.at,
@@ -190,7 +190,7 @@ class _Run:
             job_gone=self.job_gone,
         )
         try:
-            return tuple(check.judge(view, self._config))
+            return tuple(_of(check, finding) for finding in check.judge(view, self._config))
         except Exception as error:  # noqa: BLE001 - a bug in one check must not take the others along
             self.errors[check.name] = f"{type(error).__name__}: {error}"
             text = f"error in the check: {self.errors[check.name]}"
@@ -203,6 +203,12 @@ class _Run:
 
     def _task(self, source: AnySource) -> Callable[[], bytes]:
         return lambda: msgspec.msgpack.encode(source.gather(self._host, self._config))
+
+
+def _of(check: AnyCheck, finding: Finding) -> Finding:
+    if finding.confirm == check.confirm or finding.outcome is not Outcome.FAIL:
+        return finding
+    return msgspec.structs.replace(finding, confirm=check.confirm)
 
 
 def _silence(check: AnyCheck, answer: Answer) -> Finding:
@@ -226,8 +232,12 @@ def _is_asked(name: str, only: Sequence[str]) -> bool:
     return not only or any(fnmatchcase(name, pattern) for pattern in only)
 
 
-def _count(memory: Memory, checks: Iterable[AnyCheck], findings: Sequence[Finding]) -> None:
+def _count(
+    memory: Memory, checks: Iterable[AnyCheck], findings: Sequence[Finding], config: NodeConfig
+) -> None:
     unknown = {finding.check for finding in findings if finding.outcome is Outcome.UNKNOWN}
     known = [finding for finding in findings if finding.outcome is not Outcome.UNKNOWN]
     failed = {subject_key(finding): finding.outcome is Outcome.FAIL for finding in known}
-    memory.count(failed, {check.name for check in checks} - unknown)
+    ruled = (overridden(f, rule_of(config, f.check)) for f in known if f.outcome is Outcome.FAIL)
+    away = {subject_key(finding) for finding in ruled if finding.suggestion.keeps_jobs_away}
+    memory.count(failed, away, {check.name for check in checks} - unknown)

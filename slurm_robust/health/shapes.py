@@ -1,8 +1,10 @@
 """What lines of the kernel's log speak of a node in trouble, besides those of NVIDIA's driver.
 
-Each pattern is matched from the beginning of a message and its decisive words come before anything that a
-user can choose (names of processes, of control groups). Devices that users can mount are left out: an image
-of theirs in a loop device may well be damaged.
+Many of the kernel's own messages begin with the name of a process, which is any 15 bytes that its user
+likes (``NAME[77]: segfault at …``, ``NAME invoked oom-killer: …``, ``NAME: page allocation failure …``), and
+some end with the name of a file. So each pattern is matched from the beginning, goes beyond those 15 bytes in
+the kernel's words, and has no gap behind them that the rest of such a message could fill. Devices that users
+can mount are left out: an image of theirs in a loop device may well be damaged.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.findings import Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 
@@ -19,7 +21,8 @@ class Shape(Record, kw_only=False):
 
     ``begins``: the message begins with one of these, which is quick to tell for thousands of messages.
     ``lasting``: it counts until the next boot, else within the window. ``often``: fewer than that are only
-    worth a look. ``corrected``: counted against the limit of errors that were corrected.
+    worth a look. ``corrected``: counted against the limit of errors that were corrected. ``written_by``: the
+    least of those who can bring it about.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Shape(Record, kw_only=False):
     lasting: bool = False
     often: int = 1
     corrected: bool = False
+    written_by: Writer = Writer.KERNEL
 
     @property
     def regex(self) -> str:
@@ -43,7 +47,10 @@ _DISK = r"((?!loop|zram|ram|sr\d|fd\d)[A-Za-z][\w.-]{0,31})"
 _PCI = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"
 _HARDWARE = r"(?:mce: )?\[Hardware Error\]: "
 _CPU = _HARDWARE + r"CPU \d+: Machine Check"
-_TRAP = r"(?:general protection fault|invalid opcode|divide error|stack segment|double fault)"
+# "memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", or the place alone.
+_MODULE = r"(?:\w[\w ()/,.-]{0,80} )?on \S"
+_DIED = r" \[#\d+\]"  # how many times; then how the kernel was built (SMP, PREEMPT …)
+_TRAP = r"(?:general protection fault|invalid opcode|divide error|stack segment|double fault|int3|Oops)"
 
 _REBOOT = Suggestion.REBOOT
 _REPLACE = Suggestion.REPLACE
@@ -59,7 +66,7 @@ _MACHINE_CHECKS = (
         (*_HARDWARE_ERROR, "EDAC MC", "Memory failure: "),
         # Bit 61 of a bank's status says that the error was not corrected.
         rf"{_CPU} Exception: |{_CPU}: \d+ Bank \d+: [2367abef][0-9a-f]{{15}}|{_HARDWARE}Uncorrected"
-        r"|mce: Uncorrected|EDAC MC\d+: \d+ UE |Memory failure: 0x",
+        rf"|mce: Uncorrected hardware|EDAC MC\d+: \d+ UE {_MODULE}|Memory failure: 0x",
         "hardware error that could not be corrected",
         _REBOOT,
         lasting=True,
@@ -77,7 +84,7 @@ _MACHINE_CHECKS = (
             ("corrected-events", _HARDWARE_ERROR, _HARDWARE + "Machine check events logged"),
             ("corrected-bank", _HARDWARE_ERROR, rf"{_CPU}: \d+ Bank \d+: [014589cd][0-9a-f]{{15}}"),
             ("corrected-amd", _HARDWARE_ERROR, _HARDWARE + "Corrected error"),
-            ("corrected-edac", ("EDAC MC",), r"EDAC MC\d+: \d+ CE "),
+            ("corrected-edac", ("EDAC MC",), rf"EDAC MC\d+: \d+ CE {_MODULE}"),
             ("corrected-firmware", _FIRMWARE, r"\{\d+\}\[Hardware Error\]: event severity: corrected"),
         )
     ),
@@ -114,8 +121,9 @@ _LOCKUPS = (
         "hung-task",
         "kernel.lockup",
         ("INFO: task ",),
-        r"INFO: task .{1,48}? blocked (?:in I/O wait )?for more than \d+ seconds",
+        r"INFO: task .{1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds",
         "process waits for I/O or a lock for minutes",
+        written_by=Writer.USER,
     ),
     Shape(
         "workqueue",
@@ -134,6 +142,7 @@ _MEMORY = (
         r"Out of memory: Kill(?:ed)? process \d+",
         "process killed because the node ran out of memory",
         blame=Party.JOB,
+        written_by=Writer.USER,
     ),
     Shape(
         "out-of-memory-group",
@@ -142,6 +151,7 @@ _MEMORY = (
         r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*/job_\d)",
         "process killed at the memory limit of a service or login",
         blame=Party.SITE,
+        written_by=Writer.USER,
     ),
 )
 
@@ -154,8 +164,10 @@ _PANICS = (
             *("general protection", "invalid opcode", "divide error", "stack segment", "double fault"),
         ),
         r"Kernel panic - not syncing|BUG: (?:unable to handle|kernel NULL pointer)|Unable to handle kernel"
-        rf"|(?:Oops|Internal error): .{{0,160}}\[#\d+\]|{_TRAP}(?:,.{{0,120}})?: \w{{1,8}} \[#\d+\]"
-        r"|kernel BUG at ",
+        rf"|(?:Oops: )?{_TRAP}(?:, [\w ,-]{{1,120}})?: [0-9a-f]{{4,16}}{_DIED} [A-Z]{{3}}"
+        rf"|Oops: \w[\w ,/-]{{0,80}}, sig: \d+{_DIED}"
+        rf"|Internal error: \w[\w ,./-]{{0,80}}: [0-9a-f]{{1,16}}{_DIED} [A-Z]{{3}}"
+        r"|kernel BUG at \S{1,200}(?::\d+!| \[verbose debug info)",
         "kernel crashed in part (oops)",
         _REBOOT,
         lasting=True,
@@ -164,7 +176,7 @@ _PANICS = (
         "corruption",
         "kernel.panic",
         ("BUG: Bad page", "list_add ", "list_del "),
-        r"BUG: Bad page (?:state|map)|list_(?:add|del) corruption",
+        r"BUG: Bad page (?:state|map) in process|list_(?:add|del) corruption[.,] ",
         "kernel memory is corrupt",
         _REBOOT,
         lasting=True,
@@ -184,8 +196,9 @@ _STORAGE = (
         "kernel.filesystem",
         ("EXT4-fs ", "XFS (", "BTRFS: error "),
         r"EXT4-fs error \(device {DISK}\)|EXT4-fs \({DISK}\): Remounting filesystem read-only"
-        r"|XFS \({DISK}\): (?:Internal error|Corruption |Metadata (?:corruption|CRC error)|log I/O error"
-        r"|.{0,60}(?:has been shut|xfs_do_force_shutdown|[Ss]hutting down filesystem))"
+        r"|XFS \({DISK}\): (?:Internal error |Corruption (?:of in-memory data|detected|warning)"
+        r"|Metadata (?:corruption|CRC error) detected|log I/O error |xfs_do_force_shutdown\("
+        r"|(?:[\w /.-]{0,60} )?(?:has been shut down|[Ss]hutting down filesystem))"
         r"|BTRFS: error \(device {DISK}",
         "file system is damaged or was made read-only",
         _REBOOT,
@@ -220,15 +233,15 @@ _STORAGE = (
         "io-error",
         "kernel.filesystem",
         _DISK_LAYER,
-        r"(?:blk_update_request: |print_req_error: )?I/O error, dev {DISK}"
-        r"|Buffer I/O error on dev(?:ice)? {DISK}",
+        r"(?:blk_update_request: |print_req_error: )?I/O error, dev {DISK}, sector \d"
+        r"|Buffer I/O error on dev(?:ice)? {DISK}, logical block \d",
         "I/O errors",
     ),
     Shape(
         "disk-reset",
         "kernel.filesystem",
         ("nvme nvme", "ata"),
-        r"nvme {DISK}: (?:I/O (?:tag )?\d+.{0,40} timeout|controller is down; will reset)"
+        r"nvme {DISK}: (?:I/O (?:tag )?\d+[\w ()/]{0,60} timeout|controller is down; will reset)"
         r"|{DISK}: (?:hard resetting link|failed command: |exception Emask )",
         "disk was reset",
     ),

@@ -17,7 +17,7 @@ import msgspec
 from slurm_robust.config.node import NodeConfig, SiteCheck
 from slurm_robust.health.check import AnyCheck, Check, Context, Hang, Source, View
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.model.text import one_line
 
@@ -81,6 +81,7 @@ def _made(check: SiteCheck) -> AnyCheck:
         name=source.name,
         source=source,
         judge=judge,
+        written_by=Writer.ROOT,
         hangs=True,
         contexts=frozenset(Context(name) for name in check.contexts),
         explain=f"A check of this site: {check.python or ' '.join(check.command)}. Exit codes of a command: "

@@ -43,8 +43,9 @@ def subject_key(finding: Finding) -> str:
 def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Conclusion:
     """Judge the node by one run.
 
-    ``runs`` has, by :func:`subject_key`, in how many periodic runs in a row the subject has failed, this run
-    included. A failure that has to be confirmed and is not yet is a warning.
+    ``runs`` has, by :func:`subject_key`, in how many periodic runs in a row the subject has failed so that it
+    keeps jobs away, this run included. A failure that has to be confirmed and is not yet is a warning. What
+    only the site wants confirmed is not, where a run looks hard; what users can write is, also there.
     """
     causes: list[Finding] = []
     warnings: list[Finding] = []
@@ -54,8 +55,9 @@ def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Con
         if found.outcome is Outcome.UNKNOWN:
             (causes if rule.on_unknown == "closed" else unknown).append(found)
         elif found.outcome is Outcome.FAIL:
-            finding = _overridden(found, rule)
-            enough = report.context in _CONCLUSIVE or runs.get(subject_key(found), 1) >= (rule.confirm or 1)
+            finding = overridden(found, rule)
+            enough = runs.get(subject_key(found), 1) >= (rule.confirm or found.confirm)
+            enough |= found.confirm == 1 and report.context in _CONCLUSIVE
             (causes if finding.suggestion.keeps_jobs_away and enough else warnings).append(finding)
     causes.sort(key=_worst_first)
     warnings.sort(key=_worst_first)
@@ -89,7 +91,8 @@ def clean(text: str, most: int) -> str:
     return plain if len(plain) <= most else plain[: most - 3].rstrip() + "..."
 
 
-def _overridden(finding: Finding, rule: CheckRule) -> Finding:
+def overridden(finding: Finding, rule: CheckRule) -> Finding:
+    """The finding with the site's own suggestion."""
     if rule.suggestion is None:
         return finding
     return msgspec.structs.replace(finding, suggestion=Suggestion(rule.suggestion))

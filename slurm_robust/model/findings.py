@@ -34,6 +34,36 @@ class Party(str, Enum):
     """What a job's program did or left."""
 
 
+class Writer(str, Enum):
+    """Who can bring about what is seen, or make it look as if it were so.
+
+    What ordinary users can write convicts no node by itself (docs/security.md has all of it in one table).
+    """
+
+    KERNEL = "kernel"
+    """The kernel, of its own hardware and file systems."""
+
+    DRIVER = "driver"
+    """A device's driver or firmware."""
+
+    ROOT = "root"
+    """Root and daemons of the system: how the node was set up."""
+
+    PEER = "peer"
+    """The other end of a link or a mount: switch, neighbour, file server."""
+
+    OWNER = "owner of the job"
+    """Whoever has, or had, a job on this node."""
+
+    USER = "any user"
+    """Everybody who can run a process on this node."""
+
+    @property
+    def is_user(self) -> bool:
+        """Whether an ordinary user is enough."""
+        return self in (Writer.OWNER, Writer.USER)
+
+
 class Suggestion(str, Enum):
     """What should be done with the node, weakest first."""
 
@@ -60,7 +90,8 @@ class Finding(Record):
     ``check`` is the check's name (``gpu.ecc``) and ``subject`` what was looked at (``gpu3``,
     ``mlx5_0/1``, ``/scratch``; empty: the node). ``value`` was measured, ``limit`` allowed, ``source`` says
     where the value is from. ``text`` says in a few words what is wrong (``XID 79, fell off the bus``).
-    ``count``: how often it happened lately, where the check counts that; 0 elsewhere.
+    ``count``: how often it happened lately, where the check counts that; 0 elsewhere. ``confirm``: in how
+    many periodic runs in a row it must be so before it keeps jobs away; the runner sets it to the check's.
     """
 
     check: str
@@ -73,3 +104,4 @@ class Finding(Record):
     blame: Party = Party.NODE
     suggestion: Suggestion = Suggestion.NONE
     count: int = 0
+    confirm: int = 1

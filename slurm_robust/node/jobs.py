@@ -1,4 +1,8 @@
-"""Which jobs run on this node, as far as the node itself can tell: Slurm is not asked."""
+"""Which jobs run on this node, as far as the node itself can tell: Slurm is not asked.
+
+This is not done in a child that may hang, so of processes of others only what the kernel tells without their
+locks is read: name and owner, but no command line.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,16 @@ _KNOWN_BYTES = 256
 
 
 def running_jobs(host: Host) -> frozenset[int] | None:
-    """Jobs that have a step here: each step has a slurmstepd that names it. None if one does not."""
+    """Jobs that have a step here: each step has a slurmstepd that names it. None if one does not.
+
+    Any process may call itself so: it is one if it belongs to root, or to whom this process belongs.
+    """
     found = set()
     proc = host.path("/proc")
     for name in host.names("/proc"):
         if not name.isdigit() or _read(f"{proc}/{name}/comm") != _STEP_DAEMON:
+            continue
+        if host.real_uid(name) not in (0, os.getuid()):
             continue
         words = _read(f"{proc}/{name}/cmdline")
         if match := _STEP.match(words):
@@ -28,9 +37,9 @@ def running_jobs(host: Host) -> frozenset[int] | None:
 
 
 def no_other_job(host: Host, job: int = 0) -> bool | None:
-    """True where nothing but ``job`` can be running; None where that is not known."""
+    """Whether nothing but ``job`` can be running; None where that is not known."""
     running = running_jobs(host)
-    return True if running is not None and not running - {job} else None
+    return None if running is None else not running - {job}
 
 
 def _read(path: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from slurm_robust.model.findings import Writer
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
@@ -162,3 +163,17 @@ LADDER: tuple[Rung, ...] = (
     must_be_tested,
     transient,
 )
+
+WRITTEN_BY: dict[Rung, Writer] = {
+    nodes_named: Writer.OWNER,
+    unstarted: Writer.ROOT,
+    log_named: Writer.OWNER,
+    full_disk: Writer.USER,
+    tests_named: Writer.OWNER,
+    stacks_named: Writer.OWNER,
+}
+"""Rungs that blame nodes, with the least of those who can bring that about.
+
+They take a node from the job whose own processes have said so, and lead root to a test of it, never to a
+drain. What other users of a node can write takes a node from a job once at most.
+"""

@@ -209,7 +209,9 @@ def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:
         "timeout_s": check.source.timeout_s,
         "enabled": rule.enabled is not False,
         "on_unknown": rule.on_unknown or "open",
-        "confirm": rule.confirm or 1,
+        "written_by": check.written_by.value,
+        "second": check.second,
+        "confirm": rule.confirm or check.confirm,
         "suggestion": rule.suggestion or "its own",
     }
 
@@ -221,7 +223,8 @@ def _explained(check: AnyCheck, config: NodeConfig) -> RenderableType:
     assert isinstance(contexts, list)
     where = (
         f"runs in: {', '.join(contexts)}; reads {facts['source']} in at most {facts['timeout_s']:g} s; "
-        f"unknown is {facts['on_unknown']}; counts after {facts['confirm']} periodic run(s)"
+        f"unknown is {facts['on_unknown']}; written by: {facts['written_by']}; counts after "
+        f"{facts['confirm']} periodic run(s)"
     )
     return Group(
         Text(check.name + state, style="bold"), Text(str(facts["explain"])), Text(where, style="dim"), ""

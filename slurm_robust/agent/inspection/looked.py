@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record
 
 Subject = tuple[str, str]
@@ -38,8 +38,15 @@ def subject_of(finding: Finding) -> Subject:
 
 
 def sort(report: Report, conclusion: Conclusion, notes: Iterable[str] = ()) -> Looked:
-    """A run of the checks as the agent needs it. What is unknown is never a reason for an alert."""
-    causes = (found for found in conclusion.causes if found.outcome is Outcome.FAIL)
+    """A run of the checks as the agent needs it.
+
+    What is unknown is never a reason for an alert; what users can write is none that speaks against the node.
+    """
+    causes = (
+        found
+        for found in conclusion.causes
+        if found.outcome is Outcome.FAIL and (found.confirm == 1 or found.blame is not Party.NODE)
+    )
     warnings = (
         found
         for found in conclusion.warnings

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 SOURCE_NAME = "adjtimex"
@@ -96,6 +96,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="clock.sync",
         source=SOURCE,
         judge=judge_sync,
+        written_by=Writer.ROOT,
         hangs=True,
         explain=(
             "Whether a daemon (chronyd, ntpd, ptp4l) keeps the clock right, as far as the kernel knows. A "
@@ -107,6 +108,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="clock.offset",
         source=SOURCE,
         judge=judge_offset,
+        written_by=Writer.ROOT,
         explain=(
             "How far a clock that is kept right is off at the moment (clock.max_offset_s). Logs, tickets "
             "and the comparison of ranks across nodes need better than half a second."

@@ -15,7 +15,7 @@ from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import call
 from slurm_robust.health.mountinfo import holding, mounted
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 BLOCK, NVME, MDSTAT = "/sys/block", "/sys/class/nvme", "/proc/mdstat"
@@ -186,8 +186,8 @@ def _room(
     is_small = total < 2 * limit and is_full
     outcome = Outcome.UNKNOWN if error or is_small else Outcome.FAIL if is_full else Outcome.PASS
     text = error or (f"{free} {unit} free" if is_full else "")
-    # While a job runs, the space may be its own and come back with its end.
-    failed = Suggestion.MONITOR if view.job_gone is False else Suggestion.RESET
+    # While a job may run, the space may be its own and come back with its end.
+    failed = Suggestion.RESET if view.job_gone else Suggestion.MONITOR
     return Finding(
         check=f"disks.{check}",
         subject=mount,
@@ -288,15 +288,17 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="disks.space",
         source=SOURCE,
         judge=judge_space,
+        written_by=Writer.USER,
         explain="File systems must have storage.min_free_mb free for ordinary users. Where several paths "
         "with a limit are on one file system the highest limit counts. Full ones make jobs fail in odd "
-        "ways. Look for what is large (`du -x`), mostly left by jobs. While a job runs on the node, a "
-        "lack is only reported.",
+        "ways. Look for what is large (`du -x`), mostly left by jobs, and remove it. While a job runs on the "
+        "node, a lack is only reported; without one it counts when it stays.",
     ),
     Check(
         name="disks.inodes",
         source=SOURCE,
         judge=judge_inodes,
+        written_by=Writer.USER,
         explain="The same file systems must be able to hold storage.min_free_inodes more files. A job "
         "that left millions of small ones uses up inodes long before space.",
     ),
@@ -304,6 +306,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="disks.errors",
         source=SOURCE,
         judge=judge_errors,
+        written_by=Writer.KERNEL,
         hangs=True,
         explain="A disk must take commands (state running or live) and may fail storage.max_io_errors of "
         "them within storage.io_errors_window_s; more are a case for the repair desk. A software RAID "
@@ -314,6 +317,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="disks.smart",
         source=SOURCE,
         judge=judge_smart,
+        written_by=Writer.KERNEL,
         explain="An NVMe drive that says that it is above its critical temperature slows down and may "
         "switch off. Look at the fans and at what writes so much.",
     ),

@@ -11,7 +11,7 @@ from slurm_robust.health import pci
 from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.health.mountinfo import matches
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 CPU, DMI, DIMMS = "/sys/devices/system/cpu", "/sys/class/dmi/id", "/sys/firmware/dmi/entries"
@@ -252,6 +252,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="drift.software",
         source=SOURCE,
         judge=judge_software,
+        written_by=Writer.ROOT,
         hangs=True,
         explain="Kernel, drivers (NVIDIA, mlx5, Lustre ...), firmware of InfiniBand adapters, BIOS, "
         "microcode and Slurm's library must be those of the baseline. Nodes that differ make jobs slow or "
@@ -262,6 +263,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="drift.settings",
         source=SOURCE,
         judge=judge_settings,
+        written_by=Writer.ROOT,
         explain="The kernel's command line, the values of baseline.sysctls, the CPU governor, transparent "
         "huge pages and the locked memory that slurmd passes on to jobs (RDMA needs it unlimited) must be "
         "those of the baseline. Jobs go on. Items that may differ are named in baseline.ignore.",
@@ -270,6 +272,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="drift.hardware",
         source=SOURCE,
         judge=judge_hardware,
+        written_by=Writer.KERNEL,
         explain="CPU model and CPUs online, memory modules and PCI devices must be those of the baseline. "
         "A GPU or network adapter that is no longer on the PCI bus keeps jobs away: reset it or power the "
         "node off and on, then look at the slot. Anything else is reported.",

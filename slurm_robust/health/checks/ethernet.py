@@ -11,7 +11,7 @@ from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.links import flaps, ignored
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 SYSFS = "/sys/class/net"
@@ -241,6 +241,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.state",
         source=SOURCE,
         judge=judge_state,
+        written_by=Writer.PEER,
         hangs=True,
         explain="Physical Ethernet interfaces must have a link: those that network.ethernet names (these "
         "may be bonds or bridges as well), else those of the baseline, else those that had one before in "
@@ -251,6 +252,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.speed",
         source=SOURCE,
         judge=judge_speed,
+        written_by=Writer.PEER,
         explain="An interface must have at least the speed of the baseline. A bad cable or transceiver "
         "makes it agree on less with the switch. Reseat or replace it; record a new baseline if the "
         "change was meant.",
@@ -259,6 +261,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.mtu",
         source=SOURCE,
         judge=judge_mtu,
+        written_by=Writer.ROOT,
         explain="The largest packet (MTU) must be that of the baseline. Nodes with different ones can "
         "talk in small packets, and hang in large ones.",
     ),
@@ -266,6 +269,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.errors",
         source=SOURCE,
         judge=judge_errors,
+        written_by=Writer.PEER,
         explain="Error counters may rise by network.max_ethernet_errors_per_hour. Frames with a wrong "
         "checksum (CRC) are those of this link's cable or transceiver, and keep jobs away; other errors "
         "are reported. What was counted before the first run in this boot does not matter.",
@@ -274,6 +278,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.flaps",
         source=SOURCE,
         judge=judge_flaps,
+        written_by=Writer.PEER,
         explain="How often a link was lost within an hour (carrier_down_count). Once is reported; twice "
         "within network.flap_window_s, or more than network.max_link_downed_per_hour, keeps jobs away. "
         "Look at cable, transceiver and switch port.",

@@ -6,6 +6,7 @@ from slurm_robust.health.check import AnyCheck, Check, Context, Source
 from slurm_robust.health.gpus import errors, leftovers, links, presence, speed
 from slurm_robust.health.gpus.facts import GpuFacts, GpuUse
 from slurm_robust.health.gpus.gather import gather_gpus, gather_use
+from slurm_robust.model.findings import Writer
 
 # A driver that does not answer is a fact, which comes well before the time is over. No answer at all is a
 # node that has no time for us.
@@ -26,6 +27,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         "is for the repair desk. A driver that hangs, or a GPU that answers with errors, needs a reboot "
         "too; both count when a second look, 10 s later or more, sees the same.",
         hangs=True,
+        written_by=Writer.DRIVER,
     ),
     Check(
         presence.COUNT,
@@ -33,6 +35,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         presence.judge_count,
         "As many GPUs as gpu.count or the baseline says. Without either, every GPU on the PCI bus must be "
         "listed by the driver. See dmesg for why one did not start; reboot, then reseat the card.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         presence.IDENTITY,
@@ -40,6 +43,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         presence.judge_identity,
         "The UUIDs are those of the baseline. Others mean that somebody exchanged a card: record the "
         "baseline again after a repair (srobust check --record-baseline).",
+        written_by=Writer.DRIVER,
     ),
     Check(
         errors.ECC,
@@ -48,6 +52,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Memory errors. A new uncorrected one asks for a reset of the GPU, which also puts spare rows in "
         "place of bad ones; more SRAM errors than the maker allows ask for a new GPU. Errors that the driver "
         "has contained before, those of a GPU's past and many corrected ones are only reported.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         errors.REMAP,
@@ -55,6 +60,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         errors.judge_remap,
         "Bad memory rows that spare ones replace. A pending remapping takes effect at the next reset of the "
         "GPU, and jobs may run until then; a failed one means that no spare row is left: exchange the GPU.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         errors.RETIRED,
@@ -62,12 +68,14 @@ CHECKS: tuple[AnyCheck, ...] = (
         errors.judge_retired_pages,
         "Memory pages that older GPUs take out of use. Pending ones need a reset; a GPU with 60 of them is "
         "to be exchanged.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         errors.RECOVERY,
         GPUS,
         errors.judge_recovery,
         "The recovery that the driver itself asks for: a reset of the GPU, or a reboot of the node.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         links.NVLINK,
@@ -75,6 +83,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         links.judge_nvlink,
         "As many NVLinks up as gpu.min_nvlinks, the baseline or an earlier run says, and an initialised "
         "fabric on systems with NVSwitches. Reset the GPUs, restart nvidia-fabricmanager, look at the trays.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         links.PCIE,
@@ -82,6 +91,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         links.judge_pcie,
         "Width and speed of the PCIe link. Fewer lanes than before mean a bad contact: reseat the card or "
         "its riser. A link may be slower while the GPU is idle, so speed alone drains nothing then.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         speed.THROTTLE,
@@ -89,6 +99,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         speed.judge_throttle,
         "The hardware slows the GPU down: heat, or a brake of the power supply. A single sample of a busy "
         "GPU is only reported; a second one, or one of an idle GPU, keeps jobs away.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         speed.TEMPERATURE,
@@ -96,6 +107,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         speed.judge_temperature,
         "Temperature of GPU and memory against gpu.max_temperature_c, else 2 C below where the hardware "
         "slows down. See to fans, air flow or coolant.",
+        written_by=Writer.DRIVER,
     ),
     Check(
         speed.CLOCKS,
@@ -103,6 +115,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         speed.judge_clocks,
         "A GPU that works runs at half its maximal clock at least; with gpu.application_clocks, no "
         "application clocks are left below the maximum (nvidia-smi -rac).",
+        written_by=Writer.OWNER,
     ),
     Check(
         speed.PERSISTENCE,
@@ -110,6 +123,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         speed.judge_persistence,
         "Persistence mode, where gpu.persistence or the baseline wants it. Without it, every first use of a "
         "GPU waits for the driver, and checks of a sleeping driver may end as unknown.",
+        written_by=Writer.ROOT,
     ),
     Check(
         leftovers.LEFTOVERS,
@@ -119,5 +133,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Memory that nobody living holds is being freed, for which the epilog waits up to 60 s; what has not "
         "become less by then needs a reset of the GPU.",
         contexts=_WITHOUT_JOBS,
+        written_by=Writer.OWNER,
+        second="the driver lists the process, /proc has it alive, and Slurm's own daemons run no other job",
     ),
 )

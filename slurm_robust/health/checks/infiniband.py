@@ -11,7 +11,7 @@ from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.links import flaps, ignored
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 SYSFS = "/sys/class/infiniband"
@@ -305,6 +305,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="infiniband.state",
         source=SOURCE,
         judge=judge_state,
+        written_by=Writer.PEER,
         hangs=True,
         explain="Ports of InfiniBand and RoCE adapters must be ACTIVE: those that network.infiniband "
         "names, else those of the baseline, else those that were up before in this boot. A port that is "
@@ -316,6 +317,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="infiniband.rate",
         source=SOURCE,
         judge=judge_rate,
+        written_by=Writer.PEER,
         explain="An active port must have the rate of network.min_rate_gb, else of the baseline. Without "
         "either a port that is slower than others of the same card type is reported, and jobs go on. One "
         "bad lane makes a link fall back to a lower speed or width, and every collective then waits for "
@@ -325,6 +327,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="infiniband.errors",
         source=SOURCE,
         judge=judge_errors,
+        written_by=Writer.PEER,
         explain="Error counters of each port may rise by so much per hour: symbol errors by "
         "network.max_symbol_errors_per_hour, any other by network.max_port_errors_per_hour. Symbol "
         "errors, recoveries and integrity errors are those of a bad cable or transceiver, and keep jobs "
@@ -336,6 +339,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="infiniband.flaps",
         source=SOURCE,
         judge=judge_flaps,
+        written_by=Writer.PEER,
         explain="How often a link was lost within an hour (link_downed). Once is reported; twice within "
         "network.flap_window_s, or more than network.max_link_downed_per_hour, keeps jobs away, because "
         "each loss stalls or ends the jobs that use it. Look at cable, transceiver and switch port.",

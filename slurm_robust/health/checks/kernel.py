@@ -23,7 +23,7 @@ from slurm_robust.health.kernelfacts import (
 )
 from slurm_robust.health.kmsg import DEVICE
 from slurm_robust.health.shapes import SHAPES, Shape
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 
 # Documentation/admin-guide/tainted-kernels.rst
 MACHINE_CHECK, DIED = 1 << 4, 1 << 7
@@ -124,11 +124,11 @@ def judge_panic(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding
     yield from _judge_shapes("kernel.panic", view, config, more)
 
 
-def _shape_check(check: str, explain: str) -> AnyCheck:
+def _shape_check(check: str, explain: str, written_by: Writer = Writer.KERNEL) -> AnyCheck:
     def judge(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
         return _judge_shapes(check, view, config)
 
-    return Check(name=check, source=SOURCE, judge=judge, explain=explain)
+    return Check(name=check, source=SOURCE, judge=judge, explain=explain, written_by=written_by)
 
 
 CHECKS: tuple[AnyCheck, ...] = (
@@ -136,6 +136,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="kernel.xid",
         source=SOURCE,
         judge=judge_xid,
+        written_by=Writer.DRIVER,
         hangs=True,
         explain=(
             "XIDs, the error codes of NVIDIA's driver, in the kernel log; NVIDIA's Xid catalog explains "
@@ -150,6 +151,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="kernel.sxid",
         source=SOURCE,
         judge=judge_sxid,
+        written_by=Writer.DRIVER,
         explain=(
             "SXids, the error codes of NVSwitches, in the kernel log. Fatal ones stop NVLink traffic of "
             "the GPUs behind the switch until GPUs and switches are reset together, or the node boots. "
@@ -160,6 +162,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="kernel.mce",
         source=SOURCE,
         judge=judge_mce,
+        written_by=Writer.KERNEL,
         explain=(
             "Machine checks: errors that processors, memory and firmware report. One that was not "
             "corrected may have destroyed data: reboot, test the memory, replace the module that it names. "
@@ -177,11 +180,13 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Processes that the kernel killed for want of memory, other than at the limit of a job. Slurm does "
         "not bound memory where this happens (ConstrainRAMSpace in cgroup.conf), or a daemon was hit: look "
         "which.",
+        Writer.USER,
     ),
     Check(
         name="kernel.panic",
         source=SOURCE,
         judge=judge_panic,
+        written_by=Writer.KERNEL,
         explain=(
             "A part of the kernel crashed (oops, BUG, corrupt memory) and the rest goes on: nothing on the "
             "node can be trusted until it boots. Also records of a crash that led to this boot (pstore, "

@@ -9,7 +9,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 MEMINFO, SHM, EDAC = "/proc/meminfo", "/dev/shm", "/sys/devices/system/edac/mc"
@@ -199,6 +199,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="memory.size",
         source=SOURCE,
         judge=judge_size,
+        written_by=Writer.KERNEL,
         hangs=True,
         explain=(
             "How much memory the kernel has, against memory.min_total_mb or the baseline. A module that "
@@ -209,6 +210,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="memory.free",
         source=SOURCE,
         judge=judge_free,
+        written_by=Writer.USER,
         explain=(
             "How much memory is available where no job runs (memory.min_free_share). What is missing is "
             "held by processes that were left over, by the kernel, or by a file system's own cache that "
@@ -220,6 +222,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="memory.shm",
         source=SOURCE,
         judge=judge_shm,
+        written_by=Writer.USER,
         explain=(
             "Free space of /dev/shm where no job runs: files there take memory until somebody removes "
             "them. See snapshots.stale for those of training jobs."
@@ -229,6 +232,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="memory.ecc",
         source=SOURCE,
         judge=judge_ecc,
+        written_by=Writer.KERNEL,
         explain=(
             "Errors that memory controllers count (EDAC). An uncorrected one may have destroyed data: "
             "reboot and test, replace the module when it comes again. Many corrected ones announce that: "

@@ -24,7 +24,7 @@ from slurm_robust.health.mountinfo import (
     mounted,
     without_end,
 )
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 MOUNTINFO, FSTAB = "/proc/self/mountinfo", "/etc/fstab"
@@ -222,6 +222,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="mounts.present",
         source=SOURCE,
         judge=judge_present,
+        written_by=Writer.ROOT,
         hangs=True,
         explain="Everything must be mounted that storage.mounts names, else all of /etc/fstab (but noauto "
         "and x-systemd.automount) and the network file systems of the baseline (but those of the "
@@ -232,6 +233,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="mounts.answer",
         source=SOURCE,
         judge=judge_answer,
+        written_by=Writer.PEER,
         explain="Each network file system (NFS, Lustre, GPFS, BeeGFS, Ceph, WEKA, FUSE ...) must answer "
         "stat and statvfs within storage.answer_s. It is asked in a process of its own, so that a dead "
         "one holds up neither this check nor the hook. Mounts that ordinary users made by FUSE are not "
@@ -244,6 +246,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="mounts.readonly",
         source=SOURCE,
         judge=judge_readonly,
+        written_by=Writer.KERNEL,
         explain="A file system that /etc/fstab or the baseline has as writable must not be read-only. "
         "Kernels remount a file system so when it is damaged or its disk fails. Look at dmesg, check the "
         "disk and the file system (fsck), and reboot.",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Context, Source, View
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 PSI, OWN, CGROUPS = "/proc/pressure/memory", "/proc/self/cgroup", "/sys/fs/cgroup"
@@ -139,6 +139,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="memory.pressure",
         source=SOURCE,
         judge=judge,
+        written_by=Writer.USER,
         hangs=True,
         contexts=EVERYWHERE - {Context.PROLOG, Context.EPILOG},
         explain=(

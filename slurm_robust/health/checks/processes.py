@@ -10,7 +10,7 @@ from typing import NamedTuple
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 SYSTEMD = "/etc/systemd/system"
@@ -28,6 +28,9 @@ COMM = 15
 # Kernel threads have this flag; some of them sleep uninterruptibly all their life.
 _KERNEL_THREAD = 0x00200000
 _PARENT_OF_THREADS = "2"
+# Places in /proc/PID/stat, counted from the tenth field on: the time of the start, signals that are pending.
+_START, _PENDING = 12, 21
+_SIGKILL = 1 << 8
 # systemd's DynamicUser and nobody: no users.
 _SYSTEM_UIDS = range(61184, 65536)
 
@@ -35,10 +38,11 @@ _SYSTEM_UIDS = range(61184, 65536)
 class ProcessFacts(Record):
     """``waiting``: start times (clock ticks since the boot) of processes in uninterruptible sleep, by pid.
 
-    ``waiting_names`` are examples. ``zombie_parent``: the program that has most zombies. ``users``: processes
-    of ordinary users by uid, ``user_names`` examples. ``daemons``: names of programs that system users run,
-    as far as the kernel keeps them (:data:`COMM`); ``units`` the services that systemd starts at boot.
-    ``load``: averages over 1, 5 and 15 minutes.
+    ``waiting_names`` are examples. Of these ``unkillable`` have been killed, or are no ordinary user's: a
+    program waits in that state also where SIGKILL would end it (vfork). ``zombie_parent``: the program that
+    has most zombies. ``users``: processes of ordinary users by uid, ``user_names`` examples. ``daemons``:
+    names of programs that system users run, as far as the kernel keeps them (:data:`COMM`); ``units`` the
+    services that systemd starts at boot. ``load``: averages over 1, 5 and 15 minutes.
     """
 
     count: int
@@ -46,6 +50,7 @@ class ProcessFacts(Record):
     load: tuple[float, float, float]
     waiting: dict[int, int] = {}
     waiting_names: tuple[str, ...] = ()
+    unkillable: frozenset[int] = frozenset()
     zombies: int = 0
     zombie_parent: str = ""
     users: dict[int, int] = {}
@@ -55,7 +60,10 @@ class ProcessFacts(Record):
 
 
 class Process(NamedTuple):
-    """One process. ``state`` is its letter; ``start`` is 0 unless it waits uninterruptibly."""
+    """One process. ``state`` is its letter; ``start`` is 0 unless it waits uninterruptibly.
+
+    ``killed``: it does so although it was sent SIGKILL.
+    """
 
     pid: int
     name: str
@@ -63,31 +71,35 @@ class Process(NamedTuple):
     parent: int
     start: int
     uid: int
+    killed: bool = False
 
 
 def gather(host: Host, config: NodeConfig) -> ProcessFacts:
     """From /proc/*/stat only: reading the command line of a process can hang when the process does."""
     found = list(listed(host))
     zombies = [process for process in found if process.state == b"Z"]
-    waiting = [process for process in found if process.state == b"D"][:_MOST]
-    users = [process for process in found if _is_user(process.uid, config) and process.state != b"Z"]
+    waiting = [process for process in found if process.state == b"D"]
+    unkillable = [process for process in waiting if process.killed or not is_user(process.uid, config)]
+    users = [process for process in found if is_user(process.uid, config) and process.state != b"Z"]
     words = host.read("/proc/loadavg").split()
     return ProcessFacts(
         count=len(found),
         cpus=_cpus(host),
         load=(float(words[0]), float(words[1]), float(words[2])),
-        waiting={process.pid: process.start for process in waiting},
-        waiting_names=_names(waiting),
+        waiting={process.pid: process.start for process in (*unkillable, *waiting)[: 2 * _MOST]},
+        waiting_names=_names(unkillable or waiting),
+        unkillable=frozenset(process.pid for process in unkillable[:_MOST]),
         zombies=len(zombies),
         zombie_parent=_parent_of_most(zombies, found),
         users=dict(Counter(process.uid for process in users).most_common(_MOST)),
         user_names=_names(users),
-        daemons=_daemons(found, config),
+        daemons=_daemons(host, found, config),
         units=_units(host),
     )
 
 
-def _is_user(uid: int, config: NodeConfig) -> bool:
+def is_user(uid: int, config: NodeConfig) -> bool:
+    """Whether it is an ordinary user's."""
     return uid >= config.memory.min_user_uid and uid not in _SYSTEM_UIDS
 
 
@@ -102,9 +114,15 @@ def _parent_of_most(zombies: list[Process], found: list[Process]) -> str:
     return names.get(parents[0][0], "") if parents else ""
 
 
-def _daemons(found: list[Process], config: NodeConfig) -> tuple[str, ...]:
+def _daemons(host: Host, found: list[Process], config: NodeConfig) -> tuple[str, ...]:
     """A user's program may have any name, so only those of root and of system users count."""
-    return tuple(sorted({process.name for process in found if not _is_user(process.uid, config)}))
+    names: set[str] = set()
+    for process in found:
+        if process.name not in names and not is_user(process.uid, config):
+            uid = host.real_uid(process.pid)
+            if uid is not None and not is_user(uid, config):
+                names.add(process.name)
+    return tuple(sorted(names))
 
 
 def _units(host: Host) -> frozenset[str]:
@@ -156,14 +174,17 @@ def _process(folder: int, name: str) -> Process | None:
     if int(words[6]) & _KERNEL_THREAD:
         return None
     state = words[0]
+    # From the place after the parent's faults on (proc(5), fields 10 and up).
+    rest = words[7].split(b" ", 22) if state == b"D" else []
     return Process(
         pid=int(name),
         name=_printable(data[data.index(b"(") + 1 : end]),
         state=state,
         parent=int(words[1]),
-        start=int(words[7].split(b" ", 13)[12]) if state == b"D" else 0,
+        start=int(rest[_START]) if rest else 0,
         # The files of a process belong to root when it may not be traced; its folder never does.
         uid=os.stat(name, dir_fd=folder).st_uid,
+        killed=len(rest) > _PENDING and bool(int(rest[_PENDING]) & _SIGKILL),
     )
 
 
@@ -185,7 +206,10 @@ SOURCE = Source(name="processes", facts=ProcessFacts, gather=gather, history_s=_
 
 
 def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Those that were in uninterruptible sleep a while ago as well; at the first look none are known."""
+    """Those that were in uninterruptible sleep a while ago as well; at the first look none are known.
+
+    Only those that cannot be killed ask for a boot, and only where there is no job to blame.
+    """
     then = [
         old.facts.waiting
         for old in view.before
@@ -196,13 +220,13 @@ def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
     stuck = [pid for pid, start in now.items() if then and then[-1].get(pid) == start]
     most = config.memory.max_d_state
     bad = len(stuck) > most
-    # They cannot be killed: without a job to blame, only a boot ends them.
-    kept = Suggestion.REBOOT if view.job_gone else Suggestion.MONITOR
+    lasting = sum(pid in view.facts.unkillable for pid in stuck) > most
+    kept = Suggestion.REBOOT if view.job_gone and lasting else Suggestion.MONITOR
     yield Finding(
         check="processes.d_state",
         outcome=Outcome.FAIL if bad else Outcome.PASS,
         text=f"{len(stuck)} processes stuck in I/O ({_list(view.facts.waiting_names)})" if bad else "",
-        value=f"{len(stuck)} stuck, {len(now)} waiting",
+        value=f"{len(stuck)} stuck, {len(now)} waiting, {len(view.facts.unkillable)} cannot be killed",
         limit=f"at most {most} for {STUCK_S:.0f} s",
         source="/proc/*/stat",
         blame=Party.STORAGE,
@@ -273,17 +297,19 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="processes.d_state",
         source=SOURCE,
         judge=judge_d_state,
+        written_by=Writer.USER,
         hangs=True,
         explain=(
             "Processes in uninterruptible sleep at two looks more than a minute apart: they wait for "
-            "storage or a driver that does not answer, and cannot be killed. Look at mounts and the kernel "
-            "log first; where no job runs, reboot."
+            "storage or a driver that does not answer. Look at mounts and the kernel log first. Where no job "
+            "runs, and so many of them are root's or were killed and wait all the same, reboot."
         ),
     ),
     Check(
         name="processes.zombies",
         source=SOURCE,
         judge=judge_zombies,
+        written_by=Writer.USER,
         explain=(
             "Processes that ended and whose parent does not collect them. Many use up the process table: "
             "restart the program that is named."
@@ -293,6 +319,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="processes.leftovers",
         source=SOURCE,
         judge=judge_leftovers,
+        written_by=Writer.USER,
         explain=(
             "Processes of ordinary users (memory.min_user_uid) where no job runs: a job left them, or "
             "somebody logged in. They take CPU and memory from the next job. "
@@ -303,6 +330,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="processes.load",
         source=SOURCE,
         judge=judge_load,
+        written_by=Writer.USER,
         explain=(
             "Load per CPU over 1, 5 and 15 minutes where no job runs (memory.max_load_per_cpu). High load "
             "without a busy CPU means processes that wait for storage."

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
 from slurm_robust.health.checks import processes
-from slurm_robust.health.checks.processes import ProcessFacts
+from slurm_robust.health.checks.processes import ProcessFacts, is_user
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.health.unixsockets import connections
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 # How programs and units call themselves, for those where it is not the same.
@@ -28,12 +31,30 @@ _MAGIC, _VERSION, _ENCODE, _ENCODED = 0x00606D4B, 4, 2, 3
 _REQUEST = struct.pack("!BBBBIIII", 1, 1, 1, 0, 0, 2**32 - 1, 2**32 - 1, 0)
 
 
+FLOOD = 64
+"""So many connections of ordinary users keep munged from taking another one, if it works at all."""
+
+
 class MungeFacts(Record):
-    """What munged did when it was asked for a credential; ``detail`` says more. Times are in seconds."""
+    """What munged did when it was asked for a credential; ``detail`` says more. Times are in seconds.
+
+    Where it was silent: ``taken``, whether it has taken our connection, and how many connections it holds of
+    each ordinary user (``holders``, by uid; -1 for those whose owner the kernel does not tell).
+    """
 
     state: Literal["absent", "works", "silent", "unclear"]
     detail: str = ""
     took_s: float = 0.0
+    taken: bool = False
+    holders: dict[int, int] = {}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether ordinary users keep it busy: it takes connections, and waits for theirs to say something.
+
+        A munged that hangs, or was stopped, takes none.
+        """
+        return bool(self.holders) and (self.taken or sum(self.holders.values()) >= FLOOD)
 
 
 def gather_munge(host: Host, config: NodeConfig) -> MungeFacts:
@@ -52,8 +73,20 @@ def gather_munge(host: Host, config: NodeConfig) -> MungeFacts:
             munged.sendall(_HEAD.pack(_MAGIC, _VERSION, _ENCODE, 0, len(_REQUEST)) + _REQUEST)
             answer = munged.recv(4096)
         except (TimeoutError, ConnectionError, BlockingIOError) as error:
-            return MungeFacts(state="silent", detail=error.strerror or "no answer")
+            return _silent(str(socket_path), os.fstat(munged.fileno()).st_ino, error.strerror, config)
     return _understood(answer, time.monotonic() - begun)
+
+
+def _silent(path: str, own: int, detail: str | None, config: NodeConfig) -> MungeFacts:
+    """Who is connected while munged does not answer the connection ``own`` (an inode)."""
+    try:
+        found = connections(path)
+    except OSError:
+        return MungeFacts(state="silent", detail=detail or "no answer")
+    owners = [uid for inode, uid in found.accepted.items() if inode != own]
+    users = Counter(-1 if uid is None else uid for uid in owners if uid is None or is_user(uid, config))
+    taken = own in found.accepted and own not in found.pending
+    return MungeFacts(state="silent", detail=detail or "no answer", taken=taken, holders=dict(users))
 
 
 def _understood(answer: bytes, took_s: float) -> MungeFacts:
@@ -107,6 +140,9 @@ def judge_munge(view: View[MungeFacts], config: NodeConfig) -> Iterator[Finding]
         return
     outcome = {"works": Outcome.PASS, "silent": Outcome.FAIL, "unclear": Outcome.UNKNOWN}[facts.state]
     text = {"works": "", "silent": f"munged makes no credential ({facts.detail}): restart it"}
+    if facts.is_held:
+        outcome = Outcome.UNKNOWN
+        text["silent"] = f"munged waits for connections of {_holders(facts)}: end their processes (ss -xp)"
     yield Finding(
         check="services.munge",
         outcome=outcome,
@@ -115,9 +151,14 @@ def judge_munge(view: View[MungeFacts], config: NodeConfig) -> Iterator[Finding]
         value=f"credential in {facts.took_s * 1000:.0f} ms" if facts.state == "works" else facts.detail,
         limit=f"within {config.services.munge_s:g} s",
         source=config.services.munge_socket,
-        blame=Party.SITE,
+        blame=Party.JOB if facts.is_held else Party.SITE,
         suggestion=Suggestion.RESET if outcome is Outcome.FAIL else Suggestion.NONE,
     )
+
+
+def _holders(facts: MungeFacts) -> str:
+    most = sorted(facts.holders.items(), key=lambda holder: -holder[1])[:3]
+    return ", ".join(f"{'users' if uid < 0 else f'uid {uid}'} ({count})" for uid, count in most)
 
 
 CHECKS: tuple[AnyCheck, ...] = (
@@ -125,6 +166,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="services.running",
         source=processes.SOURCE,
         judge=judge_running,
+        written_by=Writer.ROOT,
         explain=(
             "Daemons that systemd starts at boot (of services.optional), and those that services.required "
             "names, as processes of root or a system user. Without munged, slurmd and, on nodes with "
@@ -136,11 +178,13 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="services.munge",
         source=MUNGE_SOURCE,
         judge=judge_munge,
+        written_by=Writer.USER,
         hangs=True,
         explain=(
             "munged is asked for a credential, as every Slurm command does. One that runs but does not "
             "answer makes all of them hang: restart it; when it comes again, look at its entropy, its "
-            "threads and the clock."
+            "threads and the clock. While it waits for connections of ordinary users, who can keep it busy, "
+            "nothing is known of it: end their processes."
         ),
     ),
 )

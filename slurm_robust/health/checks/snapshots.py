@@ -12,7 +12,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.checks.processes import listed
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 SHM, CGROUP = "/dev/shm", "/sys/fs/cgroup"
@@ -74,17 +74,21 @@ def _content(path: str) -> tuple[int, float]:
     blocks = 0
     written_at = os.lstat(path).st_mtime
     left = _MOST_NAMES
-    for folder, _, files in os.walk(path):
-        for name in files[:left]:
-            try:
-                info = os.lstat(f"{folder}/{name}")
-            except OSError:
-                continue
-            blocks += info.st_blocks
-            written_at = max(written_at, info.st_mtime)
-        left -= len(files) + 1
-        if left <= 0:
-            break
+    folders = [path]
+    # No recursion: a user's folders may lie in each other as deep as they like.
+    while folders and left > 0:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in islice(entries, left):
+                    left -= 1
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(info.st_mode):
+                        folders.append(entry.path)
+                    else:
+                        blocks += info.st_blocks
+                        written_at = max(written_at, info.st_mtime)
+        except OSError:
+            continue  # removed meanwhile, or its path is too long
     return blocks * 512 // 2**20, written_at
 
 
@@ -113,7 +117,9 @@ def _groups(host: Host) -> Iterator[str]:
 def _jobs_of_steps(host: Host) -> frozenset[int] | None:
     """slurmstepd names its job in its command line, which only root's processes are asked for."""
     daemons = [
-        process for process in listed(host) if process.uid == 0 and process.name in ("slurmd", "slurmstepd")
+        process
+        for process in listed(host)
+        if process.uid == 0 and process.name in ("slurmd", "slurmstepd") and host.real_uid(process.pid) == 0
     ]
     if not daemons:
         return None
@@ -167,6 +173,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="snapshots.stale",
         source=SOURCE,
         judge=judge_stale,
+        written_by=Writer.USER,
         hangs=True,
         explain=(
             "Folders of training jobs in /dev/shm whose job has no process on this node and wrote nothing "

@@ -149,12 +149,17 @@ class GpuFacts(Record):
 
 
 class GpuProcess(Record):
-    """A process that holds a GPU. ``ending``: it is gone or a zombie, its memory is being freed."""
+    """A process that holds a GPU. ``ending``: it is gone or a zombie, its memory is being freed.
+
+    ``uid``: whose it is; None where that is not known. A server of MPS runs as the user whom it serves: it
+    belongs to the daemon that has started it.
+    """
 
     pid: int
     name: str = ""
     memory_mb: int | None = None
     ending: bool = False
+    uid: int | None = None
 
 
 class Use(Record):

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import View
+from slurm_robust.health.checks.processes import is_user
 from slurm_robust.health.gpus.facts import GpuProcess, GpuUse, Use
+from slurm_robust.health.gpus.processes import MPS
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 LEFTOVERS = "gpu.leftovers"
@@ -22,7 +24,7 @@ _APART_S = 30.0
 _SAME_MB = 16
 
 # Daemons of the site that hold GPUs between jobs, by the first letters of their names.
-_DAEMONS = ("nvidia-cuda-mps", "nv-hostengine", "nvidia-persiste", "dcgm")
+_DAEMONS = (MPS, "nv-hostengine", "nvidia-persiste", "dcgm")
 
 
 def judge_leftovers(view: View[GpuUse], config: NodeConfig) -> Iterator[Finding]:
@@ -33,20 +35,22 @@ def judge_leftovers(view: View[GpuUse], config: NodeConfig) -> Iterator[Finding]
     if not view.job_gone:
         return
     for gpu in view.facts.gpus:
-        living = [process for process in gpu.processes if not _is_daemon(process) and not process.ending]
+        living = [
+            process for process in gpu.processes if not _is_daemon(process, config) and not process.ending
+        ]
         if living:
             yield _finding(gpu, config, f"left by a job: {_words(living)}; kill it", blame=Party.JOB)
         elif not is_held(gpu, config):
             yield _finding(gpu, config)
         elif (stands_s := _stands_s(view, gpu, config)) >= STANDS_S:
-            yield _finding(gpu, config, f"{_what(gpu)}, and no less for {stands_s:.0f} s")
+            yield _finding(gpu, config, f"{_what(gpu, config)}, and no less for {stands_s:.0f} s")
         else:
-            yield _finding(gpu, config, f"{_what(gpu)}: is being freed, or stuck", Outcome.UNKNOWN)
+            yield _finding(gpu, config, f"{_what(gpu, config)}: is being freed, or stuck", Outcome.UNKNOWN)
 
 
 def is_held(gpu: Use, config: NodeConfig) -> bool:
     """Whether memory or processes are left of something that has ended."""
-    if any(process.ending and not _is_daemon(process) for process in gpu.processes):
+    if any(process.ending and not _is_daemon(process, config) for process in gpu.processes):
         return True
     return not gpu.processes and (gpu.memory_mb or 0) > config.gpu.max_leftover_memory_mb
 
@@ -72,12 +76,14 @@ def _stands_s(view: View[GpuUse], gpu: Use, config: NodeConfig) -> float:
     return view.at - begun
 
 
-def _is_daemon(process: GpuProcess) -> bool:
-    return process.name.startswith(_DAEMONS)
+def _is_daemon(process: GpuProcess, config: NodeConfig) -> bool:
+    """A user's program may have any name."""
+    is_system = process.uid is not None and not is_user(process.uid, config)
+    return is_system and process.name.startswith(_DAEMONS)
 
 
-def _what(gpu: Use) -> str:
-    dead = [process for process in gpu.processes if process.ending and not _is_daemon(process)]
+def _what(gpu: Use, config: NodeConfig) -> str:
+    dead = [process for process in gpu.processes if process.ending and not _is_daemon(process, config)]
     return f"{'?' if gpu.memory_mb is None else gpu.memory_mb} MiB in use by " + (
         f"what has ended: {_words(dead)}" if dead else "no process"
     )

@@ -9,12 +9,27 @@ _FLAGS = 6  # the place in /proc/PID/stat, counted from the state on
 _PF_EXITING = 0x4
 _SIGKILL = 1 << 8
 
+MPS = "nvidia-cuda-mps"
+"""How the names of its daemon and its servers begin."""
+
 
 def process(host: Host, pid: int, memory_mb: int | None) -> GpuProcess:
     """A process by its number, with what ``/proc`` says of it."""
     stat = host.read_or(f"/proc/{pid}/stat")
     name, _, rest = stat.partition("(")[2].rpartition(")")
-    return GpuProcess(pid=pid, name=name, memory_mb=memory_mb, ending=_is_ending(host, pid, rest.split()))
+    words = rest.split()
+    return GpuProcess(
+        pid=pid,
+        name=name,
+        memory_mb=memory_mb,
+        ending=_is_ending(host, pid, words),
+        uid=host.real_uid(words[1] if name.startswith(MPS) and _is_of_mps(host, words) else pid),
+    )
+
+
+def _is_of_mps(host: Host, stat: list[str]) -> bool:
+    """Whether its parent is a daemon of MPS too, by its name."""
+    return len(stat) > 1 and host.read_or(f"/proc/{stat[1]}/comm").startswith(MPS)
 
 
 def _is_ending(host: Host, pid: int, stat: list[str]) -> bool:

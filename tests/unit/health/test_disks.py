@@ -121,10 +121,10 @@ def space(free_mb: int, total_mb: int = 10_000, **more: object) -> DisksFacts:
     ("now", "job_gone", "outcome", "suggestion"),
     [
         (space(1024), None, PASS, Suggestion.NONE),
-        (space(1023), None, FAIL, Suggestion.RESET),
+        (space(1023), None, FAIL, Suggestion.MONITOR),
         (space(1023), True, FAIL, Suggestion.RESET),
         (space(1023), False, FAIL, Suggestion.MONITOR),
-        (space(1023, total_mb=2048), None, FAIL, Suggestion.RESET),
+        (space(1023, total_mb=2048), True, FAIL, Suggestion.RESET),
         (space(1023, total_mb=2047), None, UNKNOWN, Suggestion.NONE),
         (space(1024, total_mb=1024), None, PASS, Suggestion.NONE),
         (space(0, error="no answer in time"), None, UNKNOWN, Suggestion.NONE),

@@ -308,7 +308,9 @@ def leftovers(use: Use, job_gone: bool | None = True, **limits: Any) -> list[Fin
 
 DEAD = GpuProcess(pid=6, name="python", memory_mb=9000, ending=True)
 STRANGER = GpuProcess(pid=7, name="python", memory_mb=100)
-DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", memory_mb=900)
+DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", memory_mb=900, uid=0)
+FAKE = GpuProcess(pid=10, name="nvidia-cuda-mps", memory_mb=70000, uid=1234)
+NOBODY_KNOWS = GpuProcess(pid=11, name="dcgm", memory_mb=900)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +335,14 @@ DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", memory_mb=900)
             (FAIL, RESET, "left by a job: python (7); kill it"),
         ),
         (Use(index=0, memory_mb=900, processes=(DAEMON,)), GOOD),
+        (
+            Use(index=0, memory_mb=70000, processes=(FAKE,)),
+            (FAIL, RESET, "left by a job: nvidia-cuda-mps (10); kill it"),
+        ),
+        (
+            Use(index=0, memory_mb=900, processes=(NOBODY_KNOWS,)),
+            (FAIL, RESET, "left by a job: dcgm (11); kill it"),
+        ),
         (
             Use(index=0, memory_mb=1000, processes=(DAEMON, STRANGER)),
             (FAIL, RESET, "left by a job: python (7); kill it"),

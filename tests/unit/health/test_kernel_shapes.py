@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import KernelLimits, NodeConfig, StorageLimits
 from slurm_robust.health.checks import kernel
-from slurm_robust.health.kernelevents import BEGINS
+from slurm_robust.health.checks.processes import COMM
+from slurm_robust.health.kernelevents import BEGINS, MARK, Happened, summarise
 from slurm_robust.health.kernelfacts import gather
+from slurm_robust.health.kmsg import parse
 from slurm_robust.health.shapes import SHAPES, recognise
 from slurm_robust.model.findings import Outcome, Party, Suggestion
 from tests.unit.health.kernellogs import BOOT, failed, judged, view
@@ -97,6 +100,39 @@ KNOWN = [
     ),
 ]
 
+KNOWN += [
+    (
+        "EDAC MC0: 1 UE on mc#0csrow#2channel#1 (csrow:2 channel:1 page:0x3f offset:0x0 grain:64)",
+        "uncorrected",
+        "",
+    ),
+    ("EDAC MC0: 1 UE Multi-bit ECC on unknown memory (page:0x1 offset:0x0 grain:1)", "uncorrected", ""),
+    ("mce: Uncorrected hardware memory error in user-access at 3f2e7e4c0", "uncorrected", ""),
+    ("Oops: 0000 [#1] PREEMPT SMP PTI", "oops", ""),
+    ("Oops: Oops: 0002 [#3] SMP NOPTI", "oops", ""),
+    ("Oops: int3: 0000 [#1] SMP", "oops", ""),
+    ("Oops: Kernel access of bad area, sig: 11 [#1]", "oops", ""),
+    ("invalid opcode: 0000 [#1] SMP NOPTI", "oops", ""),
+    ("divide error: 0000 [#1] PREEMPT SMP", "oops", ""),
+    ("double fault: 0000 [#1] SMP", "oops", ""),
+    ("Internal error: Oops - BUG: 0 [#1] PREEMPT SMP", "oops", ""),
+    ("Internal error: synchronous external abort: 0000000096000410 [#1] SMP", "oops", ""),
+    ("kernel BUG at drivers/net/ethernet/mellanox/mlx5/core/cmd.c:1!", "oops", ""),
+    ("kernel BUG at foo+0x12/0x40 [verbose debug info unavailable]", "oops", ""),
+    ("BUG: Bad page map in process python3  pte:8000 pmd:1", "corruption", ""),
+    ("list_add corruption. next->prev should be prev (ffff), but was 0.", "corruption", ""),
+    ("list_del corruption, ffff->next is LIST_POISON1 (dead000000000100)", "corruption", ""),
+    (
+        "XFS (sdb1): Internal error xfs_trans_cancel at line 957 of file fs/xfs/xfs_trans.c",
+        "file-system",
+        "sdb1",
+    ),
+    ("XFS (sdb1): Corruption of in-memory data detected.  Shutting down filesystem", "file-system", "sdb1"),
+    ("XFS (sdb1): log I/O error -5", "file-system", "sdb1"),
+    ("INFO: task my program:77 blocked for more than 120 seconds.", "hung-task", ""),
+    ("nvme nvme0: I/O 5 (I/O Cmd) QID 4 timeout, reset controller", "disk-reset", "nvme0"),
+]
+
 HARMLESS = [
     "mce: CPU supports 32 MCE banks",
     "EDAC MC0: Giving out device to module skx_edac controller Skylake Socket#0 IMC#0",
@@ -142,6 +178,87 @@ def test_what_is_harmless_or_the_users_is_nothing(text: str) -> None:
 def test_no_text_breaks_it(text: str, known: tuple[str, str, str]) -> None:
     recognise(text)
     recognise(known[0][: len(known[0]) // 2] + text)
+
+
+SEGFAULT = "at 0 ip 000055d0a8b3f139 sp 00007ffd3c0b2b90 error 6 in {file}[55d0a8b3f000+1000]"
+
+OF_A_PROCESS = [
+    "{name}[77]: segfault " + SEGFAULT,
+    "{name}[77]: segfault " + SEGFAULT + " likely on CPU 3 (core 1, socket 0)",
+    "{name}[7]: segfault (11) at 0 nip 0 lr 0 code 1 in {file}[10000+1000]",
+    "{name}[77]: unhandled signal 11 code 0x1 at 0x0000000000000000 in {file}[10000+1000]",
+    "{name}[77]: unhandled exception: DABT (lower EL), ESR 0x0, level 0 translation fault in {file}[1+1]",
+    "{name}[77] general protection fault ip:7f sp:7f error:0 in {file}[55d0a8b3f000+1000]",
+    "{name}[77] trap invalid opcode ip:7f sp:7f error:0 in {file}[55d0a8b3f000+1000]",
+    "traps: {name}[77] general protection fault ip:7f sp:7f error:0 in {file}[55d0a8b3f000+1000]",
+    "{name}[77] bad frame in rt_sigreturn frame:0000 ip:7f sp:7f orax:ffff in {file}[55d0a8b3f000+1000]",
+    "{name}[77] vsyscall attempted with vsyscall=none ip:ffffffffff600000 cs:33 sp:7f ax:60 si:0 di:0",
+    "{name}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), cpuset={file},mems_allowed=0",
+    "{name}: page allocation stalls for 10008ms, order:0, mode:0x14200ca, nodemask=(null)",
+    "{name}: vmalloc error: size 4096, failed to allocate pages, mode:0xcc2,cpuset={file},mems_allowed=0",
+    "{name} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "{name}: attempt to access beyond end of device\\x0aloop0: rw=0, sector=8, nr_sectors = 8 limit=0",
+    "{name}: sending ioctl 5310 to a partition!",
+    "{name}: entered promiscuous mode",
+    "{name} (77): Attempt to set a LOCK_MAND lock via flock(2). This support has been removed",
+    "{name} (77): /proc/77/oom_adj is deprecated, please use /proc/77/oom_score_adj instead.",
+    "{name} (77) used greatest stack depth: 11256 bytes left",
+    "{name}/77: potentially unexpected fatal signal 11.",
+    "{name} uses obsolete (PF_INET,SOCK_PACKET)",
+]
+"""What the kernel says of a process; it begins with its name, and may end with that of a file or a group."""
+
+MESSAGES = st.one_of(
+    st.sampled_from([text for text, _, _ in KNOWN]),
+    st.sampled_from([*SHAPES]).flatmap(lambda name: st.from_regex(re.compile(SHAPES[name].regex, re.ASCII))),
+    st.just("NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=x, GPU has fallen off the bus."),
+    st.just("NVRM: GPU 0000:9b:00.0: GPU has fallen off the bus."),
+    st.just("nvidia-nvswitch3: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48"),
+    st.just(MARK + "all"),
+)
+
+
+@st.composite
+def words_of_a_user(draw: st.DrawFn) -> tuple[str, str]:
+    """A name of a process and one of a file: the best are the parts of a message that would count."""
+    message = draw(MESSAGES | st.text())
+    cut = draw(st.integers(0, len(message)))
+    name = draw(st.just(message[:COMM]) | st.just(message[:cut][:COMM]) | st.text(max_size=COMM))
+    file = draw(st.just(message[len(name) :]) | st.just(message[cut:]) | st.text(max_size=200))
+    return name.encode()[:COMM].decode(errors="ignore"), file[:255]
+
+
+@given(words_of_a_user(), st.sampled_from(OF_A_PROCESS), st.sampled_from([4, 6]))
+@settings(max_examples=150, deadline=None)
+def test_no_name_of_a_process_or_file_makes_a_message_that_counts(
+    words: tuple[str, str], line: str, level: int
+) -> None:
+    name, file = words
+    record = parse(f"{level},1,1,-;{line.format(name=name, file=file)}".encode())
+    assert record is not None
+    assert recognise(record.text) is None
+    assert summarise([record], BOOT, BOOT, lambda shape: 3600.0) == Happened()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("EDAC MC0: 1 UE ", "EDAC MC0: 1 UE", "EDAC MC0: 1 CE ", "kernel BUG at x", "kernel BUG at "),
+        *(
+            "Oops: 0 [#1]",
+            "Oops: 0002 [#1]",
+            "Oops: ",
+            "divide error, x",
+            "divide error: 0",
+            "I/O error, dev",
+        ),
+        *("I/O error, dev ", "Internal error:", "XFS (sda1): ", "INFO: task x", "nvme a: I/O 1"),
+    ],
+)
+def test_names_that_look_like_the_beginning_of_one_do_not_count(name: str) -> None:
+    files = ("libc.so.6", "[#1] SMP", "x: 0000 [#1] SMP", "has been shut down", "a on b")
+    lines = [line.format(name=name, file=file) for line in OF_A_PROCESS for file in files]
+    assert [line for line in lines if recognise(line)] == []
 
 
 @pytest.mark.parametrize(

@@ -101,25 +101,31 @@ def test_hooks_side_by_side_do_not_overwrite_each_other(tmp_path: Path) -> None:
 def test_runs_in_a_row_are_counted_for_each_subject(tmp_path: Path) -> None:
     changes: list[tuple[list[str], list[str]]] = []
 
-    def run(*failed: str, passed: tuple[str, ...] = (), ran: tuple[str, ...] = ("gpu.ecc",)) -> list[int]:
+    def run(
+        *away: str,
+        told: tuple[str, ...] = (),
+        passed: tuple[str, ...] = (),
+        ran: tuple[str, ...] = ("gpu.ecc",),
+    ) -> list[int]:
         memory = Memory(tmp_path)
-        memory.count(dict.fromkeys(failed, True) | dict.fromkeys(passed, False), ran)
-        counts = [memory.failing(f"gpu.ecc gpu{n}") for n in range(2)] + [memory.passing("gpu.ecc gpu0")]
+        memory.count(dict.fromkeys((*away, *told), True) | dict.fromkeys(passed, False), away, ran)
+        counts = [memory.keeping_away(f"gpu.ecc gpu{n}") for n in range(2)]
         assert memory.save()
         again = Memory(tmp_path)
         changes.append(memory.changes())
-        assert counts == [again.failing(f"gpu.ecc gpu{n}") for n in range(2)] + [
-            again.passing("gpu.ecc gpu0")
-        ]
+        assert counts == [again.keeping_away(f"gpu.ecc gpu{n}") for n in range(2)]
         return counts
 
-    assert run("gpu.ecc gpu0", "gpu.ecc gpu1") == [1, 1, 0]
-    assert run("gpu.ecc gpu0", "gpu.ecc gpu1") == [2, 2, 0]
-    assert run(ran=("disks.io",)) == [2, 2, 0]
-    assert run("gpu.ecc gpu1", passed=("gpu.ecc gpu0",)) == [0, 3, 1]
-    assert run(passed=("gpu.ecc",)) == [0, 0, 0]  # all well, said of the node: gpu1's failures are over
+    assert run("gpu.ecc gpu0", "gpu.ecc gpu1") == [1, 1]
+    assert run("gpu.ecc gpu0", "gpu.ecc gpu1") == [2, 2]
+    assert run(ran=("disks.io",)) == [2, 2]
+    assert run("gpu.ecc gpu1", passed=("gpu.ecc gpu0",)) == [0, 3]
+    assert run(told=("gpu.ecc gpu1",)) == [0, 0]  # it fails still, but is no reason to keep jobs away
+    assert run("gpu.ecc gpu1") == [0, 1]
+    assert run(passed=("gpu.ecc",)) == [0, 0]  # all well, said of the node: gpu1's failures are over
     both = ["gpu.ecc gpu0", "gpu.ecc gpu1"]
-    assert changes == [(both, []), ([], []), ([], []), ([], both[:1]), ([], both[1:])]
+    nothing = ([], [])
+    assert changes == [(both, []), nothing, nothing, ([], both[:1]), nothing, nothing, ([], both[1:])]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x80", b"x" * 1000, b"\x81\xa6format\x09"])
@@ -179,9 +185,9 @@ def test_a_process_remembers_by_itself_and_writes_nothing(tmp_path: Path) -> Non
     memory = ProcessMemory(tmp_path)
     for at in (1000.0, 1010.0):
         memory.remember(FANS, Sample(at=at, boot_id="b", facts=Fans(rpm=int(at))))
-        memory.count({"fans left": True}, ["fans"])
+        memory.count({"fans left": True}, ["fans left"], ["fans"])
         assert memory.save()
     assert [sample.at for sample in memory.before(FANS, 1020.0)] == [1000.0, 1010.0]
-    assert memory.failing("fans left") == 2
+    assert memory.keeping_away("fans left") == 2
     assert memory.baseline(FANS) == Fans(rpm=7)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from tests.unit.health.trees import only, plant, view
+from tests.waiting import wait_for
 
 CONFIG = NodeConfig()
 KERNEL_THREAD = 0x00200040
@@ -24,9 +27,16 @@ FACTS = ProcessFacts(count=1, cpus=4, load=(0.0, 0.0, 0.0))
 
 
 def stat(
-    pid: int, name: str, state: str = "S", parent: int = 1, flags: int = 4194560, start: int = 24
+    pid: int,
+    name: str,
+    state: str = "S",
+    parent: int = 1,
+    flags: int = 4194560,
+    start: int = 24,
+    pending: int = 0,
 ) -> str:
     rest = f"96258 4135 0 36 1400 6670 8435 3049 20 0 13 0 {start} 55058432 5457 18446744073709551615 1 1"
+    rest += f" 140735 0 0 {pending} 0 4096 0 0 0 0 17 3"
     return f"{pid} ({name}) {state} {parent} 1 1 0 -1 {flags} {rest}"
 
 
@@ -84,18 +94,40 @@ def test_this_machine_is_read() -> None:
     assert facts.count > 1
     assert facts.cpus >= len(os.sched_getaffinity(0))
     own = Path("/proc/self/comm").read_text().strip()
-    everybody = processes.gather(Host(), NodeConfig(memory=MemoryLimits(min_user_uid=60_000)))
+    everybody = processes.gather(Host(), NodeConfig(memory=MemoryLimits(min_user_uid=2**31)))
     assert own in everybody.daemons
 
 
 def test_programs_of_users_are_no_daemons(tmp_path: Path) -> None:
-    host = plant(tmp_path, {"/proc/7/stat": stat(7, "munged"), "/proc/loadavg": "0 0 0 1/1 1"})
+    host = plant(
+        tmp_path,
+        {
+            "/proc/7/stat": stat(7, "munged"),
+            "/proc/7/status": "Name:\tmunged\nUid:\t1234\t1234\t1234\t1234",
+            "/proc/loadavg": "0 0 0 1/1 1",
+        },
+    )
     everybody = NodeConfig(memory=MemoryLimits(min_user_uid=max(1, os.getuid())))
     if os.getuid() == 0:
         os.chown(host.path("/proc/7"), 1234, 1234)
     facts = processes.gather(host, everybody)
     assert (facts.daemons, facts.users) == ((), {os.stat(host.path("/proc/7")).st_uid: 1})
     assert facts.user_names == ("munged",)
+
+
+@pytest.mark.parametrize(("uids", "is_daemon"), [("0 0 0 0", True), ("1234 0 0 0", False), ("", False)])
+def test_a_program_with_the_rights_of_its_file_is_no_daemon(
+    tmp_path: Path, uids: str, is_daemon: bool
+) -> None:
+    """Its folder in /proc belongs to root, and who starts it gives it any name, by a link."""
+    tree = {
+        "/proc/7/stat": stat(7, "munged"),
+        "/proc/7/status": f"Uid: {uids}",
+        "/proc/loadavg": "0 0 0 1/1 1",
+    }
+    host = plant(tmp_path, tree)
+    nobody_is_a_user_here = NodeConfig(memory=MemoryLimits(min_user_uid=max(1000, os.getuid() + 1)))
+    assert processes.gather(host, nobody_is_a_user_here).daemons == (("munged",) if is_daemon else ())
 
 
 @given(st.binary(max_size=200))
@@ -105,8 +137,54 @@ def test_no_content_breaks_reading(tmp_path_factory: pytest.TempPathFactory, dat
     assert processes.gather(host, CONFIG).count <= 1
 
 
-def waiting(number: int, start: int = 1) -> ProcessFacts:
-    return with_facts(waiting=dict.fromkeys(range(100, 100 + number), start), waiting_names=("ls",))
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+def test_who_waits_can_be_killed_unless_it_was_or_is_the_systems(tmp_path: Path) -> None:
+    lines = {
+        5: stat(5, "vfork", "D"),
+        6: stat(6, "killed", "D", pending=1 << 8),
+        7: stat(7, "interrupted", "D", pending=1 << 1),
+        8: stat(8, "nfsd", "D"),
+        9: stat(9, "short", "D").rpartition(" 140735")[0],
+    }
+    files = {f"/proc/{pid}/stat": line for pid, line in lines.items()}
+    host = plant(tmp_path, {**files, "/proc/loadavg": "0 0 0 1/1 1"})
+    for pid in (5, 6, 7, 9):
+        os.chown(host.path(f"/proc/{pid}"), 1234, 1234)
+    facts = processes.gather(host, CONFIG)
+    assert facts.waiting.keys() == {5, 6, 7, 8, 9}
+    assert facts.unkillable == {6, 8}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_a_users_vfork_is_no_process_that_cannot_be_killed(tmp_path: Path) -> None:
+    """The C library starts programs by vfork: a file that does not open in the child holds up the parent."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo, 0o666)
+    os.chmod(fifo, 0o666)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    code = (
+        "import os, sys; os.setgid(1234); os.setuid(1234)\n"
+        "path = [(os.POSIX_SPAWN_OPEN, 9, sys.argv[1], os.O_RDONLY, 0)]\n"
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=path)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(fifo)])
+    try:
+        wait_for(lambda: parent.pid in processes.gather(Host(), CONFIG).waiting, message="it waits")
+        assert parent.pid not in processes.gather(Host(), CONFIG).unkillable
+    finally:
+        parent.kill()
+        with fifo.open("wb"):
+            pass  # lets the child go
+        parent.wait()
+
+
+def waiting(number: int, start: int = 1, killed: int = 99) -> ProcessFacts:
+    return with_facts(
+        waiting=dict.fromkeys(range(100, 100 + number), start),
+        waiting_names=("ls",),
+        unkillable=frozenset(range(100, 100 + min(number, killed))),
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,6 +210,8 @@ def test_stuck_processes_without_a_job_need_a_boot_and_others_are_others() -> No
     past = (100.0, waiting(20))
     gone = only(processes.judge_d_state(view(waiting(20), past, job_gone=True), CONFIG))
     assert gone.suggestion is Suggestion.REBOOT
+    living = only(processes.judge_d_state(view(waiting(20, killed=16), past, job_gone=True), CONFIG))
+    assert (living.outcome, living.suggestion) == (Outcome.FAIL, Suggestion.MONITOR)
     for seen in (
         view(waiting(20), (100.0, waiting(20, start=2))),  # pids came round
         view(waiting(20), past, boot_id="new"),
@@ -181,4 +261,4 @@ def test_load_counts_when_it_lasts_and_no_job_runs(load: tuple[float, float, flo
     [(0, False), (999, False), (1000, True), (61183, True), (61184, False), (65534, False), (70000, True)],
 )
 def test_who_is_a_user(uid: int, user: bool) -> None:
-    assert processes._is_user(uid, CONFIG) is user
+    assert processes.is_user(uid, CONFIG) is user

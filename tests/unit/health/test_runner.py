@@ -16,7 +16,7 @@ from slurm_robust.health.host import Host
 from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import Report
 from slurm_robust.health.runner import choose, failing_runs, inspect
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from tests.waiting import wait_for
 
@@ -61,11 +61,19 @@ def source(name: str, gather: Callable[[Host, NodeConfig], Fans], **more: object
 
 
 FANS = source("fans", rpm, history_s=1e6)
-SPEED: AnyCheck = Check(name="fans.speed", source=FANS, judge=too_slow, explain="", hangs=True)
-BROKEN: AnyCheck = Check(name="fans.broken", source=FANS, judge=break_down, explain="")
+SPEED: AnyCheck = Check(
+    name="fans.speed", source=FANS, judge=too_slow, explain="", written_by=Writer.KERNEL, hangs=True
+)
+BROKEN: AnyCheck = Check(
+    name="fans.broken", source=FANS, judge=break_down, explain="", written_by=Writer.KERNEL
+)
 DEAD = source("dead", hang, timeout_s=0.2, hang=Hang(FAIL, "the driver hangs", Suggestion.REBOOT))
-STUCK: AnyCheck = Check(name="dead.stuck", source=DEAD, judge=too_slow, explain="", hangs=True)
-BESIDE: AnyCheck = Check(name="dead.beside", source=DEAD, judge=too_slow, explain="")
+STUCK: AnyCheck = Check(
+    name="dead.stuck", source=DEAD, judge=too_slow, explain="", written_by=Writer.KERNEL, hangs=True
+)
+BESIDE: AnyCheck = Check(
+    name="dead.beside", source=DEAD, judge=too_slow, explain="", written_by=Writer.KERNEL
+)
 
 
 class Node:
@@ -130,7 +138,9 @@ def test_what_hangs_is_the_fault_of_one_check_and_unknown_to_its_neighbours(node
 def test_what_the_budget_cuts_is_unknown_and_not_hung(node: Node) -> None:
     patient = source("dead", hang, timeout_s=60.0, hang=DEAD.hang)
     begun = time.monotonic()
-    report = node.run(Check("dead.stuck", patient, too_slow, "", hangs=True), SPEED, budget_s=0.5)
+    report = node.run(
+        Check("dead.stuck", patient, too_slow, "", Writer.KERNEL, hangs=True), SPEED, budget_s=0.5
+    )
     assert time.monotonic() - begun < 5
     assert outcomes(report) == {"dead.stuck": UNKNOWN, "fans.speed": PASS}
     assert report.findings[0].text.startswith("left out, budget")
@@ -138,8 +148,8 @@ def test_what_the_budget_cuts_is_unknown_and_not_hung(node: Node) -> None:
 
 
 def test_what_cannot_be_read_or_judged_is_unknown(node: Node) -> None:
-    mute = Check("mute", source("mute", refuse), too_slow, "")
-    liar = Check("liar", source("liar", lie), too_slow, "")
+    mute = Check("mute", source("mute", refuse), too_slow, "", Writer.KERNEL)
+    liar = Check("liar", source("liar", lie), too_slow, "", Writer.KERNEL)
     report = node.run(mute, liar, BROKEN, SPEED)
     assert [finding.outcome for finding in report.findings] == [UNKNOWN, UNKNOWN, UNKNOWN, PASS]
     assert report.findings[0].text == "the driver does not say"
@@ -205,7 +215,7 @@ def test_without_a_memory_everything_is_measured(node: Node) -> None:
 
 
 def test_checks_are_chosen_by_context_rule_and_name() -> None:
-    idle = Check("fans.idle", FANS, too_slow, "", contexts=frozenset({Context.DEEP}))
+    idle = Check("fans.idle", FANS, too_slow, "", Writer.KERNEL, contexts=frozenset({Context.DEEP}))
     config = NodeConfig(
         checks={"fans.*": CheckRule(contexts=("prolog",)), "fans.broken": CheckRule(enabled=False)}
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from slurm_robust.health.checks import processes, services
 from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.checks.services import MungeFacts, gather_munge, judge_munge, judge_running
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Outcome, Suggestion
+from slurm_robust.model.findings import Outcome, Party, Suggestion
 from tests.unit.health.trees import only, plant, view
 from tests.waiting import wait_for
 
@@ -87,14 +89,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.skipif(not shutil.which("munged"), reason="needs munged")
 def test_a_real_munged_works_until_it_stops(folder: Path) -> None:
-    (folder / "key").write_bytes(b"k" * 1024)
-    (folder / "key").chmod(0o600)
-    files = {name: f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")}
-    munged = subprocess.Popen(
-        ["munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files.values()],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    munged = munged_at(folder)
     config = munge_at(folder / "socket", munge_s=5.0)
     try:
         wait_for(lambda: gather_munge(Host(), config).state == "works", message="munged answers")
@@ -103,6 +98,7 @@ def test_a_real_munged_works_until_it_stops(folder: Path) -> None:
         munged.send_signal(signal.SIGSTOP)
         silent = munge_at(folder / "socket", munge_s=0.1)
         assert gather_munge(Host(), silent) == MungeFacts(state="silent", detail="no answer")
+        assert only(judge_munge(view(gather_munge(Host(), silent)), silent)).outcome is Outcome.FAIL
         munged.send_signal(signal.SIGCONT)
     finally:
         munged.kill()
@@ -110,6 +106,81 @@ def test_a_real_munged_works_until_it_stops(folder: Path) -> None:
     found = only(judge_munge(view(gather_munge(Host(), config)), config))
     assert found.text == "munged makes no credential (Connection refused): restart it"
     assert (found.outcome, found.suggestion) == (Outcome.FAIL, Suggestion.RESET)
+
+
+def munged_at(folder: Path) -> subprocess.Popen[bytes]:
+    (folder / "key").write_bytes(b"k" * 1024)
+    (folder / "key").chmod(0o600)
+    files = {name: f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")}
+    return subprocess.Popen(
+        ["munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files.values()],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("munged"), reason="needs munged")
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_a_munged_that_users_keep_busy_is_not_to_blame(folder: Path) -> None:
+    """It gives each silent client 2 s, in two threads: a few of them keep everybody else waiting."""
+    folder.chmod(0o755)
+    munged = munged_at(folder)
+    config = munge_at(folder / "socket", munge_s=0.3)
+    patient = munge_at(folder / "socket", munge_s=5.0)
+    held = subprocess.Popen([sys.executable, "-c", HOLD, str(folder / "socket")], stdin=subprocess.PIPE)
+    try:
+        wait_for(lambda: gather_munge(Host(), patient).state == "works", message="munged answers")
+        assert held.stdin is not None
+        held.stdin.write(b"now")
+        held.stdin.close()
+        wait_for(lambda: gather_munge(Host(), config).is_held, message="it is kept busy")
+        found = gather_munge(Host(), config)
+        finding = only(judge_munge(view(found), config))
+        assert (finding.outcome, finding.blame, finding.suggestion) == (
+            Outcome.UNKNOWN,
+            Party.JOB,
+            Suggestion.NONE,
+        )
+        assert "uid 1234" in finding.text
+        # One that has stopped takes no connection, whoever else waits.
+        munged.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not gather_munge(Host(), config).taken, message="it takes no more")
+        assert only(judge_munge(view(gather_munge(Host(), config)), config)).outcome is Outcome.FAIL
+        munged.send_signal(signal.SIGCONT)
+        held.kill()
+        wait_for(lambda: gather_munge(Host(), patient).state == "works", message="munged is free")
+    finally:
+        for process in (munged, held):
+            process.kill()
+            process.wait()
+
+
+HOLD = """
+import os, socket, sys
+sys.stdin.read()
+os.setgid(1234); os.setuid(1234)
+held = []
+while True:
+    while len(held) < 16:
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].connect(sys.argv[1])
+    held.pop(0).recv(1)  # until munged has lost its patience with this one
+"""
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        (MungeFacts(state="silent", taken=True, holders={1234: 1}), Outcome.UNKNOWN),
+        (MungeFacts(state="silent", taken=True, holders={-1: 1}), Outcome.UNKNOWN),
+        (MungeFacts(state="silent", taken=True), Outcome.FAIL),
+        (MungeFacts(state="silent", holders={1234: services.FLOOD - 1}), Outcome.FAIL),
+        (MungeFacts(state="silent", holders={1234: 1, 1235: services.FLOOD}), Outcome.UNKNOWN),
+    ],
+)
+def test_who_keeps_munged_silent(facts: MungeFacts, outcome: Outcome) -> None:
+    assert only(judge_munge(view(facts), CONFIG)).outcome is outcome
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,30 @@ def test_folders_are_read_without_following_anything(tmp_path: Path) -> None:
     assert 3 <= found.mib <= 4
 
 
+def test_folders_as_deep_as_a_user_likes_are_no_trouble(tmp_path: Path) -> None:
+    shm = f"/dev/shm/srobust-{UID}"
+    names = [f"{shm}-{job}-0-copies" for job in (12, 13)]
+    files = {f"{name}/own": "x" * 2**20 for name in names}
+    host = plant(tmp_path, {**files, "/proc/loadavg": "0 0 0 1/1 1"})
+    deep = host.path(names[0])
+    try:
+        make_deep(deep)
+        assert {folder.job_id: folder.mib for folder in gather(host, CONFIG).folders} == {12: 1, 13: 1}
+    finally:
+        subprocess.run(["rm", "-rf", deep], check=True)
+
+
+def make_deep(folder: Path) -> None:
+    """Deeper than Python recurses, and than a path can name."""
+    here = os.open(folder, os.O_RDONLY)
+    for name in ["d"] * 1100 + ["d" * 200] * 15:
+        os.mkdir(name, dir_fd=here)
+        there = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = there
+    os.close(here)
+
+
 def test_a_node_without_shared_memory_has_none(tmp_path: Path) -> None:
     assert gather(Host(tmp_path), CONFIG) == SnapshotFacts()
 
@@ -104,8 +129,13 @@ def test_jobs_are_known_from_step_daemons_of_root_else(tmp_path: Path) -> None:
         5: "else",
     }
     files = {f"/proc/{pid}/stat": stat(pid, name) for pid, name in names.items()}
+    files |= {f"/proc/{pid}/status": "Uid:\t0\t0\t0\t0" for pid in (1, 2, 3)}
+    files |= {f"/proc/{pid}/status": "Uid:\t1000\t0\t0\t0" for pid in (4, 5)}
     host = plant(tmp_path, files | {f"/proc/{pid}/cmdline": title for pid, title in titles.items()})
     os.chown(host.path("/proc/4"), 1000, 1000)
     assert jobs_here(host) == {12, 13}
-    assert jobs_here(plant(tmp_path / "idle", {"/proc/1/stat": stat(1, "slurmd")})) == frozenset()
+    idle = {"/proc/1/stat": stat(1, "slurmd"), "/proc/1/status": "Uid: 0 0 0 0"}
+    assert jobs_here(plant(tmp_path / "idle", idle)) == frozenset()
+    forged = {**idle, "/proc/1/status": "Uid: 1000 0 0 0"}
+    assert jobs_here(plant(tmp_path / "forged", forged)) is None
     assert jobs_here(plant(tmp_path / "other", {"/proc/1/stat": stat(1, "init")})) is None

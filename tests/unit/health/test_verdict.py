@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,26 @@ def test_a_failure_to_be_confirmed_counts_after_so_many_runs(
     found = conclude(report, config, runs)
     assert found.fit is fit
     assert found.warnings == ((XID,) if fit else ())
+
+
+USERS = msgspec.structs.replace(XID, check="disks.space", subject="/tmp", confirm=3)
+
+
+@pytest.mark.parametrize("context", Context)
+@pytest.mark.parametrize(("runs", "fit"), [(0, True), (1, True), (2, True), (3, False), (9, False)])
+def test_what_users_can_write_counts_when_it_stays_however_hard_the_look(
+    context: Context, runs: int, fit: bool
+) -> None:
+    report = Report(node="n1", at=1.0, boot_id="b", context=context, findings=(USERS, WELL))
+    assert conclude(report, NodeConfig(), {"disks.space /tmp": runs} if runs else {}).fit is fit
+
+
+def test_a_site_decides_how_often_what_users_can_write_must_be_seen() -> None:
+    assert not judged(USERS, disks__space=CheckRule(confirm=1)).fit
+    config = NodeConfig(checks={"disks.*": CheckRule(confirm=9)})
+    report = Report(node="n1", at=1.0, boot_id="b", context=Context.PERIODIC, findings=(USERS,))
+    assert conclude(report, config, {"disks.space /tmp": 8}).fit
+    assert not conclude(report, config, {"disks.space /tmp": 9}).fit
 
 
 def test_later_patterns_override_earlier_ones_and_a_name_overrides_all() -> None:

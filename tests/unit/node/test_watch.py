@@ -87,7 +87,7 @@ PROGRAM = """
 import sys
 from slurm_robust.health import registry
 from slurm_robust.health.check import Check, Source
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 class Fan(Record):
@@ -99,7 +99,7 @@ def judge(view, config):
                   text="stands still", suggestion=Suggestion.REPLACE)
 
 fans = Source(name="fans", facts=Fan, gather=lambda host, config: Fan(rpm=int(open(sys.argv[-1]).read())))
-registry.CHECKS = (Check("gpu.fan", fans, judge, ""),)
+registry.CHECKS = (Check("gpu.fan", fans, judge, "", Writer.KERNEL),)
 from slurm_robust.node.command import main
 sys.exit(main(sys.argv[1:-1]))
 """

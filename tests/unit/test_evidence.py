@@ -1,0 +1,162 @@
+"""Evidence by who can write it: each kind says so, and one rule and docs/security.md follow from it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.agent.inspection.looked import sort
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health import runner
+from slurm_robust.health.check import CONFIRM, AnyCheck, Check, Context
+from slurm_robust.health.checks import disks
+from slurm_robust.health.checks.disks import DisksFacts, Space
+from slurm_robust.health.host import Host
+from slurm_robust.health.memory import Memory
+from slurm_robust.health.registry import CHECKS
+from slurm_robust.health.report import Conclusion, Report
+from slurm_robust.health.shapes import SHAPES
+from slurm_robust.health.verdict import conclude
+from slurm_robust.health.xidtable import RULES
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.policy.rungs import LADDER, WRITTEN_BY
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+USERS = [check for check in CHECKS if check.written_by.is_user]
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the table below a headline of docs/security.md, without its head."""
+    section = PAGE.read_text().partition(f"\n### {title}\n")[2].partition("\n#")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    assert lines, f"docs/security.md has no table below {title!r}"
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def counts(check: AnyCheck) -> str:
+    if check.second:
+        return f"at once, by a second look: {check.second}"
+    return "at once" if check.confirm == 1 else f"after {check.confirm} periodic runs in a row"
+
+
+def test_the_page_has_every_check_with_who_writes_it() -> None:
+    expected = [[f"`{check.name}`", check.written_by.value, counts(check)] for check in CHECKS]
+    assert rows("Checks of a node") == expected
+
+
+def test_the_page_has_every_message_of_the_kernel() -> None:
+    expected = [
+        [f"`{shape.name}`", f"`{shape.check}`", shape.written_by.value, shape.suggestion.value]
+        for shape in SHAPES.values()
+    ]
+    assert rows("Messages of the kernel") == expected
+
+
+def test_the_page_has_every_rung_that_blames_nodes() -> None:
+    found = {row[0].strip("`"): row[1] for row in rows("What takes a node from a job")}
+    assert found == {rung.__name__: writer.value for rung, writer in WRITTEN_BY.items()}
+
+
+def test_every_rung_that_blames_nodes_says_who_can_write_that() -> None:
+    blaming = {rung for rung in LADDER if "Blame.NODE" in ast.unparse(parsed(rung))}
+    assert blaming == WRITTEN_BY.keys()
+
+
+def parsed(function: object) -> ast.Module:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))  # type: ignore[arg-type]
+
+
+def test_a_second_look_is_needed_only_at_what_users_can_write() -> None:
+    assert [check.name for check in CHECKS if check.second and not check.written_by.is_user] == []
+    assert all(check.confirm == (1 if check.second else CONFIRM) for check in USERS)
+    assert all(check.confirm == 1 for check in CHECKS if check not in USERS)
+
+
+def test_no_message_that_users_can_bring_about_keeps_jobs_away() -> None:
+    shapes = [shape for shape in SHAPES.values() if shape.written_by.is_user]
+    assert [shape.name for shape in shapes if shape.suggestion.keeps_jobs_away or shape.lasting] == []
+    assert [
+        rule.code for rule in RULES.values() if rule.application and rule.suggestion.keeps_jobs_away
+    ] == []
+    worst = {shape.check for shape in SHAPES.values() if shape.suggestion.keeps_jobs_away}
+    assert [check.name for check in USERS if check.name in worst] == []
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", PAGE.read_text())
+    assert [link for link in links if "://" not in link and not (PAGE.parent / link).exists()] == []
+
+
+# -- the rule at work ------------------------------------------------------------------------------
+
+NOW = 1_800_000_000.0
+
+
+class Node:
+    """Runs of a check whose facts are given, with the memory of a real node."""
+
+    def __init__(self, folder: Path, check: AnyCheck) -> None:
+        self.folder = folder
+        self.check = check
+        self.now = NOW
+
+    def run(self, context: Context, facts: object, job_gone: bool | None) -> Conclusion:
+        source = msgspec.structs.replace(self.check.source, gather=lambda host, config: facts)
+        check = msgspec.structs.replace(self.check, source=source)
+        memory = Memory(self.folder)
+        self.now += 300.0
+        report = runner.inspect(
+            NodeConfig(), context, host=Host(self.folder), memory=memory, now=self.now, budget_s=10.0,
+            job_gone=job_gone, checks=[check],
+        )  # fmt: skip
+        return conclude(report, NodeConfig(), runner.failing_runs(report, memory))
+
+
+def named(name: str) -> Check[DisksFacts]:
+    return next(check for check in disks.CHECKS if check.name == name)
+
+
+FULL = DisksFacts(spaces={"/tmp": Space(total_mb=10_000, free_mb=3)}, asked={"/tmp": ("/tmp",)})
+
+
+def test_a_full_tmp_drains_no_node_while_the_job_runs_nor_at_once_when_it_ends(tmp_path: Path) -> None:
+    node = Node(tmp_path, named("disks.space"))
+    for _ in range(5):
+        assert node.run(Context.PERIODIC, FULL, job_gone=False).fit
+    assert node.run(Context.EPILOG, FULL, job_gone=True).fit
+    assert node.run(Context.DEEP, FULL, job_gone=True).fit
+    assert node.run(Context.PROLOG, FULL, job_gone=True).fit
+    fit = [node.run(Context.PERIODIC, FULL, job_gone=True).fit for _ in range(3)]
+    assert fit == [True, True, False]
+    assert not node.run(Context.PROLOG, FULL, job_gone=True).fit
+
+
+def test_a_job_in_between_begins_the_count_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path, named("disks.space"))
+    gone = [True, True, False, True, True]
+    assert all(node.run(Context.PERIODIC, FULL, job_gone=job_gone).fit for job_gone in gone)
+    assert not node.run(Context.PERIODIC, FULL, job_gone=True).fit
+
+
+@pytest.mark.parametrize(
+    ("confirm", "blame", "alerts"),
+    [(1, Party.NODE, 1), (3, Party.NODE, 0), (3, Party.SITE, 1)],
+)
+def test_what_users_can_write_is_no_alert_against_a_node(confirm: int, blame: Party, alerts: int) -> None:
+    finding = Finding(
+        check="memory.free", outcome=Outcome.FAIL, blame=blame, suggestion=Suggestion.REBOOT, confirm=confirm
+    )
+    report = Report(node="n1", at=NOW, boot_id="b", context=Context.PERIODIC, findings=(finding,))
+    conclusion = conclude(report, NodeConfig(), {"memory.free": 9})
+    assert not conclusion.fit
+    assert len(sort(report, conclusion).failed) == alerts
+
+
+def test_who_is_an_ordinary_user() -> None:
+    assert {writer for writer in Writer if writer.is_user} == {Writer.OWNER, Writer.USER}
