@@ -51,7 +51,8 @@ def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
     """Everything, folders before what is in them. ``links``: as a plan for slurm.conf has them."""
     wanted = [
         Item(path="/var/lib/slurm-robust", kind="folder", mode=0o700),
-        Item(path="/var/log/slurm-robust", kind="folder", mode=0o750),
+        # Others pass: SlurmUser to the folder of the hooks beside slurmctld.
+        Item(path="/var/log/slurm-robust", kind="folder", mode=0o751),
         Item(path=HOOKS, kind="folder", mode=0o755),
         *(Item(path=f"{HOOKS}/{name}", kind="folder", mode=0o755) for name in ("prolog", "epilog")),
     ]
