@@ -35,9 +35,10 @@ MOST_JOB = 2**31 - 1
 """Slurm's commands refuse higher numbers."""
 
 _PREFIX = "srobust-"
-_NAME = re.compile(r"srobust-([0-9]{1,10})-([0-9]{1,10})-[A-Za-z0-9_.-]+")
+# Patterns as text: re compiles them when they are first needed, which on most nodes is never.
+_NAME = r"srobust-([0-9]{1,10})-([0-9]{1,10})-[A-Za-z0-9_.-]+"
 _COPIES = "-copies"
-_RUN = re.compile(rb"[0-9]{1,12}")
+_RUN = rb"[0-9]{1,12}"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FEW_NAMES = 1000
 _LISTING_SHARE = 0.3
@@ -150,7 +151,7 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
 
 def _folder(entry: os.DirEntry[str]) -> Folder | None:
     """What the name says; None where agents give no such name, or it is no folder."""
-    match = _NAME.fullmatch(entry.name)
+    match = re.fullmatch(_NAME, entry.name)
     if match is None or int(match[2]) > MOST_JOB or not entry.is_dir(follow_symlinks=False):
         return None
     return Folder(name=entry.name, uid=int(match[1]), gid=0, job=int(match[2]))
@@ -222,7 +223,7 @@ def _run_of(folder: Path) -> bytes:
     """The number that the agent left; empty if it is none."""
     fd = os.open(folder / "run", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     text = os.read(fd, 12)
-    return text if _RUN.fullmatch(text) else b""
+    return text if re.fullmatch(_RUN, text) else b""
 
 
 def _remove(shm: Path, folders: Sequence[Folder], deadline: float, cut: str) -> Swept:
