@@ -34,8 +34,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 LAUNCHER = """#!{python} -IS
 import sys
 sys.path[:0] = {paths!r}
-from slurm_robust.node.command import main
-sys.exit(main())
+from slurm_robust.node.command import program
+program()
 """
 # As many checks as the published figure of 101 ms has, as far as they fit any machine.
 NHC_CONF = """

@@ -51,7 +51,7 @@ modules() {
 
 # Isolated (-I): no module of the user's, of PYTHONPATH or of the current folder in a program that root runs.
 # Without the distribution's own modules (-S), which also starts faster.
-launcher() { # name, module
+launcher() { # name, module, function
     install -d "$STAGE/usr/bin"
     cat >"$STAGE/usr/bin/$1" <<EOF
 #!/usr/bin/python$PYTHON_VERSION -IS
@@ -60,12 +60,12 @@ import sys
 sys.path.insert(0, "/usr/lib/slurm-robust")
 sys.executable = "/usr/lib/slurm-robust/python"
 try:
-    from $2 import main
+    from $2 import $3
 except ImportError as error:
     # While the package is being replaced. Not 1, which would say that the node must not run jobs.
     print(f"$1: {error}", file=sys.stderr)
     sys.exit(70)
-sys.exit(main())
+sys.exit($3())
 EOF
     chmod 755 "$STAGE/usr/bin/$1"
 }
@@ -92,8 +92,8 @@ stage() {
     mkdir -p "$LIB"
     modules
     interpreter
-    launcher srobust slurm_robust.cli.main
-    launcher srobust-node slurm_robust.node.command
+    launcher srobust slurm_robust.cli.main main
+    launcher srobust-node slurm_robust.node.command program
     (cd "$LIB" && PYTHONPATH=. "$PYTHON" -s -c '
 import sys
 from slurm_robust.admin.items import Layout, package_items, unit, UNIT_FILES

@@ -5,6 +5,6 @@
 # the evidence if it failed. Ends with 0, or with what a program in /etc/slurm-robust/epilog.d ended with:
 # Slurm drains a node whose epilog fails, and not even says why.
 SROBUST_NODE=/usr/bin/srobust-node
-here=$(/usr/bin/readlink -f "$0")
-. "${here%/*}/hook.sh"
+here=$(/usr/bin/dirname "$(/usr/bin/readlink -f "$0")") # an installed script has its path instead
+. "$here/hook.sh"
 run_hook epilog 100

@@ -3,7 +3,7 @@
 #   EpilogSlurmctld=/usr/libexec/slurm-robust/epilog_slurmctld.sh
 # Records the end of the job. Always ends with 0.
 SROBUST_NODE=/usr/bin/srobust-node
-here=$(/usr/bin/readlink -f "$0")
-. "${here%/*}/hook.sh"
+here=$(/usr/bin/dirname "$(/usr/bin/readlink -f "$0")") # an installed script has its path instead
+. "$here/hook.sh"
 ours epilog_slurmctld 30
 exit 0

@@ -5,6 +5,6 @@
 # Checks the node, drains it with the evidence or gives it back. Slurm kills it after 60 s and has no use for
 # what it ends with. Programs in /etc/slurm-robust/periodic.d run around it.
 SROBUST_NODE=/usr/bin/srobust-node
-here=$(/usr/bin/readlink -f "$0")
-. "${here%/*}/hook.sh"
+here=$(/usr/bin/dirname "$(/usr/bin/readlink -f "$0")") # an installed script has its path instead
+. "$here/hook.sh"
 run_hook periodic 50

@@ -6,6 +6,6 @@
 # not run jobs and the configuration says "act": Slurm then drains it and requeues the job. Otherwise with 0,
 # or with what a program in /etc/slurm-robust/prolog.d ended with.
 SROBUST_NODE=/usr/bin/srobust-node
-here=$(/usr/bin/readlink -f "$0")
-. "${here%/*}/hook.sh"
+here=$(/usr/bin/dirname "$(/usr/bin/readlink -f "$0")") # an installed script has its path instead
+. "$here/hook.sh"
 run_hook prolog 90

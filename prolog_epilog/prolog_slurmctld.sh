@@ -4,7 +4,7 @@
 # Records which nodes the job got, and warns if one of them is drained by us. Always ends with 0, because
 # Slurm requeues the job otherwise.
 SROBUST_NODE=/usr/bin/srobust-node
-here=$(/usr/bin/readlink -f "$0")
-. "${here%/*}/hook.sh"
+here=$(/usr/bin/dirname "$(/usr/bin/readlink -f "$0")") # an installed script has its path instead
+. "$here/hook.sh"
 ours prolog_slurmctld 30
 exit 0

@@ -27,7 +27,7 @@ UNIT_FILES = ("slurm-robust.service", TIMER, WATCH)
 DROP_INS = tuple(f"{ETC}/{name}.d" for name in ("conf", "checks", "prolog", "epilog", "periodic"))
 PACKAGE_TREE = Path("/usr/lib/slurm-robust")
 
-_COMMAND = re.compile(r"^SROBUST_NODE=.*$", re.MULTILINE)
+_SETTING = re.compile(r"^(SROBUST_NODE|here)=.*$", re.MULTILINE)
 
 
 class Layout(Record):
@@ -51,7 +51,8 @@ def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
     """Everything, folders before what is in them. ``links``: as a plan for slurm.conf has them."""
     wanted = [
         Item(path="/var/lib/slurm-robust", kind="folder", mode=0o700),
-        Item(path="/var/log/slurm-robust", kind="folder", mode=0o750),
+        # Others pass: SlurmUser to the folder of the hooks beside slurmctld.
+        Item(path="/var/log/slurm-robust", kind="folder", mode=0o751),
         Item(path=HOOKS, kind="folder", mode=0o755),
         *(Item(path=f"{HOOKS}/{name}", kind="folder", mode=0o755) for name in ("prolog", "epilog")),
     ]
@@ -87,10 +88,10 @@ def package_items(layout: Layout) -> list[Item]:
 
 
 def scripts(layout: Layout) -> dict[str, str]:
-    """The hooks by name, each calling this very ``srobust-node``."""
-    line = f"SROBUST_NODE={layout.node_command}"
+    """The hooks by name, each calling this very ``srobust-node`` and finding the others in this folder."""
+    known = {"SROBUST_NODE": layout.node_command, "here": layout.libexec}
     return {
-        path.name: _COMMAND.sub(lambda _: line, path.read_text(), count=1)
+        path.name: _SETTING.sub(lambda found: f"{found[1]}={known[found[1]]}", path.read_text())
         for path in sorted((DATA / "scripts").glob("*.sh"))
     }
 

@@ -20,6 +20,7 @@ from slurm_robust.health.host import Host
 from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.site import checks
 from slurm_robust.model.record import Record
+from slurm_robust.node.allocation import log_file
 from slurm_robust.slurm.configuration import ConfigurationRefused
 
 Live = Mapping[str, tuple[str, ...]]
@@ -50,6 +51,7 @@ def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
     else:
         points += cluster_points(live, site.config, timer=site.has_timer)
         points += pattern_points(live, site.tree)
+        points += allocation_points(live, site, os.uname().nodename)
     return report(points)
 
 
@@ -208,6 +210,39 @@ def pattern_points(live: Live, tree: Tree) -> Iterator[Point]:
             why="the node is not checked there",
             fix="srobust admin install",
         )
+
+
+def allocation_points(live: Live, site: Site, host: str) -> Iterator[Point]:
+    """Beside slurmctld: whether the hooks that run there as SlurmUser can write their events."""
+    hooks = [word for key in ("prologslurmctld", "epilogslurmctld") for word in live.get(key, ())]
+    controllers = {name.partition("(")[0].partition(".")[0] for name in live.get("slurmctldhost", ())}
+    if not any(_OURS in hook for hook in hooks) or host.partition(".")[0] not in controllers:
+        return
+    name, _, number = " ".join(live.get("slurmuser", ())).rstrip(")").partition("(")
+    folder = Path(log_file(site.config.paths)).parent
+    good = may_write(site.tree, folder, int(number)) if number.isdigit() else False
+    yield Point(
+        good=good,
+        what=f"{folder}: SlurmUser {name} {'writes' if good else 'cannot write'} there",
+        why="else each job costs a line in syslog instead of one in the log of allocations",
+        fix=f"install -d -m 751 {folder.parent}; install -d -m 750 -o {name} {folder}",
+    )
+
+
+def may_write(tree: Tree, folder: Path, uid: int) -> bool:
+    """Whether a user comes to a folder and may make files in it, by owners and modes for all."""
+    if uid == 0:
+        return True
+    for place in (folder, *folder.parents):
+        try:
+            found = tree.path(str(place)).stat()
+        except OSError:
+            return False
+        own, others = (0o300, 0o003) if place == folder else (0o100, 0o001)
+        wanted = own if found.st_uid == uid else others
+        if found.st_mode & wanted != wanted:
+            return False
+    return True
 
 
 def matches(tree: Tree, pattern: str) -> list[str]:

@@ -9,7 +9,7 @@ ConfigError           SrobustError, exit code 78: told to the user
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
@@ -31,8 +31,7 @@ class FileUnreadable(ConfigError):
     exit_code = ExitCode.NO_INPUT
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong, in words with its place; ``code``: with what srobust ends for it."""
 
     text: str

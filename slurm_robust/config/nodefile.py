@@ -101,6 +101,8 @@ def files(path: Path = FILE) -> tuple[Path, ...]:
 
 def _identity(path: Path) -> _Identity:
     found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(0, "it is no regular file", str(path))  # a pipe would be waited for
     return _Identity(path=str(path), mtime_ns=found.st_mtime_ns, size=found.st_size, inode=found.st_ino)
 
 

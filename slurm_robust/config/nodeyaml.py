@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -20,6 +21,9 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.settings import in_kind, in_words, known_keys, sections
 
 Path = tuple[str, ...]
+
+MOST_VALUES = 10_000
+"""In one file. Aliases of aliases make billions out of a few lines."""
 
 
 @dataclass
@@ -41,7 +45,12 @@ class Layers:
             if not isinstance(root, yaml.MappingNode):
                 self.problems.append(f"{name}: must be a mapping of sections; write lines like 'drain:'")
                 return
-            places = dict(self._places(root, name, ()))
+            places = dict(islice(self._places(root, name, ()), MOST_VALUES + 1))
+            if len(places) > MOST_VALUES:
+                self.problems.append(
+                    f"{name}: more than {MOST_VALUES} values: do not nest anchors (&) and aliases (*)"
+                )
+                return
             loader.flatten_mapping(root)
             values = loader.construct_document(root)
         except (yaml.YAMLError, ValueError, RecursionError) as error:

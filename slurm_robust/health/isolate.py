@@ -12,9 +12,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
-
-from slurm_robust.model.record import Record
+from typing import NamedTuple, NoReturn
 
 MOST_BYTES = 2**20
 """Longest answer."""
@@ -22,24 +20,25 @@ MOST_BYTES = 2**20
 AT_ONCE = 32
 """Most children that run at one time."""
 
-SHARED = 3
+SHARED = 1
 """Children with which calls begin that share them; more come when these take their time."""
 
 _PATIENCE_S = 0.01
 _ERROR_BYTES = 2000
 _HEADER = 5  # one byte that tells what follows, and its length in four
-_BEGIN, _VALUE, _ERROR = b"b", b"v", b"e"
+_BEGIN, _TOLD, _VALUE, _ERROR = b"b", b"t", b"v", b"e"
 _TICKET = 2  # bytes: the number of a task
+_TIME = 8  # bytes: nanoseconds
 _ANSWERS_FD, _TICKETS_FD = 3, 4
 _abandoned: set[int] = set()
 
 
-class Answer(Record):
+class Answer(NamedTuple):
     """What became of one call: ``value``, or None and the reason in ``error``.
 
     ``hung``: it did not end within its own time limit. ``is_cut``: the time for all was over before, so that
     nothing is known of it. ``died``: its process ended before it answered, or could not be started.
-    ``took_s`` is wall-clock time, seconds.
+    ``told`` is what it had said by :func:`tell`. ``took_s`` is wall-clock time, seconds.
     """
 
     value: bytes | None
@@ -47,6 +46,7 @@ class Answer(Record):
     hung: bool = False
     is_cut: bool = False
     died: bool = False
+    told: bytes = b""
     took_s: float = 0.0
 
 
@@ -71,6 +71,15 @@ def call(
         # Reached with calls under way at the end of the time for all, or by a signal's exception.
         answers = pool.close()
     return {name: answers[name] for name in tasks}
+
+
+def tell(body: bytes, limit_s: float) -> None:
+    """In a task: what the caller is to know should there be no answer, and a new limit, from now, in seconds.
+
+    For what a task learns only on its way. Not for tasks that are done directly.
+    """
+    _send(_TOLD, int(limit_s * 1e9).to_bytes(_TIME, "little") + body)
+    _limit(limit_s)
 
 
 def directly(
@@ -194,6 +203,7 @@ class _Child:
         self._name = ""
         self._since = 0.0
         self._is_cut = False
+        self._told = b""
         self.begun: set[str] = set()
         self.end = end
         self.is_over = False
@@ -250,14 +260,21 @@ class _Child:
             self.begun.add(self._name)
             # The same clock in all processes; the word of it may have waited here.
             self._since = int.from_bytes(body[_TICKET:], "little") / 1e9
-            self._is_cut = self._since + limit_s > self._last
-            self.end = min(self._last, self._since + limit_s)
+            self._ends_at(self._since + limit_s)
+            return {}
+        if kind == _TOLD:
+            self._told = body[_TIME:]
+            self._ends_at(time.monotonic() + int.from_bytes(body[:_TIME], "little") / 1e9)
             return {}
         value = body if kind == _VALUE else None
         found = self._answer(value, "" if kind == _VALUE else body.decode(errors="replace"))
         self.end = self._last
         self.is_over = not self._shared
         return found
+
+    def _ends_at(self, end: float) -> None:
+        self._is_cut = end > self._last
+        self.end = min(self._last, end)
 
     def _answer(
         self,
@@ -272,8 +289,9 @@ class _Child:
         if not self._name:
             return {}
         name, self._name = self._name, ""
+        told, self._told = self._told, b""
         took_s = time.monotonic() - self._since
-        answer = Answer(value=value, error=error, hung=hung, is_cut=is_cut, died=died, took_s=took_s)
+        answer = Answer(value, error, hung=hung, is_cut=is_cut, died=died, told=told, took_s=took_s)
         return {name: answer}
 
     def _kill(self) -> None:
@@ -309,14 +327,18 @@ def _serve(
             if not shared:
                 os.close(_TICKETS_FD)
             _, task, limit_s = tasks[int.from_bytes(ticket, "little")]
-            _send(_BEGIN, ticket + time.monotonic_ns().to_bytes(8, "little"))
-            # Ends the child also where the parent was killed and cannot.
-            signal.setitimer(signal.ITIMER_REAL, limit_s + 1.0)
+            _send(_BEGIN, ticket + time.monotonic_ns().to_bytes(_TIME, "little"))
+            _limit(limit_s)
             _send(*_done(task))
             if not shared:
                 break
     finally:
         os._exit(0)
+
+
+def _limit(limit_s: float) -> None:
+    """End this child also where the parent was killed and cannot."""
+    signal.setitimer(signal.ITIMER_REAL, limit_s + 1.0)
 
 
 def _done(task: Callable[[], bytes]) -> tuple[bytes, bytes]:

@@ -126,8 +126,10 @@ class Memory:
         return call({"save": self._save}, {"save": SAVE_S}, SAVE_S)["save"].value is not None
 
     def _save(self) -> bytes:
-        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / "lock").open("w") as lock:
+            # Whoever can open it can hold it, so that nothing would be remembered any more.
+            os.fchmod(lock.fileno(), 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             merged = self._merged(_read(self._folder))
             packed = msgspec.msgpack.encode(merged)
@@ -173,7 +175,7 @@ class ProcessMemory(Memory):
 
 def record_baseline(folder: Path, facts: Mapping[str, Record]) -> None:
     """Make these facts, by name of their source, what the node is compared with. Raises ``OSError``."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _replace(folder / _BASELINE, msgspec.json.format(msgspec.json.encode(facts)) + b"\n", 0o644)
 
 

@@ -1,6 +1,6 @@
 """Checks of the site: executables with the Nagios convention, and functions in Python.
 
-Like every source they run in a child that is killed with all that it has started when its time is over.
+Like every source they run in a child that is killed with its process group when its time is over.
 """
 
 from __future__ import annotations

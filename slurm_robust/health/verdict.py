@@ -18,6 +18,7 @@ TAG = "srobust: "
 REASON_BYTES = 200
 
 _WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
+_NO_RULE = CheckRule()
 # What would end a quoted word, a column or a line in Slurm's output or in a shell.
 _UNSAFE = str.maketrans(dict.fromkeys("\"'`|\\$", " "))
 # These contexts have looked hard already, or a person looks: no second run is waited for.
@@ -26,10 +27,12 @@ _CONCLUSIVE = (Context.DEEP, Context.PERSON)
 
 def rule_of(config: NodeConfig, check: str) -> CheckRule:
     """What the site says of a check. A pattern that comes later overrides; the full name overrides all."""
-    merged = CheckRule()
+    if not config.checks:
+        return _NO_RULE
+    merged = _NO_RULE
     names = [name for name in config.checks if name != check and fnmatchcase(check, name)]
-    for name in [*names, check]:
-        rule = config.checks.get(name, CheckRule())
+    for name in [*names, check] if check in config.checks else names:
+        rule = config.checks[name]
         given = {field: value for field, value in msgspec.structs.asdict(rule).items() if value is not None}
         merged = msgspec.structs.replace(merged, **given)
     return merged

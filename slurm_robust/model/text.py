@@ -9,7 +9,8 @@ _MOST_NAMES = 8
 
 # What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48). Those that
 # carry text are bounded: one that nobody has ended must not swallow the rest of a line.
-_ESCAPES = re.compile(
+# As text: re compiles it when it is first needed, and every hook imports this.
+_ESCAPES = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,200}(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
@@ -18,7 +19,7 @@ _ESCAPES = re.compile(
 
 def without_escapes(text: str) -> str:
     """``text`` without a terminal's control sequences; single control characters stay."""
-    return _ESCAPES.sub("", text)
+    return re.sub(_ESCAPES, "", text)
 
 
 def printable(text: str) -> str:

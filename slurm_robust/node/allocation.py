@@ -1,11 +1,18 @@
-"""Beside slurmctld: which job got and gave back which nodes, as events."""
+"""Beside slurmctld: which job got and gave back which nodes, as events.
+
+Slurm runs this as SlurmUser, who can write nothing that belongs to root. So these events have a file of their
+own, in a folder ``slurmctld`` beside the log of the node's hooks, which is to belong to that user.
+"""
 
 from __future__ import annotations
 
+import os.path
 import time
 from collections.abc import Mapping
 
-from slurm_robust.config.node import NodeConfig
+import msgspec
+
+from slurm_robust.config.node import NodeConfig, Paths
 from slurm_robust.health.runner import node_name
 from slurm_robust.health.verdict import TAG
 from slurm_robust.node.log import EventLog
@@ -15,9 +22,15 @@ _TEXTS = ("SLURM_JOB_NODELIST", "SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_
 _CODES = ("SLURM_JOB_EXIT_CODE2", "SLURM_JOB_DERIVED_EC")
 
 
+def log_file(paths: Paths) -> str:
+    """``/var/log/slurm-robust/slurmctld/events.jsonl``."""
+    folder, name = os.path.split(paths.log)
+    return os.path.join(folder, "slurmctld", name)
+
+
 def record(hook: str, config: NodeConfig, environ: Mapping[str, str]) -> None:
     """Write ``allocated`` or ``ended``; warn of nodes that we have drained. Never fails."""
-    log = EventLog(config.paths, node_name(environ))
+    log = EventLog(msgspec.structs.replace(config.paths, log=log_file(config.paths)), node_name(environ))
     begins = hook == "prolog_slurmctld"
     facts: dict[str, object] = {
         name.removeprefix("SLURM_JOB_").lower(): environ.get(name, "")[:1000]

@@ -1,4 +1,8 @@
-"""``srobust-node``: the hooks as a program. Whatever happens, it ends in time, with a code that is meant."""
+"""``srobust-node``: the hooks as a program. Whatever happens, it ends in time, with a code that is meant.
+
+This process does next to nothing: a child reads the configuration, imports what it needs and does the work,
+and is left behind where it hangs.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import FrameType, ModuleType
+import time
 from typing import TYPE_CHECKING, NoReturn, cast
 
+from slurm_robust.health.isolate import call, tell
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FrameType, ModuleType
+
     from slurm_robust.config.node import NodeConfig
-    from slurm_robust.node.log import EventLog
+    from slurm_robust.health.isolate import Answer
 
 USAGE = """usage: srobust-node prolog|epilog|periodic|watch|prolog_slurmctld|epilog_slurmctld [--config FILE]
 The programs that Slurm calls on a node or beside slurmctld; see srobust-node(8)."""
@@ -22,6 +29,22 @@ RECORDS = ("prolog_slurmctld", "epilog_slurmctld")
 WATCH = "watch"
 OPEN, CLOSED = 0, 1
 BAD_USAGE = 64
+
+CONFIGURATION_S = 4.0
+"""How long reading the configuration may take, which may lie on a file system that hangs."""
+
+_NO_LIMIT_S = 86400.0
+
+
+def program() -> NoReturn:
+    """Run one hook and end at once: taking an interpreter down takes a tenth of a hook's time."""
+    try:
+        code = main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else BAD_USAGE
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,45 +59,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, file=sys.stdout if words[:1] in (["-h"], ["--help"]) else sys.stderr)
         return 0 if words[:1] in (["-h"], ["--help"]) else BAD_USAGE
     signal.signal(signal.SIGTERM, _end)
-    _start_lightly()
-    file = Path(words[2]) if words[2:] else None
+    gc.disable()  # A hook ends before there is anything to collect.
+    file = words[2] if words[2:] else ""
     try:
-        return _watch(file, os.environ) if words[0] == WATCH else _guarded(words[0], file, os.environ)
+        return _watch(file, os.environ) if words[0] == WATCH else _hook(words[0], file, os.environ)
     except Exception as error:  # noqa: BLE001 - a bug must neither drain nodes nor hold jobs
         print(f"srobust-node: internal error: {error!r}", file=sys.stderr)
         return OPEN
 
 
-def _guarded(name: str, file: Path | None, environ: Mapping[str, str]) -> int:
+def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
     """Run the hook in a child that is left behind at the end of its time, whatever it hangs in."""
-    # None of this at the head of the file: a wrong option is told without it.
-    from slurm_robust.health.isolate import call
-    from slurm_robust.health.runner import node_name
-    from slurm_robust.node.log import EventLog
+    begun = time.monotonic()
 
-    config, problem = _configuration(file)
-    log = EventLog(config.paths, node_name(environ))
-    if problem:
-        log.write("configuration_refused", problem=problem)
-    limit_s = _budget_s(name, config)
-    answer = call({name: lambda: _run(name, config, environ, limit_s)}, {name: limit_s}, limit_s + 1.0)[name]
-    if answer.value is not None:
-        code, _, message = answer.value.partition(b" ")
-        if message:
-            print(f"srobust-node: {name}: {message.decode(errors='replace')}", file=sys.stderr)
-        return int(code)
-    closed = name == "prolog" and config.hooks.on_error == "closed"
-    _tell_failure(log, name, answer.error, closed=closed)
-    return CLOSED if closed else OPEN
+    def task() -> bytes:
+        config, limit_s = _begin(name, file, environ, begun)
+        return _run(name, config, environ, limit_s)
+
+    answer = call({name: task}, {name: CONFIGURATION_S}, _NO_LIMIT_S)[name]
+    if answer.value is None:
+        return CLOSED if _tell_failure(name, answer, environ) else OPEN
+    code, _, message = answer.value.partition(b" ")
+    if message:
+        print(f"srobust-node: {name}: {message.decode(errors='replace')}", file=sys.stderr)
+    return int(code)
 
 
-def _watch(file: Path | None, environ: Mapping[str, str]) -> int:
+def _watch(file: str, environ: Mapping[str, str]) -> int:
     """Look again and again, each time in a child."""
-    from slurm_robust.health.isolate import call
+    _import_msgspec()
     from slurm_robust.health.registry import CHECKS  # noqa: F401 - read once, and not in every child
-    from slurm_robust.health.runner import node_name
     from slurm_robust.node.hooks import Hook, run
-    from slurm_robust.node.log import EventLog
     from slurm_robust.node.watch import Round, watch
 
     gc.enable()
@@ -84,28 +99,45 @@ def _watch(file: Path | None, environ: Mapping[str, str]) -> int:
         pass
 
     def look(one: Round, known: str) -> str | None:
-        config, problem = _configuration(file)
-        log = EventLog(config.paths, node_name(environ))
-        if problem:
-            log.write("configuration_refused", problem=problem)
-        limit_s = config.hooks.periodic_s
-        before = known if one.only else None
+        begun = time.monotonic()
 
         def task() -> bytes:
+            config, limit_s = _begin(WATCH, file, environ, begun)
+            before = known if one.only else None
             ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
             return ended.failing.encode()
 
-        answer = call({WATCH: task}, {WATCH: limit_s}, limit_s + 1.0)[WATCH]
+        answer = call({WATCH: task}, {WATCH: CONFIGURATION_S}, _NO_LIMIT_S)[WATCH]
         if answer.value is None:
-            _tell_failure(log, WATCH, answer.error, closed=False)
+            _tell_failure(WATCH, answer, environ)
             return None
         return answer.value.decode(errors="replace")
 
-    return watch(_configuration(file)[0], look)
+    return watch(_configuration_of_watch(file), look)
+
+
+# -- in the child -----------------------------------------------------------------------------------------
+
+
+def _begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tuple[NodeConfig, float]:
+    """The configuration, and how long the hook may still take, which the parent learns as well."""
+    _import_msgspec()
+    import msgspec
+
+    from slurm_robust.health.runner import node_name
+    from slurm_robust.node.log import EventLog
+
+    config, problem = _configuration(file)
+    limit_s = _budget_s(name, config) - (time.monotonic() - begun)
+    is_closed = name == "prolog" and config.hooks.on_error == "closed"
+    tell(msgspec.msgpack.encode((is_closed, config.paths)), limit_s + 0.5)
+    if problem:
+        EventLog(config.paths, node_name(environ)).write("configuration_refused", problem=problem)
+    return config, limit_s
 
 
 def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: float) -> bytes:
-    """In the child: ``1 srobust: gpu3 XID 79``."""
+    """``1 srobust: gpu3 XID 79``."""
     if name in RECORDS:
         from slurm_robust.node.allocation import record
 
@@ -119,35 +151,69 @@ def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: flo
 
 def _budget_s(name: str, config: NodeConfig) -> float:
     hooks = config.hooks
-    budgets = {"prolog": hooks.prolog_s, "epilog": hooks.epilog_s, "periodic": hooks.periodic_s}
+    budgets = {
+        "prolog": hooks.prolog_s,
+        "epilog": hooks.epilog_s,
+        "periodic": hooks.periodic_s,
+        WATCH: hooks.periodic_s,
+    }
     return budgets.get(name, 2 * hooks.slurm_s)
 
 
-def _configuration(file: Path | None) -> tuple[NodeConfig, str]:
+def _configuration(file: str) -> tuple[NodeConfig, str]:
     """What the files say; the defaults, which only observe, where they cannot be used, and why."""
+    from pathlib import Path
+
     from slurm_robust.config.node import NodeConfig
     from slurm_robust.config.nodefile import FILE, NodeConfigError, load
 
     try:
-        return load(file or FILE), ""
+        return load(Path(file) if file else FILE), ""
     except NodeConfigError as error:
         return NodeConfig(), str(error)
 
 
-def _tell_failure(log: EventLog, name: str, error: str, *, closed: bool) -> None:
-    log.write("hook_failed", hook=name, error=error, closed=closed)
-    print(f"srobust-node: {name} failed: {error}", file=sys.stderr)
-
-
-def _start_lightly() -> None:
-    """Leave out what costs a hook a fifth of its time before it has begun."""
-    gc.disable()  # It ends before there is anything to collect.
+def _import_msgspec() -> None:
+    """Leave out what costs a hook as much as the rest of msgspec."""
     if "msgspec" not in sys.modules:
         # msgspec takes one function from it where it is there, and the standard library's where not.
-        sys.modules.setdefault("typing_extensions", cast(ModuleType, None))
+        sys.modules.setdefault("typing_extensions", cast("ModuleType", None))
         import msgspec  # noqa: F401
 
         del sys.modules["typing_extensions"]
+
+
+# -- in the parent ----------------------------------------------------------------------------------------
+
+
+def _configuration_of_watch(file: str) -> NodeConfig:
+    import msgspec
+
+    from slurm_robust.config.node import NodeConfig
+
+    def task() -> bytes:
+        return msgspec.msgpack.encode(_configuration(file)[0])
+
+    answer = call({WATCH: task}, {WATCH: CONFIGURATION_S}, CONFIGURATION_S)[WATCH]
+    return NodeConfig() if answer.value is None else msgspec.msgpack.decode(answer.value, type=NodeConfig)
+
+
+def _tell_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool:
+    """Whether the site wants this hook to be closed then."""
+    import msgspec
+
+    from slurm_robust.config.node import Paths
+    from slurm_robust.health.runner import node_name
+    from slurm_robust.node.log import EventLog
+
+    closed, paths, error = False, Paths(), answer.error
+    if answer.told:
+        closed, paths = msgspec.msgpack.decode(answer.told, type=tuple[bool, Paths])
+    elif answer.hung:
+        error = f"reading the configuration took longer than {CONFIGURATION_S:g} s"
+    EventLog(paths, node_name(environ)).write("hook_failed", hook=name, error=error, closed=closed)
+    print(f"srobust-node: {name} failed: {error}", file=sys.stderr)
+    return closed
 
 
 def _open_standard_files() -> None:
@@ -164,4 +230,4 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -7,6 +7,7 @@ about this node and this job, and all that follows from it is a test.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -31,6 +32,10 @@ CLOCKS_S = 300.0
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _FIELD = re.compile(r"\{([a-z_]+)\}")
+_OF_LINKS = {
+    errno.ELOOP: "it is a link, which is not followed",
+    errno.ENOTDIR: "it is no folder, or a link, which is not followed",
+}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -129,7 +134,9 @@ def _read_as_user(job: Job, templates: tuple[str, ...], name: str) -> bytes:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise RuntimeError(f"{folder} cannot be read: {error.strerror}") from error
+            at = folder if error.filename == folder else f"{error.filename} below {folder}"
+            why = _OF_LINKS.get(error.errno or 0, error.strerror)
+            raise RuntimeError(f"{at} cannot be read: {why}") from error
         if not data:
             raise RuntimeError("empty")
         return data

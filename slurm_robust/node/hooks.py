@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import Context
@@ -19,12 +20,14 @@ from slurm_robust.health.verdict import conclude, subject_key
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.node import steward
-from slurm_robust.node.hints import Hint, read_hint
 from slurm_robust.node.jobs import no_other_job
 from slurm_robust.node.log import EventLog
 from slurm_robust.node.record import Action
 from slurm_robust.node.steward import Done
 from slurm_robust.node.sweep import SHARED_MEMORY, Swept, number, sweep_gone, sweep_job
+
+if TYPE_CHECKING:
+    from slurm_robust.node.hints import Hint
 
 _SWEEP_SHARE = 0.3
 _CHECK_SHARE = 0.6
@@ -87,6 +90,8 @@ class _Run:
         """Make room, and look at the node; closely if the job suspected it. Never fails."""
         if self._config.hooks.sweep:
             self._tell_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
+        from slurm_robust.node.hints import Hint, read_hint  # in epilogs only
+
         hint = read_hint(self._config, self._environ, self.node, self._now)
         if hint is not None and not isinstance(hint, Hint):
             self.log.write("hint_ignored", job=self.job, why=hint.why)

@@ -79,8 +79,26 @@ def _syslog(text: str) -> None:
 
 
 def _encode(facts: dict[str, object]) -> bytes:
-    return msgspec.json.encode(facts, enc_hook=repr)
+    """In ASCII, so that no terminal obeys what users have put into names; ``json.loads`` gives it back."""
+    try:
+        line = msgspec.json.encode(facts, enc_hook=repr)
+        if line.isascii():
+            return line
+    except UnicodeEncodeError:
+        pass  # Bytes that are no UTF-8, as a file name or the name of a job may have them.
+    import json  # rarely
+
+    return json.dumps(_whole(msgspec.to_builtins(facts, enc_hook=repr)), separators=(",", ":")).encode()
+
+
+def _whole(value: object) -> object:
+    """Without halves of characters, which no reader of JSON takes."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_whole(key): _whole(inner) for key, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else _encode({"": value})[4:-1].decode()
+    return str(_whole(value)) if isinstance(value, str) else _encode({"": value})[4:-1].decode()

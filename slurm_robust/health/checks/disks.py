@@ -146,13 +146,14 @@ def _is_too_hot(host: Host, folder: str) -> bool | None:
     return None
 
 
-_ARRAY = re.compile(r"^(md\S*) : (active|inactive)(?: \([^)]*\))* ?(.*)\n(.*)$", re.MULTILINE)
+# As text: re compiles it when it is first needed, and every hook imports this.
+_ARRAY = r"(?m)^(md\S*) : (active|inactive)(?: \([^)]*\))* ?(.*)\n(.*)$"
 
 
 def arrays(text: str) -> dict[str, Array]:
     """What ``/proc/mdstat`` tells, by name of the array."""
     found = {}
-    for name, state, members, numbers in _ARRAY.findall(text):
+    for name, state, members, numbers in re.findall(_ARRAY, text):
         level = members.split(" ")[0] if "[" not in members.split(" ")[0] else ""
         counts = re.search(r"\[(\d+)/(\d+)\]", numbers)
         disks = int(counts[1]) if counts else members.count("[")

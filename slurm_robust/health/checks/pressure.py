@@ -12,8 +12,9 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Wri
 from slurm_robust.model.record import Record
 
 PSI, OWN, CGROUPS = "/proc/pressure/memory", "/proc/self/cgroup", "/sys/fs/cgroup"
-_JOB = re.compile(r"(?:/[^/]+)*/job_\d+(?=/|$)")
-_FULL = re.compile(r"^full avg10=\S+ avg60=(\d+(?:\.\d+)?)", re.M)
+# As text: re compiles them when they are first needed, and every hook imports this.
+_JOB = r"(?:/[^/]+)*/job_\d+(?=/|$)"
+_FULL = r"(?m)^full avg10=\S+ avg60=(\d+(?:\.\d+)?)"
 # What version 1 says where there is no limit.
 _NO_LIMIT = 2**60
 
@@ -51,14 +52,14 @@ def gather(host: Host, config: NodeConfig) -> PressureFacts:
 
 
 def _stalled(host: Host, file: str) -> float | None:
-    found = _FULL.search(host.read_or(file))
+    found = re.search(_FULL, host.read_or(file))
     return float(found[1]) / 100 if found else None
 
 
 def _job(host: Host) -> JobMemory | None:
     for line in host.read_or(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
-        found = _JOB.match(path)
+        found = re.match(_JOB, path)
         if found and not controllers:
             folder, files, prefix = CGROUPS, ("memory.current", "memory.max"), ""
         elif found and "memory" in controllers.split(","):

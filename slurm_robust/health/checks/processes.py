@@ -81,6 +81,10 @@ def gather(host: Host, config: NodeConfig) -> ProcessFacts:
     waiting = [process for process in found if process.state == b"D"]
     unkillable = [process for process in waiting if process.killed or not is_user(process.uid, config)]
     users = [process for process in found if is_user(process.uid, config) and process.state != b"Z"]
+    if host.is_real:
+        # A user may ask: neither who asked nor what that has started is left over.
+        ours = {os.getpid(), os.getppid()}
+        users = [process for process in users if not ours & {process.pid, process.parent}]
     words = host.read("/proc/loadavg").split()
     return ProcessFacts(
         count=len(found),

@@ -22,8 +22,9 @@ _MOST_FOLDERS = 256
 _MOST_NAMES = 10_000
 
 # Slurm's control groups, as version 2 and 1 have them; with several slurmd on a machine each has its own.
-_SCOPE = re.compile(r"(?:[\w.-]{1,80}_)?slurmstepd\.scope")
-_SLURM = re.compile(r"slurm(?:_[\w.-]{1,80})?")
+# As text: re compiles them when they are first needed, and every hook imports this.
+_SCOPE = r"(?:[\w.-]{1,80}_)?slurmstepd\.scope"
+_SLURM = r"slurm(?:_[\w.-]{1,80})?"
 _CONTROLLERS = ("freezer", "memory", "cpuset", "devices", "cpu,cpuacct")
 
 
@@ -105,10 +106,10 @@ def _groups(host: Host) -> Iterator[str]:
     """Folders that have one for each job."""
     for slice_name in ("system.slice", ""):
         parent = f"{CGROUP}/{slice_name}".rstrip("/")
-        yield from (f"{parent}/{name}" for name in host.names(parent) if _SCOPE.fullmatch(name))
+        yield from (f"{parent}/{name}" for name in host.names(parent) if re.fullmatch(_SCOPE, name))
     for controller in _CONTROLLERS:
         parent = f"{CGROUP}/{controller}"
-        for slurm in (name for name in host.names(parent) if _SLURM.fullmatch(name)):
+        for slurm in (name for name in host.names(parent) if re.fullmatch(_SLURM, name)):
             yield f"{parent}/{slurm}"
             users = (name for name in host.names(f"{parent}/{slurm}") if name.startswith("uid_"))
             yield from (f"{parent}/{slurm}/{user}" for user in users)

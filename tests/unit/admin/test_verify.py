@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slurm_robust.admin import verify
+from slurm_robust.admin.files import Tree
+from slurm_robust.admin.site import Site
 from slurm_robust.config.node import Hooks, NodeConfig
 
 
@@ -26,3 +30,31 @@ def test_a_periodic_check_ends_before_slurm_kills_it(
     assert [point.what for point in points if not point.good and "HealthCheckTimeout" in point.what] == bad
     by_systemd = verify.cluster_points(live, config, timer=True)
     assert not [point for point in by_systemd if "HealthCheckTimeout" in point.what]
+
+
+def test_the_hooks_beside_slurmctld_can_write_their_events(tmp_path: Path) -> None:
+    """SlurmUser is nobody of this test: others may pass the way, and only in the folder write."""
+    tmp_path.chmod(0o755)
+    site = Site(tree=Tree(tmp_path), node_command="/usr/bin/srobust-node")
+    script = "/usr/libexec/slurm-robust/prolog_slurmctld.sh"
+    live = {
+        "prologslurmctld": (script,),
+        "slurmctldhost": ("head(10.0.0.1)",),
+        "slurmuser": ("slurm(64030)",),
+    }
+    [missing] = verify.allocation_points(live, site, "head.example.org")
+    assert not missing.good
+    assert missing.fix.endswith("install -d -m 750 -o slurm /var/log/slurm-robust/slurmctld")
+    folder = tmp_path / "var/log/slurm-robust/slurmctld"
+    folder.mkdir(parents=True)
+    assert not verify.may_write(site.tree, Path("/var/log/slurm-robust/slurmctld"), 64030)
+    folder.chmod(0o777)
+    [point] = verify.allocation_points(live, site, "head")
+    assert point.good
+    folder.parent.chmod(0o750)
+    [point] = verify.allocation_points(live, site, "head")
+    assert not point.good
+    [point] = verify.allocation_points({**live, "slurmuser": ("root(0)",)}, site, "head")
+    assert point.good
+    assert not list(verify.allocation_points(live, site, "n1"))
+    assert not list(verify.allocation_points({**live, "prologslurmctld": ("/site.sh",)}, site, "head"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -207,6 +208,21 @@ def test_root_takes_no_commands_from_a_file_that_others_write(tmp_path: Path) ->
 def test_a_file_that_cannot_be_read_is_an_error_in_words(site: Site) -> None:
     site.main.mkdir()
     with pytest.raises(NodeConfigError, match="cannot be read"):
+        site.load()
+
+
+def test_aliases_of_aliases_are_refused_at_once(site: Site) -> None:
+    levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    text = f"a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]\n{levels}"
+    begun = time.monotonic()
+    assert "more than 10000 values" in site.refused(text)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(site: Site) -> None:
+    site.write("drain: {mode: act}\n")
+    os.mkfifo(site.main.parent / "conf.d" / "90.yaml")
+    with pytest.raises(NodeConfigError, match=r"90\.yaml cannot be read: it is no regular file"):
         site.load()
 
 

@@ -57,6 +57,15 @@ def test_facts_are_fresh_for_their_time_in_the_same_boot(
     assert fresh is None or fresh.facts == Fans(rpm=1000)
 
 
+def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    keep(folder, 1000.0)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "lock").chmod(0o644)  # of a release that opened it to all, in a folder that the site has opened
+    keep(folder, 1001.0)
+    assert (folder / "lock").stat().st_mode & 0o777 == 0o600
+
+
 def test_history_is_in_order_and_bounded_in_time_and_number(tmp_path: Path) -> None:
     keep(tmp_path, 1.0, 100.0, 3700.0, boot="a")
     assert [sample.at for sample in Memory(tmp_path).before(FANS, 3701.0)] == [3700.0]

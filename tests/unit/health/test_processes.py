@@ -17,6 +17,7 @@ from slurm_robust.config.node import MemoryLimits, NodeConfig
 from slurm_robust.health.checks import processes
 from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.host import Host
+from slurm_robust.health.isolate import call
 from slurm_robust.model.findings import Outcome, Suggestion
 from tests.unit.health.trees import only, plant, view
 from tests.waiting import wait_for
@@ -62,6 +63,23 @@ def test_processes_are_read_without_those_of_the_kernel(tmp_path: Path) -> None:
     assert (facts.waiting, facts.waiting_names) == ({7: 4711}, ("a) (b",))
     assert (facts.zombies, facts.zombie_parent) == (1, "a) (b")
     assert all(name.isprintable() for name in facts.daemons)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user: sudo make test-unit")
+def test_a_user_s_own_question_is_no_process_left_over() -> None:
+    uid = 12345
+
+    def ask() -> bytes:
+        os.setresuid(uid, uid, uid)
+        tasks = {
+            str(number): lambda: msgspec.json.encode(processes.gather(Host(), CONFIG)) for number in range(4)
+        }
+        answers = call(tasks, dict.fromkeys(tasks, 20.0), 20.0, shared=True)
+        return b" ".join(answer.value or b"" for answer in answers.values())
+
+    answer = call({"ask": ask}, {"ask": 30.0}, 30.0)["ask"]
+    facts = [msgspec.json.decode(text, type=ProcessFacts) for text in (answer.value or b"").split(b" ")]
+    assert [found.users.get(uid) for found in facts] == [None] * 4
 
 
 def test_threads_of_the_kernel_are_not_even_opened(tmp_path: Path) -> None:

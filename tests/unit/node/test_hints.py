@@ -319,6 +319,23 @@ TRICKS: list[Callable[[Home], None]] = [
 
 
 @as_root
+@pytest.mark.parametrize(
+    ("trick", "words"),
+    [
+        (link_to_a_file, "n1.json below {} cannot be read: it is a link, which is not followed"),
+        (link_to_another_jobs_folder, "7 below {} cannot be read: it is no folder, or a link, which"),
+    ],
+)
+def test_the_link_that_is_not_followed_is_named(
+    home: Home, trick: Callable[[Home], None], words: str
+) -> None:
+    trick(home)
+    found = home.read()
+    assert isinstance(found, Ignored)
+    assert found.why.startswith(words.format(home.path / "srobust-jobs"))
+
+
+@as_root
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.__name__)
 def test_tricks(home: Home, trick: Callable[[Home], None]) -> None:
     trick(home)

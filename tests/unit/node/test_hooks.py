@@ -209,6 +209,32 @@ def test_a_broken_configuration_is_told_and_lets_jobs_start(machine: Machine) ->
     assert (machine.last["fit"], machine.last["mode"]) == (False, "observe")
 
 
+# A file system whose server never answers, as NFS without its server; SIGKILL ends who waits for it.
+DEAD_MOUNT = """
+exec 3<>/dev/fuse && mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 dead "$DEAD" || exit 99
+exec "$@"
+"""
+
+
+@needs_root
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs /dev/fuse")
+def test_a_configuration_that_does_not_answer_holds_no_prolog_beyond_its_budget(
+    machine: Machine, tmp_path: Path
+) -> None:
+    dead = tmp_path / "conf.d"
+    dead.mkdir()
+    words = ["unshare", "--mount", "bash", "-c", DEAD_MOUNT, "bash", "sh", "-c", OWN_FOLDERS, "sh"]
+    env = {"PATH": os.environ["PATH"], "OUT": str(machine.log), "DEAD": str(dead)}
+    begun = time.monotonic()
+    done = subprocess.run(
+        [*words, *machine.command("prolog")], env=env, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, time.monotonic() - begun < 10) == (0, True), done.stderr
+    [event] = machine.events
+    assert (event["event"], event["closed"]) == ("hook_failed", False)
+    assert event["error"] == "reading the configuration took longer than 4 s"
+
+
 @pytest.mark.parametrize("trouble", ["no state", "full", "no environment", "closed files", "gone folder"])
 def test_it_works_with_less(machine: Machine, trouble: str, tmp_path: Path) -> None:
     machine.configure(ACT)

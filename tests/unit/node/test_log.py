@@ -33,6 +33,23 @@ def test_an_event_is_one_line_of_json_whatever_is_in_it(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        (os.fsdecode(b"job\xff"), r"job\udcff"),
+        ("\x9b2J", "\x9b2J"),
+        ("Jürgen \U0001f600", "Jürgen \U0001f600"),
+    ],
+)
+def test_a_name_of_any_bytes_is_told_and_no_terminal_obeys_it(tmp_path: Path, name: str, read: str) -> None:
+    path = tmp_path / "events.jsonl"
+    log_of(path).write("ended", job_name=name, nodes={name: (name,)}, plain=1)
+    line = path.read_bytes()
+    assert line.isascii()
+    event = msgspec.json.decode(line)
+    assert (event["job_name"], event["nodes"], event["plain"]) == (read, {read: [read]}, 1)
+
+
 def test_a_line_has_a_bound(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log_of(path).write("run", text="x" * 100_000)
