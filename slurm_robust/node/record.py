@@ -58,8 +58,8 @@ class OwnDrain(Record):
     the drains within the last day; ``stays``: they were too many, so a person must undo this one.
     ``waits_until``: Slurm is not asked for a drain before, since there was no room or no answer, ``tries``
     times in a row. ``pending``: what could not be told to Slurm or had to wait for a cap, found during the
-    boot ``pending_boot``. ``said``: the last event about it, so that the log tells of changes only. Times are
-    seconds since 1970.
+    boot ``pending_boot``. ``kept``: the words with which a quarantine has drained the node again. ``said``:
+    the last event about it, so that the log tells of changes only. Times are seconds since 1970.
     """
 
     reason: str = ""
@@ -76,6 +76,7 @@ class OwnDrain(Record):
     tries: int = 0
     pending: Conclusion | None = None
     pending_boot: str = ""
+    kept: str = ""
     said: str = ""
 
     def drains_since(self, time_: float) -> int:
