@@ -184,7 +184,11 @@ class _Stewardship:
 
     def run(self, conclusion: Conclusion, slurm: SlurmClient | None, deadline: float) -> Done:
         """Count the run, ask Slurm if there is something to do there, and do it."""
+        found = set(causes_of(conclusion))
         conclusion = self._with_pending(conclusion)
+        pending = self._saved.pending
+        if conclusion.fit or (pending is not None and found - set(causes_of(pending))):
+            self._wait_at_most(BACK_OFF_S)
         self._record = after_run(self._record, conclusion, self._report.findings, whole=self._around.whole)
         if not self._record.reason and (done := self._without_slurm(conclusion)):
             self._save()
@@ -216,6 +220,12 @@ class _Stewardship:
         """Ask Slurm for a drain no sooner than after ``least_s``, or longer if it was in vain before."""
         wait_s = min(LONGEST_S, least_s * 2 ** min(self._tries, 16)) * (0.5 + self._around.chance())
         self._put(waits_until=self._now + wait_s, tries=self._tries + 1)
+
+    def _wait_at_most(self, most_s: float) -> None:
+        """What has healed, or has another fault now, is another story."""
+        if self._record.waits_until > self._now + most_s:
+            self._tries = 0
+            self._put(waits_until=self._now + most_s, tries=0)
 
     @property
     def _acts(self) -> bool:

@@ -196,6 +196,25 @@ def test_a_slurmctld_that_does_not_answer_is_asked_ever_more_rarely(
     assert not hooked.reason
 
 
+@pytest.mark.parametrize("story", ["it has healed in between", "another part fails as well"])
+def test_a_new_fault_does_not_wait_as_long_as_the_old_one(
+    cluster: FakeCluster, tmp_path: Path, story: str
+) -> None:
+    first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))
+    first.run(bad())
+    for _ in range(7):
+        second.run(bad())
+        cluster.clock.advance(max(0.0, second.file.load().waits_until - cluster.clock.now))
+    second.run(bad())
+    assert second.file.load().waits_until >= cluster.clock.now + 3500
+    first.slurm.resume(["n1"])
+    if story == "it has healed in between":
+        second.run(good())
+    second.run(bad("gpu1", "XID 48"))
+    cluster.clock.advance(BACK_OFF_S)
+    assert second.run(bad("gpu1", "XID 48")).carried_out
+
+
 @pytest.mark.parametrize("ahead_s", [86400.0, 10 * 365 * 86400.0])
 def test_a_clock_that_was_ahead_once_forbids_nothing_when_it_is_right(
     cluster: FakeCluster, tmp_path: Path, ahead_s: float
