@@ -32,7 +32,12 @@ from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.node.drain import is_tagged, untouchable
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import CommandFailed, ReservationNotFound, SlurmCommandError
+from slurm_robust.slurm.errors import (
+    CommandFailed,
+    ReservationExists,
+    ReservationNotFound,
+    SlurmCommandError,
+)
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 
@@ -51,6 +56,7 @@ DROP_S = 60.0
 CUT_OFF = f"{TAG}the test in quarantine was cut off"
 """The reason of a node whose own words nobody here knows any more."""
 
+_ELSEWHERE = "it is being tested from another host"
 # Hooks run as root; without accounts in common slurmctld knows only the number.
 _OURS = frozenset({"root", "0", "slurm"})
 
@@ -129,7 +135,7 @@ class Quarantine:
             for node in self._slurm.nodes(list(names) or None):
                 if not names and not is_tagged(node):
                     continue
-                busy = "it is being tested from another host" if node.name in elsewhere else ""
+                busy = _ELSEWHERE if node.name in elsewhere else ""
                 if obstacle := busy or obstacle_of(node):
                     results.append(_kept(node, obstacle))
                 else:
@@ -171,7 +177,11 @@ class Quarantine:
         # With the words, which Slurm forgets when the drain is undone.
         (self._notes / name).write_text(node.reason + "\n")
         request = ReservationRequest(name=name, nodes=(node.name,), users=("root",), flags=FLAGS)
-        self._slurm.create_reservation(request)
+        try:
+            self._slurm.create_reservation(request)
+        except ReservationExists:
+            (self._notes / name).unlink()
+            return _kept(node, _ELSEWHERE)
         result = _kept(node, "the test was cut off")
         try:
             self._slurm.resume([node.name])

@@ -52,7 +52,7 @@ SPREAD_S = 10.0
 BACK_OFF_S = 300.0
 """Until a node asks again for which there was no room; twice as long after each time more."""
 
-NO_ANSWER_S = 30.0
+NO_ANSWER_S = 15.0
 """The same where Slurm did not answer, which in most cases is a restart of slurmctld."""
 
 MOST_UNANSWERED = 3
@@ -398,7 +398,8 @@ class _Stewardship:
         return excess
 
     def _take_back(self, excess: str, slurm: SlurmClient) -> Done:
-        slurm.resume([self._report.node])
+        if drain.is_own(slurm.node(self._report.node), self._record):
+            slurm.resume([self._report.node])
         reason, since = self._record.reason, self._record.since
         others = tuple(t for t in self._record.drains if t != since)
         self._put(reason="", causes=(), unverified=False, unanswered=0, stays=False, drains=others)

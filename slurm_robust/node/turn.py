@@ -47,7 +47,7 @@ class Turn:
 
     def leave(self, partition: str) -> None:
         """Nobody needs to look at this partition for a while."""
-        self.taken.remove(PREFIX + partition)
+        self.taken = [name for name in self.taken if name != PREFIX + partition]
 
 
 @contextmanager

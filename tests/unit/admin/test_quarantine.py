@@ -26,7 +26,7 @@ from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.node.record import Cause
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -241,6 +241,20 @@ def test_a_run_on_another_host_is_left_alone_for_an_hour(ward: Ward, age_s: floa
     ward.cluster.clock.advance(age_s)
     ward.run()
     assert bool(ward.slurm.reservations()) is not finished
+
+
+def test_of_two_hosts_that_begin_at_once_one_tests_the_node(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], REASON)
+
+    class Late(FakeSlurm):
+        def reservations(self) -> tuple[Reservation, ...]:
+            return ()
+
+    reserve(ward, "n1")
+    ward.slurm = Late(ward.cluster, user="root")
+    assert ward.run()["n1"].why == "it is being tested from another host"
+    assert ward.reason("n1") == REASON
+    assert list(ward.cluster.reservations) == [PREFIX + "n1"]
 
 
 def reserve(ward: Ward, name: str) -> None:
