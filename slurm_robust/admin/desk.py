@@ -22,11 +22,12 @@ from slurm_robust.health.isolate import call
 from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.health.runner import inspect
-from slurm_robust.health.verdict import conclude
+from slurm_robust.health.verdict import REASON_BYTES, TAG, clean, conclude
 from slurm_robust.model.record import Record
-from slurm_robust.node.record import Cause, DrainFile, has_passed
+from slurm_robust.node.record import Cause, DrainFile, OwnDrain, has_passed
 
 TEST_S = 120.0
+LOCK_S = 30.0
 _GPUS_S = 20.0
 _DMI = ("sys_vendor", "product_name", "product_serial", "board_serial", "bios_version")
 
@@ -34,15 +35,31 @@ _DMI = ("sys_vendor", "product_name", "product_serial", "board_serial", "bios_ve
 class Examination(Record):
     """What one deep test found. ``serials``: names of parts and what is written on them.
 
-    ``remembered``: whether the node still knows what it was drained for; ``open``: those causes that have not
-    passed now.
+    ``words``: reasons that the node knows to be of its hooks or of an earlier test. ``remembered``: whether
+    it still knows what it was drained for; ``open``: those causes that have not passed now.
     """
 
     report: Report
     conclusion: Conclusion
+    words: tuple[str, ...] = ()
     remembered: bool = False
     open: tuple[Cause, ...] = ()
     serials: dict[str, str] = {}
+
+    @property
+    def fault(self) -> str:
+        """Why the node must not be in service; empty when it has passed, with all that it was drained for."""
+        if not self.conclusion.fit:
+            return self.conclusion.reason.removeprefix(TAG)
+        # A node that forgot what drained it could be returned with that very thing unknown.
+        unproven = self.open if self.remembered else self.conclusion.unknown
+        names = ", ".join(f"{found.check} {found.subject}".rstrip() for found in unproven)
+        return f"not proven: {names}" if unproven else ""
+
+    @property
+    def reason(self) -> str:
+        """Of the drain of a node that is kept."""
+        return TAG + clean(f"quarantine: {self.fault}", REASON_BYTES - len(TAG))
 
 
 def examine(config: NodeConfig, host: Host, now: float) -> Examination:
@@ -56,14 +73,28 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
         budget_s=TEST_S,
         job_gone=True,
     )
-    causes = DrainFile(Path(config.paths.state)).load().causes
-    return Examination(
-        report=report,
-        conclusion=conclude(report, config, {}),
-        remembered=bool(causes),
-        open=tuple(cause for cause in causes if not has_passed(cause, report.findings)),
-        serials=serials(config, host),
-    )
+    file = DrainFile(Path(config.paths.state))
+    with file.locked(LOCK_S):
+        record = file.load()
+        found = Examination(
+            report=report,
+            conclusion=conclude(report, config, {}),
+            words=tuple(filter(None, (record.reason, record.former, record.kept))),
+            remembered=bool(record.causes),
+            open=tuple(cause for cause in record.causes if not has_passed(cause, report.findings)),
+            serials=serials(config, host),
+        )
+        if found.fault:
+            _remember(file, msgspec.structs.replace(record, kept=found.reason))
+    return found
+
+
+def _remember(file: DrainFile, record: OwnDrain) -> None:
+    """So that the next test knows these words from a person's."""
+    try:
+        file.save(record)
+    except OSError:
+        pass  # It takes them for a person's then, and the node stays drained.
 
 
 def serials(config: NodeConfig, host: Host) -> dict[str, str]:

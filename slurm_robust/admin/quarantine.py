@@ -25,14 +25,19 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.desk import Examination
-from slurm_robust.health.verdict import REASON_BYTES, TAG, clean
+from slurm_robust.health.verdict import TAG, clean
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.node.drain import is_tagged, untouchable
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import CommandFailed, ReservationNotFound, SlurmCommandError
+from slurm_robust.slurm.errors import (
+    CommandFailed,
+    ReservationExists,
+    ReservationNotFound,
+    SlurmCommandError,
+)
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 
@@ -48,6 +53,10 @@ START_S = 120.0
 DROP_S = 60.0
 """How long the end of a test that was cut off may take."""
 
+CUT_OFF = f"{TAG}the test in quarantine was cut off"
+"""The reason of a node whose own words nobody here knows any more."""
+
+_ELSEWHERE = "it is being tested from another host"
 # Hooks run as root; without accounts in common slurmctld knows only the number.
 _OURS = frozenset({"root", "0", "slurm"})
 
@@ -68,14 +77,16 @@ class NoNotes(SrobustError):
 class Result(Record):
     """One node for the repair desk. ``returned``: it is in service; else ``why`` not.
 
-    ``reason``: of the drain when it began; ``evidence``: what failed now; ``serials`` of its parts;
-    ``checks``: what was looked at. ``tests``: how often it was tested.
+    ``reason``: of the drain when it began; ``drained``: of the one that stands now, if it is another;
+    ``evidence``: what failed now; ``serials`` of its parts; ``checks``: what was looked at. ``tests``: how
+    often it was tested.
     """
 
     node: str
     returned: bool
     why: str
     reason: str = ""
+    drained: str = ""
     tests: int = 0
     evidence: tuple[Finding, ...] = ()
     checks: tuple[str, ...] = ()
@@ -124,11 +135,11 @@ class Quarantine:
             for node in self._slurm.nodes(list(names) or None):
                 if not names and not is_tagged(node):
                     continue
-                busy = "it is being tested from another host" if node.name in elsewhere else ""
+                busy = _ELSEWHERE if node.name in elsewhere else ""
                 if obstacle := busy or obstacle_of(node):
                     results.append(_kept(node, obstacle))
                 else:
-                    results.append(self._one(node))
+                    results.append(self._one(node, named=bool(names)))
             return results
 
     @contextmanager
@@ -153,37 +164,46 @@ class Quarantine:
             age = self._clock() - (reservation.start_time or 0.0)
             if not reservation.name.startswith(PREFIX) or not (mine or age > ABANDONED_S):
                 continue
+            note = self._notes / reservation.name
+            reason = note.read_text().strip() if mine else ""
             for node in self._slurm.nodes(reservation.nodes):
                 if not node.is_drained:
-                    self._slurm.drain([node.name], f"{TAG}the test in quarantine was cut off")
+                    self._slurm.drain([node.name], reason or CUT_OFF)
             self._drop(reservation.name)
             self._log.write("quarantine_finished", nodes=reservation.nodes, reservation=reservation.name)
 
-    def _one(self, node: Node) -> Result:
+    def _one(self, node: Node, *, named: bool) -> Result:
         name = PREFIX + node.name
-        (self._notes / name).touch()
+        # With the words, which Slurm forgets when the drain is undone.
+        (self._notes / name).write_text(node.reason + "\n")
         request = ReservationRequest(name=name, nodes=(node.name,), users=("root",), flags=FLAGS)
-        self._slurm.create_reservation(request)
+        try:
+            self._slurm.create_reservation(request)
+        except ReservationExists:
+            (self._notes / name).unlink()
+            return _kept(node, _ELSEWHERE)
         result = _kept(node, "the test was cut off")
         try:
             self._slurm.resume([node.name])
-            result = self._tested(node, name)
+            result = self._tested(node, name, named=named)
         finally:
             # Also for Ctrl-C: in service only after a test that passed, and never left in the reservation.
             if not result.returned:
-                self._slurm.drain([node.name], _reason(result))
+                self._slurm.drain([node.name], result.drained or node.reason)
             self._drop(name)
         event = "quarantine_returned" if result.returned else "quarantine_kept"
         self._log.write(event, node=node.name, why=result.why, reason=node.reason)
         return result
 
-    def _tested(self, node: Node, reservation: str) -> Result:
+    def _tested(self, node: Node, reservation: str, *, named: bool) -> Result:
         result = _kept(node, "not tested")
         for number in range(1, self._runs + 1):
             try:
                 tested = self._examine(node.name, reservation)
             except (SlurmCommandError, ValueError) as error:
                 return _kept(node, f"it could not be tested: {error}")
+            if whose := claim(node, tested.words, named=named):
+                return _kept(node, whose)
             result = _result(node, tested, number)
             if not result.returned:
                 break
@@ -228,30 +248,39 @@ def _kept(node: Node, why: str) -> Result:
     return Result(node=node.name, returned=False, why=why, reason=node.reason)
 
 
+def claim(node: Node, words: Sequence[str], *, named: bool) -> str:
+    """Why the drain may be a person's; empty when it is not. ``words``: those that the node knows as ours.
+
+    ``named``: a person has named this node to be tested and returned.
+    """
+    if node.reason in (*words, CUT_OFF):
+        return ""
+    if words:
+        return (
+            f"its reason is not what srobust wrote ({words[0]}), so a person keeps it; to return it: "
+            f"scontrol update nodename={node.name} state=resume"
+        )
+    if named:
+        return ""
+    return (
+        "the node does not remember this drain, so its reason may be a person's words: if nobody keeps the "
+        f"node, name it: srobust admin quarantine {node.name}"
+    )
+
+
 def _result(node: Node, tested: Examination, tests: int) -> Result:
     conclusion = tested.conclusion
-    # A node that forgot what drained it could be returned with that very thing unknown.
-    unproven = tested.open if tested.remembered else conclusion.unknown
-    why = "passed" if conclusion.fit else conclusion.reason.removeprefix(TAG)
-    if conclusion.fit and unproven:
-        why = "not proven: " + ", ".join(f"{found.check} {found.subject}".rstrip() for found in unproven)
     return Result(
         node=node.name,
-        returned=conclusion.fit and not unproven,
-        why=why,
+        returned=not tested.fault,
+        why=tested.fault or "passed",
         reason=node.reason,
+        drained=tested.reason if tested.fault else "",
         tests=tests,
         evidence=(*conclusion.causes, *conclusion.warnings),
         checks=tuple(dict.fromkeys(finding.check for finding in tested.report.findings)),
         serials=tested.serials,
     )
-
-
-def _reason(result: Result) -> str:
-    """Of the drain of a node that is kept. Without a new finding the old words stay, which the node knows."""
-    if not result.tests:
-        return result.reason
-    return TAG + clean(f"quarantine: {result.why}", REASON_BYTES - len(TAG))
 
 
 # -- the command ------------------------------------------------------------------------------------------

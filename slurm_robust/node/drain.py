@@ -7,14 +7,15 @@ else's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_robust.config.node import Drain
 from slurm_robust.health.report import Conclusion
 from slurm_robust.health.verdict import REASON_BYTES, TAG
+from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
-from slurm_robust.node.record import DAY_S, Action, OwnDrain, causes_of
+from slurm_robust.node.record import DAY_S, Action, Cause, OwnDrain, causes_of, has_passed
 
 if TYPE_CHECKING:
     # Its package is not needed to decide, and a hook on a healthy node never asks Slurm.
@@ -49,7 +50,8 @@ class Share(Record):
 class Decision(Record):
     """What to do, and ``why`` in words.
 
-    ``stays``: only a person undoes this drain. ``later``: nothing speaks against it but a cap.
+    ``stays``: only a person undoes this drain. ``later``: nothing speaks against it but a cap, that of the
+    partition ``full``.
     """
 
     action: Action
@@ -57,6 +59,7 @@ class Decision(Record):
     reason: str = ""
     stays: bool = False
     later: bool = False
+    full: str = ""
 
 
 def decide(
@@ -117,8 +120,8 @@ def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]
 def beyond_cap(nodes: Iterable[Node], name: str, config: Drain, now: float) -> str:
     """Why the drain of ``name``, which stands now, exceeds a cap; empty when it does not.
 
-    Nodes that see a fault at the same moment all find room and all drain. Afterwards each looks again, when
-    Slurm's clock has left the second of its drain, so that all see the same order: by time, then by name.
+    For a drain that Slurm took without an answer, perhaps after the turn of its node. When Slurm's clock has
+    left the second of the drain, all nodes see the same order: by time, then by name.
     """
     every = tuple(nodes)
     mine = next((node for node in every if node.name == name), None)
@@ -135,6 +138,40 @@ def beyond_cap(nodes: Iterable[Node], name: str, config: Drain, now: float) -> s
         if full := _full(share, config):
             return full
     return ""
+
+
+def hindrance(
+    node: Node, record: OwnDrain, findings: Sequence[Finding], left_out: Mapping[str, str], runs: int
+) -> str:
+    """What keeps a node drained that ``runs`` runs found fit, and only a person can change; else empty.
+
+    ``findings`` and ``left_out`` are those of a whole periodic run.
+    """
+    if not record.reason or not is_own(node, record):
+        return ""
+    resume = f"scontrol update nodename={node.name} state=resume"
+    if record.passes >= runs and "DOWN" in node.states:
+        return f"it has passed, but Slurm has it DOWN, as after a boot, and no hook changes that: {resume}"
+    if record.unproven < runs:
+        return ""
+    open_ = [cause for cause in record.causes if not has_passed(cause, findings)]
+    words = "; ".join(
+        f"{cause.check} {cause.subject}".rstrip() + _unseen(cause, findings, left_out) for cause in open_
+    )
+    if not words:
+        return ""
+    return f"{words}: test it (srobust admin quarantine {node.name}), or return it if it is well: {resume}"
+
+
+def _unseen(cause: Cause, findings: Sequence[Finding], left_out: Mapping[str, str]) -> str:
+    own = [found for found in findings if found.check == cause.check]
+    if cause.check in left_out:
+        return f" is not looked at: {left_out[cause.check]}"
+    if not own:
+        return " is not looked at by the periodic check (removed, or looked at closely only)"
+    if cause.subject and all(found.subject not in (cause.subject, "") for found in own):
+        return " is not there any more"
+    return " is unknown"
 
 
 # -- the cases ---------------------------------------------------------------------------------------
@@ -166,7 +203,7 @@ def _drain(
 ) -> Decision:
     for share in shares:
         if full := _full(share, config):
-            return Decision(action=Action.NOTHING, why=full, later=True)
+            return Decision(action=Action.NOTHING, why=full, later=True, full=share.partition)
     times = record.drains_since(now - DAY_S) + 1
     stays = times >= config.most_per_day
     reason = conclusion.reason

@@ -82,7 +82,7 @@ class _Run:
             self._tell_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
         report, conclusion = self._check(Context.PROLOG)
         done = self._settle(report, conclusion, None)
-        code = int(self._config.drain.mode == "act" and _is_refused(conclusion, done))
+        code = int(self._config.drain.mode == "act" and is_refused(conclusion, done))
         self._tell(report, conclusion, done, code)
         return Ended(exit_code=code, message=conclusion.reason)
 
@@ -116,7 +116,7 @@ class _Run:
         failing = "\n".join(sorted([*causes, *map(subject_key, conclusion.warnings)]))
         if known is not None and failing == known:
             return Ended(message=conclusion.reason, failing=failing)
-        done = self._settle(report, conclusion, None)
+        done = self._settle(report, conclusion, None, whole=not only)
         began, ended = self._memory.changes()
         if began or ended:
             self.log.write("changed", failing=began, passing=ended)
@@ -152,7 +152,9 @@ class _Run:
         )
         return report, conclude(report, self._config, failing_runs(report, self._memory))
 
-    def _settle(self, report: Report, conclusion: Conclusion, hint: Hint | None) -> Done:
+    def _settle(
+        self, report: Report, conclusion: Conclusion, hint: Hint | None, *, whole: bool = False
+    ) -> Done:
         return steward.after(
             conclusion,
             report=report,
@@ -161,6 +163,7 @@ class _Run:
             log=self.log,
             job=str(self.job or ""),
             hint=hint,
+            whole=whole,
             budget_s=self.left_s(),
         )
 
@@ -193,18 +196,20 @@ class _Run:
             self.log.write("not_swept", job=self.job, folders=swept.failed)
 
 
-def _is_refused(conclusion: Conclusion, done: Done) -> bool:
+def is_refused(conclusion: Conclusion, done: Done) -> bool:
     """Whether the job must not start here.
 
-    Slurm drains a node whose prolog fails, by its own reason if need be. So beyond our bounds for drains a
-    prolog does not fail. Where Slurm did not answer, what was measured counts; and where a site wants to be
-    closed to what is unknown, it has its will, although we do not drain for that.
+    Slurm drains a node whose prolog fails, by its own reason if need be, and nobody bounds that. So a prolog
+    fails only where our own drain stands, which is within the bounds. Where Slurm did not answer, the job
+    starts: else a fault of many nodes and a silent slurmctld would cost the whole partition, while a single
+    node's fault is seen by the job's agents and by the epilog. Only where a site wants to be closed to what
+    is unknown, it has its will, although we do not drain for that.
     """
     if conclusion.fit:
         return False
     if conclusion.causes[0].outcome is Outcome.UNKNOWN:
         return True
-    return bool(done.carried_out or done.reason or done.error)
+    return bool(done.carried_out or done.reason)
 
 
 def run(

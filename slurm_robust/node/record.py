@@ -21,6 +21,12 @@ from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 
 DAY_S = 86400.0
+LONGEST_S = 3600.0
+"""The longest wait until Slurm is asked again, before chance lengthens it by up to a half."""
+
+AHEAD_S = 300.0
+"""A time that is further ahead was written while the clock was wrong."""
+
 LOOK_EVERY_S = 0.05
 
 
@@ -45,24 +51,32 @@ class OwnDrain(Record):
     The causes stay when somebody else has undone it, until the next drain.
 
     ``former``: the words before, while Slurm has not answered whether it took the new ones.
-    ``passes``: runs in a row since then in which all causes were looked at and passed. ``drains``: times of
+    ``unverified``: nor whether it took the drain, which may so have been one too many; ``unanswered``: runs
+    that asked for that in vain.
+    ``passes``: runs in a row since then in which all causes were looked at and passed; ``unproven``: whole
+    runs in a row that found the node fit and did not see all causes pass. ``drains``: times of
     the drains within the last day; ``stays``: they were too many, so a person must undo this one.
-    ``waits_until``: no other nodes are asked about before, since there was no room for a drain.
-    ``pending``: what could not be told to Slurm or had to wait for a cap, found during the boot
-    ``pending_boot``. ``said``: the last event about it, so that the log tells of changes only. Times are
-    seconds since 1970.
+    ``waits_until``: Slurm is not asked for a drain before, since there was no room or no answer, ``tries``
+    times in a row. ``pending``: what could not be told to Slurm or had to wait for a cap, found during the
+    boot ``pending_boot``. ``kept``: the words with which a quarantine has drained the node again. ``said``:
+    the last event about it, so that the log tells of changes only. Times are seconds since 1970.
     """
 
     reason: str = ""
     former: str = ""
     since: float = 0.0
     causes: tuple[Cause, ...] = ()
+    unverified: bool = False
+    unanswered: int = 0
     passes: int = 0
+    unproven: int = 0
     drains: tuple[float, ...] = ()
     stays: bool = False
     waits_until: float = 0.0
+    tries: int = 0
     pending: Conclusion | None = None
     pending_boot: str = ""
+    kept: str = ""
     said: str = ""
 
     def drains_since(self, time_: float) -> int:
@@ -101,18 +115,39 @@ def has_passed(cause: Cause, findings: Sequence[Finding]) -> bool | None:
     return bool(relevant) and all(f.outcome is Outcome.PASS for f in relevant)
 
 
-def after_run(record: OwnDrain, conclusion: Conclusion, findings: Sequence[Finding]) -> OwnDrain:
-    """The record with this run counted; the same one where the run says nothing about the causes."""
+def after_run(
+    record: OwnDrain, conclusion: Conclusion, findings: Sequence[Finding], *, whole: bool = False
+) -> OwnDrain:
+    """The record with this run counted; the same one where the run says nothing about the causes.
+
+    ``whole``: a periodic run of all checks. What it does not look at, the next one will not look at either.
+    """
     if not record.reason:
         return record
     seen = [has_passed(cause, findings) for cause in record.causes]
-    if not conclusion.fit or False in seen:
-        passes = 0
-    elif seen and None not in seen:
-        passes = record.passes + 1
+    passes, unproven = record.passes, record.unproven
+    if not conclusion.fit:
+        passes = unproven = 0
+    elif all(seen) and seen:
+        passes, unproven = passes + 1, 0
     else:
+        passes = 0 if False in seen else passes
+        unproven += whole
+    if (passes, unproven) == (record.passes, record.unproven):
         return record
-    return record if passes == record.passes else msgspec.structs.replace(record, passes=passes)
+    return msgspec.structs.replace(record, passes=passes, unproven=unproven)
+
+
+def as_of(record: OwnDrain, now: float) -> OwnDrain:
+    """The record without times of the future, which a clock that was ahead once has left."""
+    ahead = now + AHEAD_S
+    told = msgspec.structs.replace(
+        record,
+        since=record.since if record.since <= ahead else 0.0,
+        drains=tuple(t for t in record.drains if t <= ahead),
+        waits_until=record.waits_until if record.waits_until <= now + 1.5 * LONGEST_S else 0.0,
+    )
+    return record if told == record else told
 
 
 class DrainFile:

@@ -1,8 +1,10 @@
 """Carries out what :mod:`slurm_robust.node.drain` decides, in bounded time, and writes down what came of it.
 
-A node that is fit and was not drained by us costs Slurm nothing: it is not even asked. What Slurm does not
-take, or a cap forbids for now, is kept in ``drain.json`` and tried again at the next run: it may be what only
-a close look has found, which no other run would find again.
+A node that is fit and was not drained by us costs Slurm nothing: it is not even asked. A node drains itself
+only in its turn (:mod:`slurm_robust.node.turn`), so that no fault of a whole cluster and no silence of
+slurmctld drains more nodes than the caps allow. What Slurm does not take, or a cap forbids for now, is kept
+in ``drain.json`` and tried again later, ever more rarely: it may be what only a close look has found, which
+no other run would find again.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,14 +23,17 @@ from slurm_robust.model.record import Record
 from slurm_robust.node import drain
 from slurm_robust.node.record import (
     DAY_S,
+    LONGEST_S,
     Action,
     DrainFile,
     Left,
     after_run,
+    as_of,
     cause_of,
     causes_of,
     has_passed,
 )
+from slurm_robust.node.turn import turn
 
 if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
@@ -39,11 +44,29 @@ if TYPE_CHECKING:
 BUDGET_S = 20.0
 LOCK_S = 2.0
 SETTLE_S = 1.1
-"""After a drain, until Slurm's clock has left the second in which it was made."""
+"""Until Slurm's clock has left the second in which a drain was made."""
+
+SPREAD_S = 10.0
+"""What many nodes find in the same second they do not ask Slurm about in the same second."""
 
 BACK_OFF_S = 300.0
-"""When a whole fleet is unfit, not every node may ask Slurm about all others at every run."""
+"""Until a node asks again for which there was no room; twice as long after each time more."""
 
+NO_ANSWER_S = 15.0
+"""The same where Slurm did not answer, which in most cases is a restart of slurmctld."""
+
+MOST_UNANSWERED = 3
+"""Runs that may ask in vain whether a drain was one too many; then it is taken back."""
+
+LATE_S = 600.0
+"""After so long an order to which Slurm gave no answer takes effect no more."""
+
+_WAITS = "it could not be drained a short time ago"
+_OTHERS = drain.Decision(
+    action=Action.NOTHING,
+    why="other nodes have the turn to drain, or found no room a moment ago; it waits",
+    later=True,
+)
 _MOST_PARENTS = 10
 _USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin")
 
@@ -54,6 +77,11 @@ class Log(Protocol):
     def write(self, event: str, **facts: object) -> None:
         """Never raises, never blocks."""
         ...
+
+
+def _chance() -> float:
+    # The module random takes longer to load than a hook has for everything else.
+    return int.from_bytes(os.urandom(4), "big") / 2**32
 
 
 class Done(Record):
@@ -78,28 +106,42 @@ def after(
     log: Log,
     job: str = "",
     hint: Hint | None = None,
+    whole: bool = False,
     slurm: SlurmClient | None = None,
     budget_s: float = BUDGET_S,
+    clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    chance: Callable[[], float] = _chance,
 ) -> Done:
     """Do what a run of the checks on this node asks for. Raises nothing that Slurm or files can cause.
 
     ``now``: seconds since 1970. ``job``: id of the job at whose beginning or end this is; ``hint``: the
-    suspicion because of which the checks ran. ``slurm`` and ``pause`` are for tests.
+    suspicion because of which the checks ran. ``whole``: it was a periodic run of all checks. The rest is for
+    tests; ``clock`` and ``pause`` are of one monotonic time, ``chance`` is from 0 to 1.
     """
     if hint is not None and conclusion.fit:
         _tell_acquittal(log, hint, report)
     file = DrainFile(Path(config.paths.state))
     if conclusion.fit and not file.exists():
         return Done(action=Action.NOTHING, why="the node is fit")
-    deadline = time.monotonic() + budget_s
+    deadline = clock() + budget_s
+    if not conclusion.fit and config.drain.mode == "act" and _is_new(file, now):
+        # Before the lock, for which others wait only shortly.
+        pause(chance() * min(SPREAD_S, budget_s / 3))
     with file.locked(min(LOCK_S, budget_s)) as held:
         if not held:
             if not conclusion.fit and config.drain.mode == "act":
                 file.leave(Left(conclusion=conclusion, boot_id=report.boot_id))
             return Done(action=Action.NOTHING, why="another hook is at it")
-        stewardship = _Stewardship(file, report, config, now, log, job, pause)
+        surroundings = _Surroundings(now, job, whole, clock, pause, chance)
+        stewardship = _Stewardship(file, report, config, log, surroundings)
         return stewardship.run(conclusion, slurm, deadline)
+
+
+def _is_new(file: DrainFile, now: float) -> bool:
+    """Whether Slurm is about to be asked for a drain."""
+    record = as_of(file.load(), now)
+    return not record.reason and record.waits_until <= now
 
 
 def _tell_acquittal(log: Log, hint: Hint, report: Report) -> None:
@@ -111,48 +153,79 @@ def _tell_acquittal(log: Log, hint: Hint, report: Report) -> None:
         log.write("acquitted", **facts)
 
 
+class _Surroundings(NamedTuple):
+    """When and on what occasion a run is; see :func:`after`."""
+
+    now: float
+    job: str
+    whole: bool
+    clock: Callable[[], float]
+    pause: Callable[[float], None]
+    chance: Callable[[], float]
+
+
 class _Stewardship:
     """One run, with the lock held."""
 
     def __init__(
-        self,
-        file: DrainFile,
-        report: Report,
-        config: NodeConfig,
-        now: float,
-        log: Log,
-        job: str,
-        pause: Callable[[float], None],
+        self, file: DrainFile, report: Report, config: NodeConfig, log: Log, around: _Surroundings
     ) -> None:
         self._file = file
         self._report = report
         self._config = config
-        self._now = now
         self._log = log
-        self._job = job
-        self._pause = pause
-        self._saved = self._record = file.load()
+        self._around = around
+        self._now = around.now
+        self._saved = file.load()
+        self._record = as_of(self._saved, self._now)
+        # Long after the last wait it is another story.
+        recent = self._now < self._record.waits_until + LONGEST_S
+        self._tries = self._record.tries if recent else 0
 
     def run(self, conclusion: Conclusion, slurm: SlurmClient | None, deadline: float) -> Done:
         """Count the run, ask Slurm if there is something to do there, and do it."""
+        found = set(causes_of(conclusion))
         conclusion = self._with_pending(conclusion)
-        self._record = after_run(self._record, conclusion, self._report.findings)
-        if conclusion.fit and not self._record.reason:
+        pending = self._saved.pending
+        if conclusion.fit or (pending is not None and found - set(causes_of(pending))):
+            self._wait_at_most(BACK_OFF_S)
+        self._record = after_run(self._record, conclusion, self._report.findings, whole=self._around.whole)
+        if not self._record.reason and (done := self._without_slurm(conclusion)):
             self._save()
-            return Done(action=Action.NOTHING, why="the node is fit")
+            return done
 
         from slurm_robust.slurm.errors import SlurmCommandError
 
         try:
             done = self._act(conclusion, slurm or slurm_client(self._config, deadline))
         except SlurmCommandError as error:
-            # Whether a drain took effect is unknown now; the next run sees it in Slurm.
-            self._put(waits_until=0.0)
+            # Whether an order took effect is unknown now; a later run sees it in Slurm.
+            self._wait(NO_ANSWER_S)
             self._keep(conclusion)
             self._tell("slurm_unreachable", error=str(error)[:500], reason=conclusion.reason)
             done = Done(action=Action.NOTHING, why="Slurm has not done it", error=str(error))
         self._save()
         return done
+
+    def _without_slurm(self, conclusion: Conclusion) -> Done | None:
+        """What is to be done with a node of which no drain of ours is known, if Slurm need not be asked."""
+        if conclusion.fit:
+            return Done(action=Action.NOTHING, why="the node is fit")
+        if self._now >= self._record.waits_until:
+            return None
+        self._keep(conclusion)
+        return Done(action=Action.NOTHING, why=_WAITS)
+
+    def _wait(self, least_s: float) -> None:
+        """Ask Slurm for a drain no sooner than after ``least_s``, or longer if it was in vain before."""
+        wait_s = min(LONGEST_S, least_s * 2 ** min(self._tries, 16)) * (0.5 + self._around.chance())
+        self._put(waits_until=self._now + wait_s, tries=self._tries + 1)
+
+    def _wait_at_most(self, most_s: float) -> None:
+        """What has healed, or has another fault now, is another story."""
+        if self._record.waits_until > self._now + most_s:
+            self._tries = 0
+            self._put(waits_until=self._now + most_s, tries=0)
 
     @property
     def _acts(self) -> bool:
@@ -191,34 +264,28 @@ class _Stewardship:
     # -- acting ----------------------------------------------------------------------------------------
 
     def _act(self, conclusion: Conclusion, slurm: SlurmClient) -> Done:
-        node = self._look(slurm)
+        node = slurm.node(self._report.node)
         self._recognise(node)
+        is_open = self._record.unverified and drain.is_own(node, self._record)
+        if is_open and (excess := self._excess(slurm)):
+            self._keep(conclusion)
+            return self._take_back(excess, slurm)
         decision = self._decide(node, conclusion, ())
-        if decision.action is Action.DRAIN:
-            if self._now < self._record.waits_until:
-                return Done(action=Action.NOTHING, why="it could not be drained a short time ago")
-            self._put(waits_until=self._now + BACK_OFF_S)
-            shares = drain.shares_of(slurm.nodes(), node.name, self._now)
-            decision = self._decide(node, conclusion, shares)
         if decision.action is Action.NOTHING:
-            self._put(pending=None, pending_boot="")
-            if decision.later:
-                self._keep(conclusion)
-            if not conclusion.fit:
-                self._tell("not_drained", why=decision.why, reason=conclusion.reason)
-            return Done(action=decision.action, why=decision.why, reason=self._record.reason)
+            return self._nothing(node, decision, conclusion)
         if not self._acts:
+            # Nothing stands then that could fill a cap, so nobody has to be asked about others.
+            self._wait(BACK_OFF_S)
             self._tell(f"would_{decision.action.name.lower()}", why=decision.why, reason=decision.reason)
             return Done(action=decision.action, why=f"observe mode, would {decision.action.value}")
         if decision.action is Action.UNDRAIN:
             return self._undrain(node, decision, slurm)
+        if decision.action is Action.DRAIN:
+            return self._drain_in_turn(node, conclusion, slurm)
         return self._drain(decision, conclusion, slurm)
 
     def _decide(self, node: Node, conclusion: Conclusion, shares: Sequence[drain.Share]) -> drain.Decision:
         return drain.decide(node, conclusion, self._record, shares, self._config.drain, self._now)
-
-    def _look(self, slurm: SlurmClient) -> Node:
-        return slurm.nodes([self._report.node])[0]
 
     def _recognise(self, node: Node) -> None:
         """Bring the record up to what Slurm shows: a drain that took effect late, or that somebody undid."""
@@ -227,70 +294,127 @@ class _Stewardship:
             if record.since not in record.drains:
                 self._put(drains=self._recent_drains(record.since))
         elif record.reason and not node.is_drained and not drain.untouchable(node):
+            if record.unverified:
+                if self._now - record.since > LATE_S:
+                    self._put(reason="", unverified=False)
+                return
             self._log.write("returned_by_others", reason=record.reason)
             # The causes stay: it may be a quarantine that has resumed it, which asks what is to be proven.
-            self._put(reason="", passes=0, stays=False, waits_until=0.0)
+            self._put(reason="", passes=0, unproven=0, stays=False, waits_until=0.0, tries=0)
+
+    def _nothing(self, node: Node, decision: drain.Decision, conclusion: Conclusion) -> Done:
+        if not conclusion.fit:
+            return self._no_drain(decision, conclusion, known=drain.is_own(node, self._record))
+        report, runs = self._report, self._config.drain.pass_runs
+        if self._around.whole and (
+            why := drain.hindrance(node, self._record, report.findings, report.left_out, runs)
+        ):
+            self._tell("not_returned", why=why, reason=self._record.reason)
+        return Done(action=decision.action, why=decision.why, reason=self._record.reason)
+
+    def _no_drain(self, decision: drain.Decision, conclusion: Conclusion, *, known: bool = False) -> Done:
+        """Of a node that is not fit: it must not be drained, has no room for now, or is drained already
+        for what is ``known``.
+        """
+        self._put(pending=None, pending_boot="")
+        if decision.later:
+            self._wait(BACK_OFF_S)
+            self._keep(conclusion)
+        if not known:
+            self._tell("not_drained", why=decision.why, reason=conclusion.reason)
+        return Done(action=decision.action, why=decision.why, reason=self._record.reason)
+
+    def _drain_in_turn(self, node: Node, conclusion: Conclusion, slurm: SlurmClient) -> Done:
+        """Drain if there is room, which only the node sees truly whose turn it is."""
+        if self._now < self._record.waits_until:
+            return Done(action=Action.NOTHING, why=_WAITS)
+        self._wait(NO_ANSWER_S)
+        self._save()  # So that it waits as well if it is killed.
+        around = self._around
+        with turn(slurm, node.name, node.partitions, around.clock, around.pause, around.chance) as held:
+            if held is None:
+                return self._no_drain(_OTHERS, conclusion)
+            decision = self._look_around(conclusion, slurm)
+            if decision.full:
+                held.leave(decision.full)
+            if decision.action is not Action.DRAIN:
+                return self._no_drain(decision, conclusion)
+            if not held.lasts:
+                return self._no_drain(_OTHERS, conclusion)
+            return self._drain(decision, conclusion, slurm)
+
+    def _look_around(self, conclusion: Conclusion, slurm: SlurmClient) -> drain.Decision:
+        """What is to be done with this node among all others."""
+        every = slurm.nodes()
+        mine = [node for node in every if node.name == self._report.node]
+        if not mine:
+            return drain.Decision(action=Action.NOTHING, why="Slurm does not know this node")
+        return self._decide(mine[0], conclusion, drain.shares_of(every, mine[0].name, self._now))
 
     def _drain(self, decision: drain.Decision, conclusion: Conclusion, slurm: SlurmClient) -> Done:
         new = decision.action is Action.DRAIN
         known = () if new else self._record.causes
-        # Written first: should this process die now, the next run still knows the words as its own, and
-        # what they are about: it may look at other things.
+        # Written first: should this process die now, the next run still knows the words as its own, what
+        # they are about (it may look at other things), and that nobody has seen what came of the order.
         self._keep(conclusion)
         self._put(
             reason=decision.reason,
             former="" if new else self._record.reason,
             since=self._now if new else self._record.since,
             causes=tuple(dict.fromkeys((*known, *causes_of(conclusion)))),
+            unverified=new or self._record.unverified,
+            unanswered=0 if new else self._record.unanswered,
             passes=0,
+            unproven=0,
             stays=decision.stays,
         )
         self._save()
         slurm.drain([self._report.node], decision.reason)
         self._put(pending=None, pending_boot="", former="")
         if new:
-            self._put(drains=self._recent_drains(self._now))
-            if excess := self._excess(slurm):
-                self._keep(conclusion)
-                return self._take_back(excess, slurm)
-        self._log.write(
-            "drained" if new else "reason_updated",
-            reason=decision.reason,
-            why=decision.why,
-            job=self._job,
-            stays=decision.stays,
-            causes=conclusion.causes,
-        )
-        self._put(said="")
+            drains = self._recent_drains(self._now)
+            self._put(unverified=False, drains=drains, waits_until=0.0, tries=0)
+        self._tell_drain("drained" if new else "reason_updated", decision.why, conclusion.causes)
         return Done(action=decision.action, why=decision.why, reason=decision.reason, carried_out=True)
 
     def _excess(self, slurm: SlurmClient) -> str:
-        """Why this drain is one too many, now that all of the same second can be seen."""
+        """Why a drain to which Slurm gave no answer, and which it took, is one too many; empty if it is not.
+
+        The turn of its node may have been over when Slurm took it. So whoever cannot find out takes it back.
+        """
         from slurm_robust.slurm.errors import SlurmCommandError
 
-        self._pause(SETTLE_S)
+        self._around.pause(SETTLE_S)
         try:
-            return drain.beyond_cap(slurm.nodes(), self._report.node, self._config.drain, self._now)
+            excess = drain.beyond_cap(slurm.nodes(), self._report.node, self._config.drain, self._now)
         except SlurmCommandError as error:
-            self._log.write("cap_not_verified", error=str(error)[:500])
-            return ""
+            self._put(unanswered=self._record.unanswered + 1)
+            self._tell("cap_not_verified", error=str(error)[:500])
+            many = self._record.unanswered >= MOST_UNANSWERED
+            return f"{MOST_UNANSWERED} runs could not find out whether there is room for it" if many else ""
+        if not excess:
+            self._put(unverified=False, unanswered=0, pending=None, pending_boot="")
+            self._tell_drain("drained", "Slurm has taken the order late", self._record.causes)
+        return excess
 
     def _take_back(self, excess: str, slurm: SlurmClient) -> Done:
-        if drain.is_own(self._look(slurm), self._record):
+        if drain.is_own(slurm.node(self._report.node), self._record):
             slurm.resume([self._report.node])
-        reason = self._record.reason
-        others = tuple(t for t in self._record.drains if t != self._now)
-        self._put(reason="", causes=(), stays=False, drains=others)
+        reason, since = self._record.reason, self._record.since
+        others = tuple(t for t in self._record.drains if t != since)
+        self._put(reason="", causes=(), unverified=False, unanswered=0, stays=False, drains=others)
+        self._wait(BACK_OFF_S)
         self._tell("not_drained", why=excess, reason=reason)
         return Done(action=Action.NOTHING, why=excess)
 
     def _undrain(self, node: Node, decision: drain.Decision, slurm: SlurmClient) -> Done:
         slurm.resume([node.name])
-        if drain.is_own(self._look(slurm), self._record):
+        if drain.is_own(slurm.node(node.name), self._record):
             self._tell("not_undrained", why="Slurm took the order, but the node is still drained")
             return Done(action=decision.action, why=decision.why, reason=node.reason, error="still drained")
         self._log.write("undrained", reason=node.reason, why=decision.why)
-        self._put(reason="", causes=(), passes=0, said="", waits_until=0.0)
+        self._put(reason="", causes=(), unverified=False, passes=0, unproven=0, said="")
+        self._put(waits_until=0.0, tries=0)
         return Done(action=decision.action, why=decision.why, carried_out=True)
 
     # -- remembering -----------------------------------------------------------------------------------
@@ -313,13 +437,19 @@ class _Stewardship:
         else:
             self._saved = self._record
 
+    def _tell_drain(self, event: str, why: str, causes: Sequence[object]) -> None:
+        record = self._record
+        facts = {"reason": record.reason, "why": why, "job": self._around.job, "stays": record.stays}
+        self._log.write(event, **facts, causes=causes)
+        self._put(said="")
+
     def _tell(self, event: str, **facts: object) -> None:
         """Write an event unless it was the last one about this node."""
         causes = ",".join(f"{c.check}/{c.subject}" for c in self._record.causes)
         words = f"{event}: {facts.get('why') or facts.get('reason') or ''} {causes}".strip()
         if words != self._record.said:
             self._put(said=words)
-            self._log.write(event, **facts, job=self._job)
+            self._log.write(event, **facts, job=self._around.job)
 
 
 # -- Slurm's commands from a hook ----------------------------------------------------------------------

@@ -109,6 +109,13 @@ class CliSlurmClient:
                 raise InvalidNode(f"node {name} not found")
         return tuple(by_name[name] for name in names)
 
+    def node(self, name: str) -> Node:
+        """See the protocol."""
+        command = commands.show_node_state(name)
+        found = self._parsed(command, self._output(command), text.parse_node_state)
+        # sinfo shows only nodes of partitions, and says nothing of a name that it does not know.
+        return found or self.nodes([name])[0]
+
     def job(self, job_id: int) -> Job:
         """See the protocol."""
         return self._read(

@@ -66,6 +66,14 @@ class SlurmClient(Protocol):
         """The nodes ``names`` in that order, or all. Raises InvalidNode for an unknown name."""
         ...
 
+    def node(self, name: str) -> Node:
+        """One node at the least cost for slurmctld: states, reason, CPUs in use, partitions; nothing else.
+
+        :meth:`nodes` loads the table of all nodes, whatever names it is given: 6 MiB on 10,000 nodes. Raises
+        InvalidNode for an unknown name.
+        """
+        ...
+
     def job(self, job_id: int) -> Job:
         """One job, also for MinJobAge (300 s by default) after its end. Raises JobNotFound."""
         ...
@@ -219,7 +227,9 @@ class SlurmClient(Protocol):
         ...
 
     def create_reservation(self, request: ReservationRequest) -> None:
-        """Reserve nodes from now on. Raises PermissionDenied, InvalidNode, CommandFailed."""
+        """Reserve nodes from now on. Raises PermissionDenied, InvalidNode, CommandFailed, and
+        ReservationExists for a name that is taken: of several who ask, exactly one gets it.
+        """
         ...
 
     def update_reservation(self, request: ReservationRequest) -> None:

@@ -18,6 +18,15 @@ _DATA_PARSERS = (((26, 5), "v0.0.45"), ((25, 11), "v0.0.44"), ((24, 11), "v0.0.4
 QUERY_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
 
 # The free text comes last: Slurm does not quote it.
+NODE_COLUMNS = (
+    ("NodeList", 256),
+    ("PartitionName", 256),
+    ("StateComplete", 256),
+    ("User", 64),
+    ("Timestamp", 32),
+    ("CPUsState", 64),
+    ("Reason", 1024),
+)
 EVENT_FIELDS = ("NodeName", "Start", "End", "State", "User", "Reason")
 ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Start", "End", "NodeList")
 
@@ -48,6 +57,14 @@ def ping() -> list[str]:
 def show_nodes(names: Sequence[str] | None, *, parser: str) -> list[str]:
     """Not ``-o``: in the form with one property group a line a reason cannot pass for a field."""
     return ["scontrol", *_json(parser), "show", "node", *([fold(names)] if names else [])]
+
+
+def show_node_state(name: str) -> list[str]:
+    """Text of fixed columns in every release. For a single name sinfo asks for that node alone, while
+    ``scontrol show node NAME`` loads the table of all nodes (both seen in sdiag of 22.05 and read in 26.05).
+    """
+    form = ",".join(f"{field}:{width}" for field, width in NODE_COLUMNS)
+    return ["sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", f"--Format={form}"]
 
 
 def show_job(job_id: int, *, parser: str) -> list[str]:

@@ -17,6 +17,7 @@
          ├─ RequeueDisabled         the job was submitted with --no-requeue
          ├─ InvalidNode             a node that Slurm does not know
          ├─ ReservationNotFound     no such reservation
+         ├─ ReservationExists       a reservation has this name already
          ├─ PermissionDenied        only an operator, the owner or root may do that
          └─ CommandFailed           anything else; the text is Slurm's own
 
@@ -157,6 +158,12 @@ class ReservationNotFound(SlurmCommandError):
     fix = "compare with 'scontrol show reservation'"
 
 
+class ReservationExists(SlurmCommandError):
+    """A reservation has this name already."""
+
+    fix = "choose another name, or delete the one that 'scontrol show reservation' shows"
+
+
 class PermissionDenied(SlurmCommandError):
     """The user may not do this."""
 
@@ -182,6 +189,7 @@ _TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
     ("requested operation is presently disabled", RequeueDisabled),
     ("requested reservation is invalid", ReservationNotFound),
     ("reservation not found", ReservationNotFound),
+    ("duplicate reservation name", ReservationExists),
     ("invalid node name", InvalidNode),
     ("unable to contact slurm controller", ControllerUnreachable),
     ("zero bytes were transmitted", ControllerUnreachable),

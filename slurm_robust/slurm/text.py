@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from slurm_robust.slurm.commands import NODE_COLUMNS
 from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import (
     AccountingRow,
@@ -136,6 +137,42 @@ def _node(fields: dict[str, str]) -> Node:
         slurmd_start_time=parse_time(fields.get("SlurmdStartTime", "")),
         version=_string(fields, "Version"),
     )
+
+
+def parse_node_state(text: str) -> Node | None:
+    """Output of :func:`~slurm_robust.slurm.commands.show_node_state`; None if it is empty.
+
+    A node of several partitions has a line for each, which otherwise say the same.
+    """
+    rows = [_columns(line) for line in text.splitlines() if line.strip()]
+    if not rows:
+        return None
+    values = rows[0]
+    cpus = re.fullmatch(r"(\d+)/\d+/\d+/(\d+)", values["CPUsState"])
+    if not values["StateComplete"] or cpus is None:
+        raise UnparsableOutput("no state of a node", stdout=text)
+    reason = values["Reason"]
+    return Node(
+        name=values["NodeList"],
+        hostname="",
+        address="",
+        states=parse_states(values["StateComplete"]),
+        reason="" if reason == "none" else reason,
+        reason_user="" if values["User"] == "Unknown" else values["User"],
+        reason_time=parse_time(values["Timestamp"]),
+        cpus=int(cpus[2]),
+        allocated_cpus=int(cpus[1]),
+        partitions=tuple(row["PartitionName"] for row in rows),
+    )
+
+
+def _columns(line: str) -> dict[str, str]:
+    values, begin = {}, 0
+    for name, width in NODE_COLUMNS:
+        # The reason comes last: letters that are not ASCII would shift what is behind them.
+        end = None if name == "Reason" else begin + width
+        values[name], begin = line[begin:end].strip(), begin + width
+    return values
 
 
 def _used(tres: str) -> tuple[Gres, ...]:

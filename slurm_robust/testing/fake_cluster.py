@@ -176,7 +176,7 @@ class FakeCluster:
             states.add("RESERVED")
         if any("MAINT" in r.flags for r in reservations) and "DRAIN" not in states:
             states.add("MAINTENANCE")
-        return msgspec.structs.replace(node, states=frozenset(states))
+        return node if states == node.states else msgspec.structs.replace(node, states=frozenset(states))
 
     # -- changing ------------------------------------------------------------------------------------
 
@@ -276,6 +276,8 @@ class FakeCluster:
         if self.unreachable:
             raise errors.ControllerUnreachable("Unable to contact slurm controller (connect failure)")
         now = self.clock.time()
+        for name in [n for n, r in self.reservations.items() if (r.end_time or now) <= now]:
+            del self.reservations[name]
         for job_id, until in list(self._completing_until.items()):
             if now >= until:
                 del self._completing_until[job_id]

@@ -74,6 +74,23 @@ class FakeSlurm:
             world.check_nodes(chosen)
             return tuple(world.seen(name) for name in chosen)
 
+    def node(self, name: str) -> Node:
+        """See the protocol."""
+        with self._world() as world:
+            world.check_nodes((name,))
+            seen = world.seen(name)
+        only = (
+            "name",
+            "states",
+            "reason",
+            "reason_user",
+            "reason_time",
+            "cpus",
+            "allocated_cpus",
+            "partitions",
+        )
+        return Node(hostname="", address="", **{field: getattr(seen, field) for field in only})
+
     def job(self, job_id: int) -> Job:
         """See the protocol."""
         with self._world() as world:
@@ -303,6 +320,8 @@ class FakeSlurm:
         """See the protocol."""
         with self._administered() as world:
             world.check_nodes(request.nodes)
+            if request.name in world.reservations:
+                raise errors.ReservationExists("Duplicate reservation name")
             taken = {n for r in world.reservations.values() for n in r.nodes}
             free = [n for n in world.nodes if n not in taken]
             nodes = request.nodes or tuple(free[: request.node_count or 0])

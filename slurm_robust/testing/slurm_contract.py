@@ -114,10 +114,25 @@ class SlurmContract:
         assert not first.is_drained
         assert world.client.nodes([]) == ()
 
+    def test_one_node_says_of_itself_what_the_table_says(self, world: World) -> None:
+        """The cheap question has the same states and the same reason, with its user and time."""
+        name = world.client.nodes()[-1].name
+        assert world.client.node(name).reason == ""
+        world.operator.drain([name], "contract: a=b |c [x]")
+        cheap, full = world.client.node(name), world.client.nodes([name])[0]
+        assert (cheap.name, cheap.states, cheap.reason) == (name, full.states, "contract: a=b |c [x]")
+        assert (cheap.reason_user, cheap.reason_time) == (full.reason_user, full.reason_time)
+        assert (cheap.cpus, cheap.allocated_cpus) == (full.cpus, full.allocated_cpus)
+        assert set(cheap.partitions) == set(full.partitions)
+        world.operator.resume([name])
+        world.wait(lambda: world.client.node(name).usable, "the node is usable again")
+
     def test_unknown_node(self, world: World) -> None:
         """Unknown nodes are InvalidNode, in reads and writes."""
         with refused(errors.InvalidNode):
             world.client.nodes(["nosuchnode"])
+        with refused(errors.InvalidNode):
+            world.client.node("nosuchnode")
         with refused(errors.InvalidNode):
             world.operator.drain(["nosuchnode"], "contract")
 
@@ -317,7 +332,7 @@ class SlurmContract:
             )
 
     def test_reservation(self, world: World) -> None:
-        """Created, changed, deleted; unknown ones are ReservationNotFound."""
+        """Created, changed, deleted; a name is given once, and unknown ones are ReservationNotFound."""
         names = [node.name for node in world.client.nodes()]
         flags = ("IGNORE_JOBS",)
         request = ReservationRequest(name="contract", nodes=(names[-1],), users=(world.user,), flags=flags)
@@ -327,6 +342,9 @@ class SlurmContract:
             assert made.nodes == (names[-1],)
             assert made.users == (world.user,)
             assert "IGNORE_JOBS" in made.flags
+            again = ReservationRequest(name="contract", nodes=(names[0],), users=("root",), flags=flags)
+            with refused(errors.ReservationExists):
+                world.operator.create_reservation(again)
             world.operator.update_reservation(ReservationRequest(name="contract", nodes=tuple(names[-2:])))
             made = {r.name: r for r in world.client.reservations()}["contract"]
             assert set(made.nodes) == set(names[-2:])

@@ -101,6 +101,7 @@ def test_an_administrators_drain_is_not_touched(cluster: Patients) -> None:
 
 def test_nodes_that_fail_at_once_leave_as_many_drained_as_may_be(cluster: Patients, installed: Path) -> None:
     patients.configure(installed, max_share=0.1)
+    log = cluster.sandbox.read_log("slurmctld")
     for node in ("n1", "n2", "n3"):
         cluster.hurt(node, "fan")
     told = ("drained", "not_drained")
@@ -110,6 +111,9 @@ def test_nodes_that_fail_at_once_leave_as_many_drained_as_may_be(cluster: Patien
     runs = cluster.runs("n3")
     wait_for(lambda: cluster.runs("n3") >= runs + 2, PATIENCE_S, "two runs more")
     assert len(cluster.drained()) == 1
+    # Nor was another one drained for a moment.
+    told = cluster.sandbox.read_log("slurmctld").removeprefix(log)
+    assert told.count("reason set to: srobust: ") == 1
 
 
 class Jobs:

@@ -25,7 +25,7 @@ from slurm_robust.slurm.select import make_client
 # Each costs slurmctld one question.
 MOST = 20
 TIMEOUT_S = 5.0
-# All agents of a job are told to end at once: so many questions a second are enough for slurmctld.
+# All agents of a job begin and end at once: so many questions a second are enough for slurmctld.
 ASKING_PER_S = 500
 
 
@@ -39,13 +39,25 @@ def job_is_over(
     """
     try:
         run = allocation_from_environment(environ)
-        time.sleep(random.uniform(0.0, len(run.nodes) / ASKING_PER_S))
+        time.sleep(spread_s(environ, random.random()))
         job = make().job(run.job_id)
     except JobNotFound:
         return True
     except (SlurmError, CommandTimeout, OSError):
         return False
     return job.restart_count == run.restart_count and (job.is_completing or job.is_finished)
+
+
+def spread_s(environ: Mapping[str, str], chance: float, questions: int = 1) -> float:
+    """How long one node waits before it asks, so that all nodes of the job do not ask at once.
+
+    ``chance`` is from 0 to 1. 0 outside of a job.
+    """
+    try:
+        nodes = len(allocation_from_environment(environ).nodes)
+    except SlurmError:
+        return 0.0
+    return chance * nodes * questions / ASKING_PER_S
 
 
 def remove_leftovers(
@@ -72,6 +84,7 @@ def remove_leftovers(
 
 def _sweep(found: dict[Path, int], note: Callable[[str], None], make: Callable[[], SlurmClient]) -> None:
     try:
+        time.sleep(spread_s(os.environ, random.random(), min(len(found), MOST)))
         slurm = make()
         for path, job_id in list(found.items())[:MOST]:
             if _is_gone(slurm, job_id):

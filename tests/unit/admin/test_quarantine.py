@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ import pytest
 
 from slurm_robust.admin.desk import Examination
 from slurm_robust.admin.quarantine import (
+    CUT_OFF,
     PREFIX,
     NoNotes,
     Quarantine,
@@ -25,7 +26,7 @@ from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.node.record import Cause
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -38,7 +39,9 @@ XID = Finding(
 )
 
 
-def found(*causes: Finding, still_open: tuple[Cause, ...] = ()) -> Examination:
+def found(
+    *causes: Finding, still_open: tuple[Cause, ...] = (), words: tuple[str, ...] = (REASON,)
+) -> Examination:
     findings = causes or (Finding(check="gpu.xid", outcome=Outcome.PASS, subject="gpu3"),)
     report = Report(node="n1", at=1.0, boot_id="b", context=Context.DEEP, findings=findings)
     reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
@@ -46,6 +49,7 @@ def found(*causes: Finding, still_open: tuple[Cause, ...] = ()) -> Examination:
     return Examination(
         report=report,
         conclusion=conclusion,
+        words=words,
         remembered=bool(still_open),
         open=still_open,
         serials={"product_serial": "42"},
@@ -116,6 +120,37 @@ def test_what_failed_must_have_been_seen_to_pass(ward: Ward) -> None:
     assert ward.reason("n1") == "srobust: quarantine: not proven: gpu.xid gpu3"
 
 
+def test_words_that_a_person_has_changed_stay_and_keep_the_node(ward: Ward) -> None:
+    words = f"{REASON} OPS-4711 keep for vendor"
+    ward.slurm.drain(["n1"], words)
+    for names in ([], ["n1"]):
+        result = ward.run(*names)["n1"]
+        assert not result.returned
+        assert "a person keeps it" in result.why
+        assert "scontrol update nodename=n1 state=resume" in result.why
+        assert ward.reason("n1") == words
+    assert ward.slurm.reservations() == ()
+
+
+def test_words_that_the_node_does_not_remember_may_be_a_person_s_unless_it_is_named(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], REASON)
+    ward.answer = lambda _: found(words=())
+    result = ward.run()["n1"]
+    assert (result.returned, ward.reason("n1")) == (False, REASON)
+    assert "srobust admin quarantine n1" in result.why
+    assert ward.run("n1")["n1"].returned
+    assert ward.reason("n1") == ""
+
+
+def test_the_next_quarantine_knows_the_words_of_the_one_before(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], REASON)
+    ward.answer = lambda _: found(XID)
+    words = ward.run()["n1"].drained
+    assert ward.reason("n1") == words == "srobust: quarantine: gpu3 XID 79"
+    ward.answer = lambda _: found(words=(REASON, words))
+    assert ward.run()["n1"].returned
+
+
 @pytest.mark.parametrize("remembered", [False, True])
 def test_a_node_that_forgot_its_fault_must_not_have_anything_unknown(ward: Ward, remembered: bool) -> None:
     ward.slurm.drain(["n1"], REASON)
@@ -159,10 +194,34 @@ def test_what_a_killed_run_left_is_finished_and_tested(ward: Ward) -> None:
     ward.answer = lambda _: found(XID)
     results = ward.run()
     assert not results["n2"].returned
-    assert results["n2"].reason == "srobust: the test in quarantine was cut off"
+    assert results["n2"].reason == CUT_OFF
     assert ward.reason("n2") == "srobust: quarantine: gpu3 XID 79"
     assert ward.slurm.reservations() == ()
     assert sorted(path.name for path in ward.notes.iterdir()) == ["lock"]
+
+
+def test_a_test_that_was_cut_off_gives_the_node_its_words_back(ward: Ward) -> None:
+    words = f"{REASON} OPS-4711"
+    ward.slurm.drain(["n2"], words)
+
+    class Killed(BaseException):
+        pass
+
+    class Dying(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            raise Killed
+
+    def killed(_: str) -> Examination:
+        raise Killed
+
+    ward.answer = killed
+    healthy, ward.slurm = ward.slurm, Dying(ward.cluster, user="root")
+    with pytest.raises(Killed):
+        ward.run()
+    assert ward.reason("n2") == ""
+    ward.slurm, ward.answer = healthy, lambda _: found()
+    assert ward.run()["n2"].reason == words
+    assert ward.reason("n2") == words
 
 
 def test_a_test_that_still_runs_is_ended_before_its_reservation_goes(ward: Ward) -> None:
@@ -182,6 +241,20 @@ def test_a_run_on_another_host_is_left_alone_for_an_hour(ward: Ward, age_s: floa
     ward.cluster.clock.advance(age_s)
     ward.run()
     assert bool(ward.slurm.reservations()) is not finished
+
+
+def test_of_two_hosts_that_begin_at_once_one_tests_the_node(ward: Ward) -> None:
+    ward.slurm.drain(["n1"], REASON)
+
+    class Late(FakeSlurm):
+        def reservations(self) -> tuple[Reservation, ...]:
+            return ()
+
+    reserve(ward, "n1")
+    ward.slurm = Late(ward.cluster, user="root")
+    assert ward.run()["n1"].why == "it is being tested from another host"
+    assert ward.reason("n1") == REASON
+    assert list(ward.cluster.reservations) == [PREFIX + "n1"]
 
 
 def reserve(ward: Ward, name: str) -> None:

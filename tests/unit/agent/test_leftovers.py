@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.copies.leftovers import job_is_over, remove_leftovers
+from slurm_robust.agent.copies.leftovers import ASKING_PER_S, job_is_over, remove_leftovers, spread_s
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -103,3 +103,11 @@ def test_a_job_that_was_cancelled_is_over(cluster: FakeCluster) -> None:
 
 def test_slurm_is_not_asked_without_need(cluster: FakeCluster, tmp_path: Path) -> None:
     assert remove_leftovers((folder(tmp_path, 1),), print, lambda: FakeSlurm(cluster)) is None
+
+
+def test_nodes_of_a_large_job_do_not_all_ask_in_the_same_second() -> None:
+    many = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0001-5000]"}
+    assert spread_s(many, 1.0, questions=20) == 20 * 5000 / ASKING_PER_S
+    assert spread_s(many, 0.0, questions=20) == 0.0
+    assert spread_s({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}, 1.0) < 0.01
+    assert spread_s({}, 1.0) == 0.0

@@ -50,6 +50,7 @@ class Hooked:
         return node.reason if node.is_drained else ""
 
     def run(self, *findings: Finding, hint: Hint | None = None, **more: object) -> Done:
+        """One run, whose waits are as long as they are on average."""
         causes = tuple(f for f in findings if f.outcome is Outcome.FAIL)
         reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
         report = Report(
@@ -58,6 +59,7 @@ class Hooked:
             boot_id=self.boot,
             context=Context.PERIODIC,
             findings=findings,
+            left_out=dict(more.pop("left_out", {})),  # type: ignore[call-overload]
         )
         return after(
             Conclusion(fit=not causes, reason=reason, causes=causes),
@@ -67,7 +69,9 @@ class Hooked:
             log=self.log,
             hint=hint,
             slurm=self.slurm,
+            clock=self.cluster.clock.monotonic,
             pause=more.pop("pause", self.cluster.clock.sleep),  # type: ignore[arg-type]
+            chance=more.pop("chance", lambda: 0.5),  # type: ignore[arg-type]
             **more,  # type: ignore[arg-type]
         )
 

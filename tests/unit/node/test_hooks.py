@@ -53,7 +53,29 @@ sys.exit(main(sys.argv[1:-1]))
 SLURM = """#!/bin/sh
 echo "$(basename $0) $*" >> $(dirname $0)/calls
 [ -e $(dirname $0)/hang ] && exec sleep 60
+[ -e $(dirname $0)/answers ] && exec $(dirname $0)/slurmctld "$(basename $0)" "$@"
 exit 1
+"""
+# A cluster of one node, which keeps its reason in a file.
+SLURMCTLD = """#!/bin/bash
+reason=$(cat "$(dirname "$0")/reason" 2>/dev/null)
+state=IDLE${reason:++DRAIN}
+case "$*" in
+    "sinfo --version") echo "slurm 22.05.8" ;;
+    sinfo*--nodes=n1*)
+        printf '%-256s%-256s%-256s%-64s%-32s%-64s%s\n' n1 main "$state" root 1000 0/8/0/8 "${reason:-none}"
+        ;;
+    "scontrol show node"*)
+        printf 'NodeName=n1 CPUAlloc=0 CPUTot=8\n   State=%s\n   Partitions=main\n' "$state"
+        [ -z "$reason" ] || printf '   Reason=%s [root@1000]\n' "$reason"
+        ;;
+    "scontrol update nodename=n1 state=drain"*)
+        words="$*"
+        echo "${words#*reason=}" > "$(dirname "$0")/reason"
+        ;;
+    "scontrol create reservation"* | "scontrol delete reservation"*) ;;
+    *) echo "not known: $*" >&2; exit 1 ;;
+esac
 """
 
 
@@ -68,7 +90,7 @@ exit $code
 
 
 class Machine:
-    """A node with one check, whose fan is a file, and a Slurm that does not answer."""
+    """A node with one check, whose fan is a file, and a Slurm that does not answer unless told to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.fan, self.log = folder, folder / "fan", folder / "events.jsonl"
@@ -80,6 +102,8 @@ class Machine:
         for name in ("scontrol", "sinfo", "squeue"):
             (self.slurm / name).write_text(SLURM)
             (self.slurm / name).chmod(0o755)
+        (self.slurm / "slurmctld").write_text(SLURMCTLD)
+        (self.slurm / "slurmctld").chmod(0o755)
         self.fan.write_text("500")
         self.configure()
 
@@ -150,10 +174,14 @@ def test_a_good_node_gives_one_event_and_asks_slurm_nothing(machine: Machine, ho
 
 def test_a_prolog_refuses_a_bad_node_only_where_it_may_act(machine: Machine) -> None:
     machine.fan.write_text("0")
+    (machine.slurm / "answers").touch()
+    machine.configure(prolog_s=8)
     assert machine.run("prolog") == 0
     assert machine.last["reason"] == "srobust: fan0 stands still"
-    machine.configure(ACT)
+    machine.configure(ACT, prolog_s=8)
+    (machine.folder / "state/drain.json").unlink()
     assert machine.run("prolog") == 1
+    assert (machine.slurm / "reason").read_text() == "srobust: fan0 stands still\n"
     assert "srobust: fan0 stands still" in machine.errors
     assert (machine.last["exit_code"], machine.last["mode"]) == (1, "act")
     for hook in ("epilog", "periodic"):
@@ -161,10 +189,22 @@ def test_a_prolog_refuses_a_bad_node_only_where_it_may_act(machine: Machine) -> 
         assert machine.last["reason"] == "srobust: fan0 stands still"
 
 
+@pytest.mark.parametrize("trouble", ["refuses", "hangs"])
+def test_a_prolog_lets_the_job_start_where_slurm_does_not_answer(machine: Machine, trouble: str) -> None:
+    """Else one fault of all nodes and a slow slurmctld would cost the whole partition."""
+    machine.configure(ACT)
+    machine.fan.write_text("0")
+    if trouble == "hangs":
+        (machine.slurm / "hang").touch()
+    assert machine.run("prolog") == 0
+    assert machine.last["reason"] == "srobust: fan0 stands still"
+    assert "slurm_unreachable" in [event["event"] for event in machine.events]
+
+
 def test_a_driver_that_hangs_is_the_finding_and_the_budget_holds(machine: Machine) -> None:
     machine.configure(ACT)
     machine.fan.write_text("hang")
-    assert machine.run("prolog") == 1
+    machine.run("prolog")
     assert machine.took_s < 3.5
     assert machine.last["reason"] == "srobust: the driver hangs"
 

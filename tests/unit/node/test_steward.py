@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -143,10 +144,13 @@ def test_flapping_ends_with_a_drain_that_stays(hooked: Hooked) -> None:
 
 def test_observe_mode_decides_and_does_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
     hooked = Hooked(cluster, tmp_path, mode="observe")
-    for _ in range(3):
+    for times in range(3):
         done = hooked.run(bad())
         assert (done.action, done.carried_out) == (Action.DRAIN, False)
-        hooked.cluster.clock.advance(BACK_OFF_S)
+        hooked.slurm = UnaskedSlurm()  # type: ignore[assignment]
+        assert hooked.run(bad()).action is Action.NOTHING
+        hooked.slurm = FakeSlurm(cluster, user="root")
+        hooked.cluster.clock.advance(BACK_OFF_S * 2**times)
     assert not hooked.reason
     assert hooked.log.names == ["would_drain"]  # once, not at every run
 
@@ -184,49 +188,58 @@ def test_what_a_cap_forbids_is_done_when_there_is_room_though_nobody_looks_again
 def test_a_fleet_that_is_unfit_does_not_ask_slurm_about_all_nodes_at_every_run(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    asked: list[Sequence[str] | None] = []
+    asked: list[float] = []
 
     class Counting(FakeSlurm):
         def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
-            asked.append(names)
+            asked.append(cluster.clock.now)
             return super().nodes(names)
 
     Hooked(cluster, tmp_path, "n1").run(bad())
     second = Hooked(cluster, tmp_path, "n2")
     second.slurm = Counting(cluster, user="root")
-    for _ in range(10):
+    begun = cluster.clock.now
+    while cluster.clock.now < begun + 86400:
         second.run(bad())
-        cluster.clock.advance(BACK_OFF_S / 10 - 1)
-    assert asked.count(None) == 1
+        cluster.clock.advance(60.0)
+    waits = [later - earlier for earlier, later in pairwise(asked)]
+    # Each wait is twice as long as the one before, up to an hour; runs are a minute apart.
+    for wait_s, least_s in zip(waits, (300, 600, 1200, 2400, *[3600] * 100), strict=False):
+        assert least_s <= wait_s <= least_s + 120
+    assert len(asked) <= 28
 
 
-def test_nodes_that_drain_at_the_same_time_leave_as_many_as_the_cap_allows(
+def test_of_nodes_that_drain_at_the_same_time_never_more_are_drained_than_the_cap_allows(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """Each has found room before any drained, and looks again when all have."""
     hooks = [Hooked(cluster, tmp_path, f"n{i}") for i in range(1, 5)]
-    looked = threading.Barrier(len(hooks))
-    settled = threading.Barrier(len(hooks))
+    begin = threading.Barrier(len(hooks))
+    most: list[int] = []
 
-    class Together(FakeSlurm):
+    class Watched(FakeSlurm):
         def drain(self, nodes: Sequence[str], reason: str) -> None:
-            looked.wait(10)
             super().drain(nodes, reason)
+            most.append(sum(node.is_drained for node in cluster.nodes.values()))
+
+    def run(hook: Hooked) -> None:
+        begin.wait(10)
+        hook.run(bad(), pause=lambda _: None)
 
     for hook in hooks:
-        hook.slurm = Together(cluster, user="root")
-    threads = [
-        threading.Thread(target=hook.run, args=(bad(),), kwargs={"pause": lambda _: settled.wait(10)})
-        for hook in hooks
-    ]
+        hook.slurm = Watched(cluster, user="root")
+    threads = [threading.Thread(target=run, args=(hook,)) for hook in hooks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert [hook.name for hook in hooks if hook.reason] == ["n1"]
-    assert [hook.file.load().reason for hook in hooks[1:]] == ["", "", ""]
-    assert [hook.log.names for hook in hooks] == [["drained"], *[["not_drained"]] * 3]
-    assert all(hook.file.load().drains == () for hook in hooks[1:])
+    assert most == [1]
+    (drained,) = [hook for hook in hooks if hook.reason]
+    others = [hook for hook in hooks if hook is not drained]
+    assert drained.log.names == ["drained"]
+    assert [hook.file.load().reason for hook in others] == ["", "", ""]
+    assert [hook.log.names for hook in others] == [["not_drained"]] * 3
+    assert all(hook.file.load().drains == () for hook in others)
+    assert cluster.reservations == {}
 
 
 # -- suspicions -------------------------------------------------------------------------------------------

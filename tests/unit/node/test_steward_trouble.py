@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,10 @@ import pytest
 
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.node.record import Action
-from slurm_robust.node.steward import BACK_OFF_S
+from slurm_robust.node.steward import BACK_OFF_S, NO_ANSWER_S
+from slurm_robust.node.turn import LASTS_S
 from slurm_robust.slurm.errors import SlurmTimeout
+from slurm_robust.slurm.records import Node
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.node.hooked import Hooked, bad, good
@@ -26,6 +29,7 @@ def test_what_slurm_could_not_be_told_is_told_later(hooked: Hooked) -> None:
     hooked.run(bad())
     assert hooked.log.names == ["slurm_unreachable"]
     hooked.cluster.unreachable = False
+    hooked.cluster.clock.advance(NO_ANSWER_S)
     # The next run is another one, which does not look there, as an epilog's deep test is followed by.
     assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).action is Action.DRAIN
     assert hooked.reason == "srobust: gpu3 XID 79"
@@ -36,6 +40,7 @@ def test_what_is_still_to_be_told_is_not_forgotten_over_another_fault(hooked: Ho
     hooked.cluster.unreachable = True
     hooked.run(bad("gpu3"))
     hooked.cluster.unreachable = False
+    hooked.cluster.clock.advance(NO_ANSWER_S)
     hooked.run(bad("gpu1", "XID 48"))
     assert hooked.reason == "srobust: gpu1 XID 48"
     for _ in range(5):
@@ -71,6 +76,7 @@ def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked)
     slurm, hooked.slurm = hooked.slurm, Late(hooked.cluster, user="root")
     assert hooked.run(bad()).error
     hooked.slurm = slurm
+    hooked.cluster.clock.advance(LASTS_S)
     assert hooked.run(bad()).carried_out
 
 
@@ -117,6 +123,7 @@ def test_what_was_found_twice_while_it_could_not_be_told_is_told_together(hooked
     with hooked.file.locked(1.0):
         hooked.run(bad("gpu3"), budget_s=0.05)
     hooked.cluster.unreachable = False
+    hooked.cluster.clock.advance(NO_ANSWER_S)
     assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).carried_out
     assert {cause.subject for cause in hooked.file.load().causes} == {"gpu1", "gpu3"}
 
@@ -156,3 +163,135 @@ def test_who_may_not_administer_reports_it(cluster: FakeCluster, tmp_path: Path)
     done = hooked.run(bad())
     assert "Invalid user id" in done.error
     assert not hooked.reason
+
+
+# -- a slurmctld that is slow, and clocks that were wrong --------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ["all of it", "the table"])
+def test_a_slurmctld_that_does_not_answer_is_asked_ever_more_rarely(
+    cluster: FakeCluster, tmp_path: Path, error: str
+) -> None:
+    asked: list[float] = []
+
+    class Silent(FakeSlurm):
+        def node(self, name: str) -> Node:
+            asked.append(cluster.clock.now)
+            if error == "all of it":
+                raise SlurmTimeout("no answer within 5 s")
+            return super().node(name)
+
+        def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+            raise SlurmTimeout("no answer within 5 s")
+
+    hooked = Hooked(cluster, tmp_path)
+    hooked.slurm = Silent(cluster, user="root")
+    begun = cluster.clock.now
+    while cluster.clock.now < begun + 6 * 3600:
+        hooked.run(bad())
+        cluster.clock.advance(60.0)
+    assert len(asked) <= 14
+    waits = [later - earlier for earlier, later in pairwise(asked)]
+    assert max(waits) >= 3600
+    assert not hooked.reason
+
+
+@pytest.mark.parametrize("story", ["it has healed in between", "another part fails as well"])
+def test_a_new_fault_does_not_wait_as_long_as_the_old_one(
+    cluster: FakeCluster, tmp_path: Path, story: str
+) -> None:
+    first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))
+    first.run(bad())
+    for _ in range(7):
+        second.run(bad())
+        cluster.clock.advance(max(0.0, second.file.load().waits_until - cluster.clock.now))
+    second.run(bad())
+    assert second.file.load().waits_until >= cluster.clock.now + 3500
+    first.slurm.resume(["n1"])
+    if story == "it has healed in between":
+        second.run(good())
+    second.run(bad("gpu1", "XID 48"))
+    cluster.clock.advance(BACK_OFF_S)
+    assert second.run(bad("gpu1", "XID 48")).carried_out
+
+
+@pytest.mark.parametrize("ahead_s", [86400.0, 10 * 365 * 86400.0])
+def test_a_clock_that_was_ahead_once_forbids_nothing_when_it_is_right(
+    cluster: FakeCluster, tmp_path: Path, ahead_s: float
+) -> None:
+    first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))
+    first.run(bad())
+    now = cluster.clock.now
+    cluster.clock.now += ahead_s
+    second.run(bad())  # finds no room
+    cluster.clock.now = now + 60
+    cluster.reservations.clear()  # slurmctld has a clock of its own
+    first.slurm.resume(["n1"])
+    assert second.run(bad()).carried_out
+
+
+def test_drains_of_a_clock_that_was_ahead_do_not_count(hooked: Hooked) -> None:
+    now = hooked.cluster.clock.now
+    hooked.cluster.clock.now += 365 * 86400
+    for _ in range(2):
+        hooked.run(bad())
+        for _ in range(3):
+            hooked.run(good())
+    assert len(hooked.file.load().drains) == 2
+    hooked.cluster.clock.now = now + 60
+    hooked.run(bad())
+    assert hooked.reason == "srobust: gpu3 XID 79"  # and not: drained 3 times in 24 h, stays
+    assert len(hooked.file.load().drains) == 1
+
+
+# -- drains that nobody would end -------------------------------------------------------------------------
+
+OTHER = Finding(check="clock.offset", outcome=Outcome.PASS)
+
+
+@pytest.mark.parametrize(
+    ("findings", "left_out", "words"),
+    [
+        (
+            [OTHER],
+            {"gpu.xid": "switched off in the configuration"},
+            "gpu.xid gpu3 is not looked at: switched off",
+        ),
+        ([OTHER], {}, "gpu.xid gpu3 is not looked at by the periodic check (removed"),
+        ([good("gpu0"), OTHER], {}, "gpu.xid gpu3 is not there any more"),
+        ([Finding(check="gpu.xid", outcome=Outcome.UNKNOWN, subject="gpu3")], {}, "gpu.xid gpu3 is unknown"),
+    ],
+)
+def test_it_is_told_once_why_a_fit_node_stays_drained_and_what_to_do(
+    hooked: Hooked, findings: list[Finding], left_out: dict[str, str], words: str
+) -> None:
+    hooked.run(bad())
+    for _ in range(2):
+        hooked.run(*findings, left_out=left_out, whole=True)
+    assert hooked.log.names == ["drained"]
+    for _ in range(5):
+        hooked.run(*findings, left_out=left_out, whole=True)
+    assert hooked.log.names == ["drained", "not_returned"]
+    why = str(hooked.log.written[-1][1]["why"])
+    assert why.startswith(words)
+    assert "scontrol update nodename=n1 state=resume" in why
+    assert hooked.reason
+
+
+def test_runs_of_other_hooks_and_parts_of_a_watch_say_nothing_about_that(hooked: Hooked) -> None:
+    hooked.run(bad())
+    for _ in range(20):
+        hooked.run(OTHER)
+    assert hooked.log.names == ["drained"]
+
+
+def test_a_healed_node_that_slurm_has_down_after_a_boot_is_told_once(hooked: Hooked) -> None:
+    hooked.run(bad())
+    node = hooked.cluster.nodes["n1"]
+    hooked.cluster.nodes["n1"] = msgspec.structs.replace(node, states=frozenset({"DOWN", "DRAIN"}))
+    hooked.boot = "boot-2"
+    for _ in range(6):
+        hooked.run(good(), whole=True)
+    assert hooked.log.names == ["drained", "not_returned"]
+    assert "Slurm has it DOWN" in str(hooked.log.written[-1][1]["why"])
+    assert hooked.cluster.nodes["n1"].states == {"DOWN", "DRAIN"}

@@ -58,6 +58,15 @@ def test_text_before_24_11_and_json_from_there_on() -> None:
     assert {node.name for node in CliSlurmClient(run=new).nodes()} == {"n1", "n4"}
 
 
+def test_a_node_of_no_partition_which_sinfo_does_not_show_is_found_in_the_table() -> None:
+    table = (DATA / "slurm_text/22.05.8/nodes.txt").read_text()
+    script = Script({"sinfo --version": "slurm-wlm 22.05.8", "sinfo": "", "scontrol show node": table})
+    assert CliSlurmClient(run=script).node("n2").name == "n2"
+    script.answers = {"sinfo": (DATA / "slurm_text/22.05.8/node_state.txt").read_text()}
+    assert CliSlurmClient(run=script).node("n1").is_drained
+    assert script.asked[-1].startswith("sinfo --all --noheader --Node --nodes=n1 ")
+
+
 def test_a_release_that_has_dropped_the_schema_is_read_as_text() -> None:
     text = (DATA / "slurm_text/22.05.8/nodes.txt").read_text()
     script = Script(

@@ -25,6 +25,19 @@ def document(release: str, name: str) -> jsonforms.Object:
 # -- text of 22.05 ---------------------------------------------------------------------------------
 
 
+def test_the_state_of_one_node_that_is_in_two_partitions() -> None:
+    node = text.parse_node_state(recorded("node_state.txt"))
+    assert node is not None
+    assert (node.name, node.partitions) == ("n1", ("main", "debug"))
+    assert node.states == {"IDLE", "DRAIN"}
+    assert (node.reason, node.reason_user) == ("srobust: gpu3 XID 79, fell |off the bus (+2)", "root")
+    assert node.reason_time is not None
+    assert (node.cpus, node.allocated_cpus) == (16, 0)
+    assert text.parse_node_state("") is None
+    with pytest.raises(UnparsableOutput):
+        text.parse_node_state("sinfo: n1 idle\n")
+
+
 def test_a_job_whose_name_and_comment_look_like_fields() -> None:
     job = text.parse_job(recorded("job_running.txt"))
     assert job.name == "my train JobState=FAILED x"
