@@ -356,5 +356,5 @@ def encode_event(event: AnyEvent) -> bytes:
 
 
 def decode_event(line: bytes) -> AnyEvent:
-    """The event of one line. Raises ``msgspec.DecodeError`` (``ValidationError`` is one of them)."""
-    return _decoder.decode(line)
+    """The event of one line. Raises ``msgspec.DecodeError`` for whatever else it is."""
+    return decoded(_decoder, line, msgspec.DecodeError)

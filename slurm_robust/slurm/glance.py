@@ -40,7 +40,7 @@ def glance(
     for line in out.splitlines():
         job_id, _, rest = line.strip().partition(" ")
         state, _, nodes = rest.partition(" ")
-        if job_id.isdigit() and state:
+        if job_id.isdecimal() and state:
             found[int(job_id)] = Glance(state=state, nodes=_expanded(nodes))
     return found
 

@@ -36,7 +36,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 
 HANDSHAKE_S = 5.0
 # Without a byte of progress for so long, the other side or the way to it is gone.
@@ -113,6 +113,16 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
+def request_in(frame: bytes) -> Request:
+    """The request of a frame. Raises :class:`ChannelError`."""
+    return decoded(_requests, frame, lambda why: ChannelError(f"it sends what is no request: {why}"))
+
+
+def answer_in(frame: bytes) -> Answer:
+    """The answer of a frame. Raises :class:`ChannelError`."""
+    return decoded(_answers, frame, lambda why: ChannelError(f"it sends what is no answer: {why}"))
+
+
 def transfer_s(nbytes: int) -> float:
     """How long it may take in all to fetch an image of so many bytes, in seconds, as long as bytes arrive."""
     return _TRANSFER_S + nbytes / _WORK_BYTES_S
@@ -178,17 +188,11 @@ class Channel:
         first = self._socket.recv(1)
         if not first:
             return None
-        try:
-            return _requests.decode(self._frame(PROGRESS_S, first))
-        except msgspec.DecodeError as error:
-            raise ChannelError(f"it sends what is no request: {error}") from error
+        return request_in(self._frame(PROGRESS_S, first))
 
     def answer(self, work_bytes: int = 0) -> Answer:
         """The answer, for which the other side may have to go over so many bytes. Raises ``OSError``."""
-        try:
-            return _answers.decode(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
-        except msgspec.DecodeError as error:
-            raise ChannelError(f"it sends what is no answer: {error}") from error
+        return answer_in(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
 
     def send_file(self, file: int, total: int, pace: Callable[[int], None] | None, piece: int = 0) -> None:
         """Send bytes 8 to ``total`` of an image's file.

@@ -20,7 +20,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.checkpoint.tree import tensor_in, unflatten
+from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
 from slurm_robust.model.copies import SHARED, Tier
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -108,7 +108,7 @@ class ImageReader:
         check_header(image.header, self._expected(rank, ref), image.path)
         with _removed_if_damaged(image):
             tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
-            return _Part(image, tensors, tree=unflatten(image.tree, tensors))
+            return _Part(image, tensors, tree=unflatten(image.tree, tensors, keys_of(rank)))
 
     def _open(self, rank: int, ref: CheckpointRef, *, wait: bool) -> Image:
         """The nearest whole copy, as soon as there is one."""

@@ -30,7 +30,7 @@ from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Launch, Phase, Save
@@ -322,7 +322,7 @@ def read_plans(folder: Path) -> list[MemoryPlan]:
     for path in folder.glob("plan-*.json"):
         try:
             plans.append(_plans.decode(path.read_bytes()))
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             continue  # replaced or removed while we looked
     return plans
 
