@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from slurm_robust.checkpoint import shards
-from slurm_robust.checkpoint.errors import CheckpointError, ForeignPart
+from slurm_robust.checkpoint.errors import ForeignPart
 from slurm_robust.checkpoint.part import Item, Sidecar, corrupt, data_of, name_of
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.tree import flatten
@@ -78,23 +78,24 @@ def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[to
     data = data_of(path, sidecar)
     file = open_plain(data)
     try:
-        trusted = _LOADS_SAFELY or only_we_write(file)
-        found = []
+        if not os.fstat(file).st_size:
+            raise corrupt(data, "it is empty")
         mapping = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-        for item in wanted:
-            if item.raw < 0 and not trusted:
-                raise ForeignPart(
-                    f"others could write {data}, and {name_of(item)} in it can only be read by torch.load, which "
-                    f"torch {torch.__version__} does not do safely (CVE-2025-32434): use torch 2.6 or later, or, "
-                    f"if the file is yours and you trust what is in it, chmod go-w {data}"
-                )
-            found.append(_tensor(mapping, item))
-    except (CheckpointError, OSError):
-        raise
-    except Exception as error:  # whole, and yet nothing that torch reads: it raises anything then
-        raise corrupt(data, f"it holds no tensors: {error}") from error
+        may_load = _LOADS_SAFELY or only_we_write(file)
     finally:
         os.close(file)
+    found = []
+    for item in wanted:
+        if item.raw < 0 and not may_load:
+            raise ForeignPart(
+                f"others could write {data}, and {name_of(item)} in it can only be read by torch.load, which "
+                f"torch {torch.__version__} does not do safely (CVE-2025-32434): use torch 2.6 or later, or, "
+                f"if the file is yours and you trust what is in it, chmod go-w {data}"
+            )
+        try:
+            found.append(_tensor(mapping, item))
+        except Exception as error:  # whole, and yet nothing that torch reads: it raises anything then
+            raise corrupt(data, f"{name_of(item)} is no tensor: {error}") from error
     return found
 
 

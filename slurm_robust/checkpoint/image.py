@@ -241,7 +241,9 @@ class Image:
         meta = mapping[PAGE : PAGE + self._layout.meta_bytes]
         if _sum(meta) != self._meta_sum:
             raise CorruptPart(f"{path} is damaged (its table): remove it, then another copy is used")
-        self._meta = decoded(_metas, meta, lambda why: CorruptPart(f"{path} is damaged (its table: {why}): remove it"))
+        self._meta = decoded(
+            _metas, meta, lambda why: CorruptPart(f"{path} is damaged (its table: {why}): remove it")
+        )
         if not _agrees(self._meta, self._layout):
             raise CorruptPart(f"{path} is damaged (its table is not that of its data): remove it")
 

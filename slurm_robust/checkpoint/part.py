@@ -136,7 +136,7 @@ def verify_items(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> int:
             if file.seek(0, 2) != sidecar.data_bytes:
                 raise corrupt(data, f"{file.tell()} bytes instead of {sidecar.data_bytes}")
             for item in items:
-                if not (0 <= item.offset and 0 <= item.length <= sidecar.data_bytes - item.offset):
+                if not (item.offset >= 0 and 0 <= item.length <= sidecar.data_bytes - item.offset):
                     raise corrupt(path, f"{name_of(item)} is not in its data")
                 file.seek(item.offset)
                 digest, left = xxhash.xxh3_64(), item.length

@@ -56,7 +56,9 @@ def unflatten(tree: bytes, tensors: list[torch.Tensor], keys: Collection[str] = 
     try:
         value = _unpacked(msgspec.msgpack.decode(tree), tensors)
         if keys and not (type(value) is dict and all(type(value.get(key)) in (dict, bool) for key in keys)):
-            raise CorruptPart("the tree of an image holds something else than a rank's state: remove the image")
+            raise CorruptPart(
+                "the tree of an image holds something else than a rank's state: remove the image"
+            )
         return value
     except CorruptPart:
         raise

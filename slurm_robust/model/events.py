@@ -14,7 +14,7 @@ import msgspec
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, Verdict
 from slurm_robust.model.pace import PaceHistory
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 
 
 def _snake(name: str) -> str:

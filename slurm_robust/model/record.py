@@ -43,7 +43,7 @@ class Decoder(Protocol[_T_co]):
 
 
 def decoded(decoder: Decoder[T], data: bytes | memoryview, error: Callable[[str], Exception]) -> T:
-    """What ``data`` stands for; for whatever else it is ``error`` with the reason is raised, and nothing else."""
+    """What ``data`` stands for; for whatever else it is ``error``, made of the reason, is raised."""
     try:
         return decoder.decode(data)
     except UNREADABLE as reason:

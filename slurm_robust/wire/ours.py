@@ -79,7 +79,9 @@ def check_own_folder(path: Path | str) -> None:
         raise NotOurs(path, "is no folder: remove it")
     _check_owner(path, info)
     if info.st_mode & _OTHERS_WRITE:
-        raise NotOurs(path, f"can be written by others (mode {stat.S_IMODE(info.st_mode):o}): chmod 700 {path}")
+        raise NotOurs(
+            path, f"can be written by others (mode {stat.S_IMODE(info.st_mode):o}): chmod 700 {path}"
+        )
 
 
 def make_own_folder(path: Path | str) -> None:
@@ -99,4 +101,6 @@ def make_own_folder(path: Path | str) -> None:
 def _check_owner(path: Path | str, info: os.stat_result, owner: int | None = None) -> None:
     expected = os.geteuid() if owner is None else owner
     if info.st_uid != expected:
-        raise NotOurs(path, f"belongs to uid {info.st_uid}, not to uid {expected}: remove it, or use another place")
+        raise NotOurs(
+            path, f"belongs to uid {info.st_uid}, not to uid {expected}: remove it, or use another place"
+        )

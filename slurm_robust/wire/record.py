@@ -137,8 +137,8 @@ class StepRecord:
         self.created: float = created
         self._count = _count_of(self._read(_COUNTS_AT, _COUNT))
         self._sequence, self._report = self._newest_report()
-        # One aligned item of a native view is one load or store; struct would go byte by byte. The last thing:
-        # of a damaged record the mapping must be closed, which it cannot be while there is a view of it.
+        # One aligned item of a native view is one load or store; struct would go byte by byte. Made last,
+        # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
         self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
 
     @classmethod

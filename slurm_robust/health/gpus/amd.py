@@ -159,7 +159,9 @@ def _kfd_id(host: Host, bus: str) -> str:
     for node in host.names(f"{KFD}/topology/nodes"):
         folder = f"{KFD}/topology/nodes/{node}"
         lines = [line.split() for line in host.read_or(f"{folder}/properties").splitlines()]
-        properties = {(words[0], int(words[1])) for words in lines if len(words) == 2 and words[1].isdecimal()}
+        properties = {
+            (words[0], int(words[1])) for words in lines if len(words) == 2 and words[1].isdecimal()
+        }
         if wanted <= properties:
             return host.read_or(f"{folder}/gpu_id")
     return ""
