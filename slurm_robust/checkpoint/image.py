@@ -24,6 +24,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import msgspec
 import xxhash
@@ -267,6 +268,10 @@ class Image:
         """Descriptor of the locked file, from which the bytes can be sent on; -1 when closed."""
         return self._file
 
+    def front(self) -> bytes:
+        """All that is in front of the data, as :func:`read_front` reads it."""
+        return self._map[: PAGE + self._layout.meta_bytes]
+
     def data(self) -> list[memoryview]:
         """The bytes of each tensor of the table."""
         whole, views, at = memoryview(self._map), [], self._layout.data_at
@@ -345,11 +350,27 @@ def read_header(path: Path) -> ImageHeader | None:
 
     Raises ``OSError``, :class:`~slurm_robust.wire.ours.NotOurs` for what somebody else has put there.
     """
-    page = read_ours(path, PAGE)
-    if len(page) < PAGE or page[:8] != MAGIC:
+    parsed = _parsed(read_ours(path, PAGE))
+    return parsed[1] if parsed else None
+
+
+class Front(NamedTuple):
+    """What is in front of the data of a whole image: its header, and all of it as bytes."""
+
+    header: ImageHeader
+    content: bytes
+
+
+def read_front(file: IO[bytes]) -> Front | None:
+    """The front of the image that begins where ``file`` stands, without the room behind the meta block.
+
+    None for anything else. Raises ``OSError``.
+    """
+    page = file.read(PAGE)
+    parsed = _parsed(page)
+    if parsed is None or parsed[2].meta_bytes > os.fstat(file.fileno()).st_size:
         return None
-    parsed = _parse_page(page)
-    return parsed[1] if parsed and parsed[0] == VERSION else None
+    return Front(parsed[1], page + file.read(parsed[2].meta_bytes))
 
 
 def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None:
@@ -406,6 +427,14 @@ def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
     except UNREADABLE:
         return None
     return version, header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
+
+
+def _parsed(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
+    """The first page of a whole image of this version; None for anything else."""
+    if len(page) < PAGE or page[:8] != MAGIC:
+        return None
+    parsed = _parse_page(page)
+    return parsed if parsed and parsed[0] == VERSION else None
 
 
 def _sum(data: bytes | bytearray | memoryview) -> int:
