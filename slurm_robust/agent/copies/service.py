@@ -220,6 +220,8 @@ class CopyService:
         watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.look)
         self._running = _Running(launch, senders, watch)
         if self._server is not None:
+            self._server.expect(peer.address for peer in launch.peers)
+            self._server.expect(source.address for source in launch.sources)
             self._server.launch = launch.generation
 
     def follow(self, phase: Phase, generation: int) -> None:
