@@ -22,7 +22,7 @@ from slurm_robust.agent.runtime import SHARED_MEMORY, RuntimeFolder
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.record import decoded
 from slurm_robust.wire import openfiles
 from slurm_robust.wire.keys import load_client
@@ -109,7 +109,8 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
             f"no folder in {SHARED_MEMORY}: {error}", f"{SHARED_MEMORY} must be writable and not full"
         ) from error
     try:
-        holder = PortHolder(ports)
+        torch = rankenv.torch_release()
+        holder = PortHolder(ports, hand_over=torch is not None and spec.kind is not CommandKind.EXEC)
     except OSError as error:
         runtime.close()
         raise CannotBegin(str(error), "configure more rendezvous ports, or none to use any") from error
@@ -119,7 +120,7 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
         raise CannotBegin(str(error), error.fix, ExitCode.CONFIG) from error
     copies = CopyService(spec, job, keys, spare_ports(ports))
     copies.pace_by(data_address or address)
-    rankenv.prepare_inherited(os.environ, rankenv.torch_release())
+    rankenv.prepare_inherited(os.environ, torch)
     prepare = Prepare(
         command_kind=spec.kind,
         command=spec.command,

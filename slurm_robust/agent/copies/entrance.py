@@ -3,7 +3,7 @@
 Anybody who reaches the port can open connections, faster than they can be served. So strangers get no thread
 and no memory to speak of, and each address only half of the places: one that needs more loses its oldest, and
 first of those that are silent. Where all places are taken, the address that has most of them loses one, those
-of the job's agents last. An agent says all that it has to say at once, and is through before it comes to that.
+of the job's agents last. An agent says at once all that it has to, and is through before it comes to that.
 """
 
 from __future__ import annotations
