@@ -209,7 +209,7 @@ class _Changes:
         alone = not (self.value("Prolog") or self.value("Epilog"))
         text = self.value("PrologEpilogTimeout")
         least = int(budget_s) + 10
-        if not text.isdigit() or int(text) >= _NEVER:
+        if not text.isdecimal() or int(text) >= _NEVER:
             self.set("PrologEpilogTimeout", str(max(120 if alone else 600, least)))
         elif int(text) < least:
             self.set("PrologEpilogTimeout", str(least))

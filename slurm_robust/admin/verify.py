@@ -261,4 +261,4 @@ def _words(live: Live, key: str) -> set[str]:
 def _number(live: Live, key: str) -> int | None:
     """``60 sec``: the number."""
     text = " ".join(live.get(key, ())).split()
-    return int(text[0]) if text and text[0].isdigit() else None
+    return int(text[0]) if text and text[0].isdecimal() else None

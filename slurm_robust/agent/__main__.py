@@ -22,9 +22,11 @@ from slurm_robust.agent.runtime import SHARED_MEMORY, RuntimeFolder
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.record import decoded
 from slurm_robust.wire import openfiles
 from slurm_robust.wire.keys import load_client
+from slurm_robust.wire.ours import NotOurs, check_own_folder, read_ours
 from slurm_robust.wire.spawning import Prepare
 from slurm_robust.worker.lookup import missing
 
@@ -50,7 +52,7 @@ def main() -> int:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     job = JobDirectory(Path(arguments.job_dir).absolute())
     try:
-        agent = _make(node, job, arguments.address, arguments.ports)
+        agent = _make(node, job, arguments)
     except SrobustError as error:
         code = error.job_code if isinstance(error, CannotBegin) else ExitCode.JOB_DIR
         told = {"srobust_agent_error": str(error), "node": node, "fix": error.fix, "job_code": int(code)}
@@ -63,6 +65,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m slurm_robust.agent", description=__doc__)
     parser.add_argument("--job-dir", required=True, help="the job directory, on storage of all nodes")
+    parser.add_argument("--run-id", default="", help="the run that is in the job directory")
     parser.add_argument(
         "--address", default="", help="how other nodes reach this one (default: as it reaches the controller)"
     )
@@ -89,8 +92,10 @@ def spare_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
     return ports if ports == (0,) else ports[2:]
 
 
-def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) -> Agent:
-    spec = _read_spec(job)
+def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
+    address: str = arguments.address
+    ports: tuple[int, ...] = arguments.ports
+    spec = read_spec(job, arguments.run_id)
     if (lacking := missing(spec.kind, spec.command, spec.cwd)) is not None:
         raise CannotBegin(lacking.text, lacking.fix, ExitCode.NO_INPUT)
     try:
@@ -104,7 +109,8 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
             f"no folder in {SHARED_MEMORY}: {error}", f"{SHARED_MEMORY} must be writable and not full"
         ) from error
     try:
-        holder = PortHolder(ports)
+        torch = rankenv.torch_release()
+        holder = PortHolder(ports, hand_over=torch is not None and spec.kind is not CommandKind.EXEC)
     except OSError as error:
         runtime.close()
         raise CannotBegin(str(error), "configure more rendezvous ports, or none to use any") from error
@@ -114,7 +120,7 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
         raise CannotBegin(str(error), error.fix, ExitCode.CONFIG) from error
     copies = CopyService(spec, job, keys, spare_ports(ports))
     copies.pace_by(data_address or address)
-    rankenv.prepare_inherited(os.environ, rankenv.torch_release())
+    rankenv.prepare_inherited(os.environ, torch)
     prepare = Prepare(
         command_kind=spec.kind,
         command=spec.command,
@@ -135,16 +141,30 @@ def _make(node: str, job: JobDirectory, address: str, ports: tuple[int, ...]) ->
 _SHARED = "put the job directory on storage that every node of the job mounts at the same path"
 
 
-def _read_spec(job: JobDirectory) -> JobSpec:
+_EXCHANGED = "somebody exchanged the folder, or this node's NFS maps users otherwise; see its owner"
+_OTHER_VERSION = "use the same slurm_robust on all nodes, and a new job directory for each job"
+
+
+def read_spec(job: JobDirectory, run_id: str = "") -> JobSpec:
+    """The job's description, of this run unless ``run_id`` is "". Raises :class:`CannotBegin`.
+
+    What it says is run as this user, so nobody else may have put it there.
+    """
     try:
-        return msgspec.json.decode(job.spec.read_bytes(), type=JobSpec)
+        check_own_folder(job.path)
+        content = read_ours(job.spec)
+    except NotOurs as error:
+        raise CannotBegin(f"cannot trust {job.spec}: {error}", _EXCHANGED) from error
     except OSError as error:
         raise CannotBegin(f"cannot read {job.spec}: {error.strerror}", _SHARED) from error
-    except msgspec.DecodeError as error:
-        raise CannotBegin(
-            f"{job.spec} is not the job's description: {error}",
-            "use the same slurm_robust on all nodes, and a new job directory for each job",
-        ) from error
+    spec = decoded(
+        msgspec.json.Decoder(JobSpec),
+        content,
+        lambda why: CannotBegin(f"{job.spec} is not the job's description: {why}", _OTHER_VERSION),
+    )
+    if run_id not in ("", spec.run_id):
+        raise CannotBegin(f"{job.spec} is of run {spec.run_id}, this is run {run_id}", _EXCHANGED)
+    return spec
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ class Launcher(Protocol):
     def read(self) -> list[LauncherMessage]:
         """All messages that came, oldest first."""
 
-    def spawn(self, order: Spawn) -> None:
-        """Start workers; only after Ready."""
+    def spawn(self, order: Spawn, listener: socket.socket | None = None) -> None:
+        """Start workers; only after Ready. ``listener`` becomes rank 0's, a duplicate of it."""
 
     def sweep(self) -> None:
         """Kill what ended workers left in their groups and release their ids."""
@@ -111,9 +111,9 @@ class ZygoteLauncher:
             found.append(spawning.decode_from_zygote(packet) if packet else self._bury())
         return found
 
-    def spawn(self, order: Spawn) -> None:
+    def spawn(self, order: Spawn, listener: socket.socket | None = None) -> None:
         """Have the zygote fork."""
-        self._send(order)
+        self._send(order, listener)
 
     def sweep(self) -> None:
         """Have the zygote sweep."""
@@ -144,11 +144,12 @@ class ZygoteLauncher:
             _await_end(self._process, 2.0)
             self._process = None
 
-    def _send(self, message: ToZygote) -> None:
+    def _send(self, message: ToZygote, listener: socket.socket | None = None) -> None:
         if self._channel is None:
             return  # Gone was told; what needs doing is decided again after the next start
         try:
-            self._channel.send(spawning.encode(message))
+            passed = [] if listener is None else [listener.fileno()]
+            socket.send_fds(self._channel, [spawning.encode(message)], passed)
         except (BrokenPipeError, ConnectionResetError):
             pass  # read() will find the end of the channel
         except BlockingIOError:

@@ -373,7 +373,10 @@ class Agent:
         self._files.submit(partial(make_log_folders, self._setup.job, launch.generation, launch.ranks))
         self._copies.launched(launch)  # parts of other nodes come in while the workers start
         spec, job = self._setup.spec, self._setup.job
-        self._launcher.spawn(rankenv.build_spawn(spec, job, launch, folder, self._copies.places))
+        # For rank 0, which listens there; the next one is held when the order is under way.
+        listener = self._ports.open() if launch.master_port == self._ports.port and launch.slot == 0 else None
+        order = rankenv.build_spawn(spec, job, launch, folder, self._copies.places)
+        self._launcher.spawn(order, listener)
 
     def _ask_flush(self, step: int) -> None:
         if step > self._copies.flush_over:  # else an order that was repeated before its effect was told

@@ -5,18 +5,22 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
+# For rank 0's store, to which all ranks connect at once; as far as net.core.somaxconn allows it.
+_BACKLOG = 4096
+
 
 class PortHolder:
-    """Keeps a TCP port bound but not listening, so that rank 0 can listen on it and nobody else gets it.
+    """Keeps a TCP port for the rendezvous of the next launch, and nobody else gets it, of whatever user.
 
-    Linux lets a second socket bind when both have SO_REUSEADDR and none listens; torch's TCPStore sets
-    it. Asking for a free port and releasing it again would leave a window in which any connection of
-    the node may take it.
+    With ``hand_over`` the socket itself becomes rank 0's, whose torch listens on it. A program that binds the
+    port on its own can do so only from its launch on, and until then nobody: Linux lets a second socket bind,
+    of anybody, while both have SO_REUSEADDR and none listens, and torch's store sets it.
     """
 
-    def __init__(self, ports: Iterable[int] = (0,)) -> None:
+    def __init__(self, ports: Iterable[int] = (0,), *, hand_over: bool = False) -> None:
         """``ports`` to choose from, say for a firewall; (0,) for any free one. Raises ``OSError``."""
         self._ports = tuple(ports)
+        self._hand_over = hand_over
         self._next = 0
         self._used: socket.socket | None = None
         self._held = self._take()
@@ -26,11 +30,23 @@ class PortHolder:
         """The port held for the next launch."""
         return int(self._held.getsockname()[1])
 
+    def open(self) -> socket.socket | None:
+        """Workers are about to start: the socket for rank 0, None if rank 0 binds the port by itself."""
+        if self._hand_over:
+            self._held.listen(_BACKLOG)
+            return self._held
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        return None
+
     def renew(self) -> None:
         """The held port is being used now; hold another. Raises ``OSError``."""
         if self._used is not None:
             self._used.close()
         self._used = self._held
+        if self._hand_over:
+            # Else whoever connects after the end of rank 0 would wait for an answer of nobody.
+            self._used.close()
+            self._used = None
         self._held = self._take()
 
     def close(self) -> None:
@@ -56,11 +72,12 @@ class PortHolder:
     def _hold(self, port: int, reuse: bool) -> socket.socket:
         if port and self._used is not None and self._used.getsockname()[1] == port:
             raise OSError(f"port {port} is used by the last launch")
-        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        holder = _bound(port, reuse)
         try:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-            holder.bind(("", port))
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+            if self._hand_over:
+                holder.listen(0)  # which keeps out everybody, also where it was bound for reuse
+            else:
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, False)
         except OSError:
             holder.close()
             raise
@@ -73,22 +90,29 @@ def bind_free(ports: Iterable[int] = (0,)) -> socket.socket:
     From the last to the first, while :class:`PortHolder` begins with the first.
     """
     choices = tuple(ports)[::-1]
-    dual = socket.has_dualstack_ipv6()
     error: OSError | None = None
     # As in PortHolder: at first without the ports whose last connections the kernel still remembers.
     for reuse in (False, True):
         for port in choices:
-            bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
             try:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-                if dual:
-                    bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                bound.bind(("", port))
-                return bound
+                return _bound(port, reuse)
             except OSError as problem:
-                bound.close()
                 error = problem
     raise OSError(f"no port is free among {choices}: {error}")
+
+
+def _bound(port: int, reuse: bool) -> socket.socket:
+    dual = socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        if dual:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("", port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def local_address(peer: str, port: int) -> str:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import io
 import math
 import mmap
+import os
 import pickle
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,11 +34,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from slurm_robust.checkpoint import shards
+from slurm_robust.checkpoint.errors import ForeignPart
 from slurm_robust.checkpoint.part import Item, Sidecar, corrupt, data_of, name_of
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.tree import flatten
+from slurm_robust.wire.ours import only_we_write, open_plain
 
 ALIGNMENT = 64
+
+# Before 2.6 even torch.load(weights_only=True) could be made to run a program (CVE-2025-32434).
+_LOADS_SAFELY = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 6)
 
 _LOCAL_HEADER = b"PK\x03\x04"
 _LOCAL_HEADER_BYTES = 30
@@ -69,10 +76,22 @@ def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[to
     if not wanted:
         return []
     data = data_of(path, sidecar)
-    with data.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    file = open_plain(data)
+    try:
+        if not os.fstat(file).st_size:
+            raise corrupt(data, "it is empty")
+        mapping = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+        may_load = _LOADS_SAFELY or only_we_write(file)
+    finally:
+        os.close(file)
     found = []
     for item in wanted:
+        if item.raw < 0 and not may_load:
+            raise ForeignPart(
+                f"others could write {data}, and {name_of(item)} in it can only be read by torch.load, which "
+                f"torch {torch.__version__} does not do safely (CVE-2025-32434): use torch 2.6 or later, or, "
+                f"if the file is yours and you trust what is in it, chmod go-w {data}"
+            )
         try:
             found.append(_tensor(mapping, item))
         except Exception as error:  # whole, and yet nothing that torch reads: it raises anything then

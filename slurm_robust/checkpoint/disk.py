@@ -21,6 +21,7 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.part import (
     PartHeader,
     Sidecar,
+    corrupt,
     encode_sidecar,
     read_sidecar,
     verify_items,
@@ -177,9 +178,11 @@ def read_part(path: Path, sidecar: Sidecar, what: str = ALL) -> Snapshot:
     own: dict[str, Any] = {"own": {}, "rng": {}}
     shared: dict[str, Any] = {}
     if what != SHARED:
-        own = unflatten(sidecar.own, dcp.read_tensors(path, sidecar, own_items))
+        own = unflatten(sidecar.own, dcp.read_tensors(path, sidecar, own_items), ("own", "rng"))
     if what != OWN and sidecar.shared:
         shared = unflatten(sidecar.shared, dcp.read_tensors(path, sidecar, shared_items))
+        if not isinstance(shared, dict):
+            raise corrupt(path, "its shared part is none")
     return Snapshot(own=own["own"], shared=shared, rng=own["rng"])
 
 

@@ -20,7 +20,7 @@ from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.model.copies import SHARED
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 
 if TYPE_CHECKING:
     from slurm_robust.checkpoint.state import Snapshot
@@ -75,7 +75,7 @@ def serve(orders: Iterable[bytes], answers: IO[bytes]) -> None:
     for line in orders:
         try:
             order = msgspec.json.decode(line, type=FlushOrder)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             answer = FlushAnswer(step=-1, generation=-1, ok=False, error=f"no order: {error}")
         else:
             answer = _carried_out(order)
@@ -141,11 +141,11 @@ def snapshot_of(own: Image, shared: Image | None) -> Snapshot:
 
 
 def _tree_of(image: Image) -> Any:
-    from slurm_robust.checkpoint.tree import tensor_in, unflatten
+    from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
 
     image.verify()
     tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
-    return unflatten(image.tree, tensors)
+    return unflatten(image.tree, tensors, keys_of(image.header.rank))
 
 
 def _opened(path: Path, rank: int, order: FlushOrder) -> Image:

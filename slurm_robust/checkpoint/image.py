@@ -24,6 +24,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import msgspec
 import xxhash
@@ -32,7 +33,8 @@ from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.sharedfile import BufferInUse as BufferInUse
 from slurm_robust.checkpoint.sharedfile import OnMap, SharedFile
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record, decoded
+from slurm_robust.wire.ours import open_ours, read_ours
 
 MAGIC = b"SRIMAGE\x01"
 VERSION = 1
@@ -240,7 +242,11 @@ class Image:
         meta = mapping[PAGE : PAGE + self._layout.meta_bytes]
         if _sum(meta) != self._meta_sum:
             raise CorruptPart(f"{path} is damaged (its table): remove it, then another copy is used")
-        self._meta = _metas.decode(meta)
+        self._meta = decoded(
+            _metas, meta, lambda why: CorruptPart(f"{path} is damaged (its table: {why}): remove it")
+        )
+        if not _agrees(self._meta, self._layout):
+            raise CorruptPart(f"{path} is damaged (its table is not that of its data): remove it")
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -261,6 +267,10 @@ class Image:
     def fileno(self) -> int:
         """Descriptor of the locked file, from which the bytes can be sent on; -1 when closed."""
         return self._file
+
+    def front(self) -> bytes:
+        """All that is in front of the data, as :func:`read_front` reads it."""
+        return self._map[: PAGE + self._layout.meta_bytes]
 
     def data(self) -> list[memoryview]:
         """The bytes of each tensor of the table."""
@@ -317,10 +327,10 @@ def open_image(path: Path) -> Image:
 
     The mapping is private: writing to it changes nothing in the file. Raises
     :class:`MissingCheckpoint` if there is none (or it is being refilled), :class:`CorruptPart`, or
-    ``OSError``.
+    ``OSError``, :class:`~slurm_robust.wire.ours.NotOurs` for what somebody else has put there.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = open_ours(path)
     except FileNotFoundError:
         raise MissingCheckpoint(f"{path} is not there: restore another checkpoint") from None
     try:
@@ -336,13 +346,31 @@ def open_image(path: Path) -> Image:
 
 
 def read_header(path: Path) -> ImageHeader | None:
-    """The header of the whole image in ``path``; None for anything else. Raises ``OSError``."""
-    with path.open("rb", buffering=0) as file:
-        page = file.read(PAGE)
-    if len(page) < PAGE or page[:8] != MAGIC:
+    """The header of the whole image in ``path``; None for anything else.
+
+    Raises ``OSError``, :class:`~slurm_robust.wire.ours.NotOurs` for what somebody else has put there.
+    """
+    parsed = _parsed(read_ours(path, PAGE))
+    return parsed[1] if parsed else None
+
+
+class Front(NamedTuple):
+    """What is in front of the data of a whole image: its header, and all of it as bytes."""
+
+    header: ImageHeader
+    content: bytes
+
+
+def read_front(file: IO[bytes]) -> Front | None:
+    """The front of the image that begins where ``file`` stands, without the room behind the meta block.
+
+    None for anything else. Raises ``OSError``.
+    """
+    page = file.read(PAGE)
+    parsed = _parsed(page)
+    if parsed is None or parsed[2].meta_bytes > os.fstat(file.fileno()).st_size:
         return None
-    parsed = _parse_page(page)
-    return parsed[1] if parsed and parsed[0] == VERSION else None
+    return Front(parsed[1], page + file.read(parsed[2].meta_bytes))
 
 
 def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None:
@@ -358,14 +386,29 @@ def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None
 
 
 def _lay_out(tensors: Sequence[TensorSpec], tree: bytes) -> tuple[_Layout, Meta]:
-    data_bytes = 0
-    for tensor in tensors:
-        data_bytes = _aligned(data_bytes) + tensor.nbytes
+    data_bytes = _data_bytes(tensors)
     chunks = -(-data_bytes // CHUNK_BYTES)
     meta = Meta(tensors=tuple(tensors), tree=tree, sums=bytes(8 * chunks))
     meta_bytes = len(msgspec.msgpack.encode(meta))
     data_at = _round_up(PAGE + meta_bytes + ROOM_TO_GROW, DATA_ALIGNMENT)
     return _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta
+
+
+def _data_bytes(tensors: Sequence[TensorSpec]) -> int:
+    data_bytes = 0
+    for tensor in tensors:
+        data_bytes = _aligned(data_bytes) + tensor.nbytes
+    return data_bytes
+
+
+def _agrees(meta: Meta, layout: _Layout) -> bool:
+    """Whether the table is of data that are laid out so."""
+    return (
+        all(tensor.nbytes >= 0 for tensor in meta.tensors)
+        and _data_bytes(meta.tensors) == layout.data_bytes
+        and len(meta.sums) == 8 * -(-layout.data_bytes // CHUNK_BYTES)
+        and PAGE + layout.meta_bytes <= layout.data_at
+    )
 
 
 def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
@@ -379,8 +422,19 @@ def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
         return None
     if version != VERSION:
         return version, _UNKNOWN, _Layout(meta_bytes=0, data_at=0, data_bytes=0), 0
-    header = _headers.decode(page[_HEADER_AT : _HEADER_AT + header_bytes])
+    try:
+        header = _headers.decode(page[_HEADER_AT : _HEADER_AT + header_bytes])
+    except UNREADABLE:
+        return None
     return version, header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
+
+
+def _parsed(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
+    """The first page of a whole image of this version; None for anything else."""
+    if len(page) < PAGE or page[:8] != MAGIC:
+        return None
+    parsed = _parse_page(page)
+    return parsed if parsed and parsed[0] == VERSION else None
 
 
 def _sum(data: bytes | bytearray | memoryview) -> int:

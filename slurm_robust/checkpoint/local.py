@@ -6,21 +6,31 @@ They outlive the memory of a job whose nodes stay up, and a reboot. Layout::
                                     shared/gen-0003/step-00000120.img
 
 An image appears under its name only when it is whole and durable; who reads it compares its sums.
+
+The folder may lie where others can write, too. It counts only if it is this user's and closed to others, and
+a file in it only if it is this user's. Behind the image each file has a *seal*: 8 bytes of magic, and BLAKE2b
+(256 bits) of all that is in front of the data, under a key that only the job has. What lacks it is no copy.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from slurm_robust.checkpoint.image import Image, read_header
+from slurm_robust.checkpoint.image import Image, read_front
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.wire.ours import NotOurs, check_own_folder, make_own_folder, open_ours
 
 _PART = re.compile(r"own-(\d{5,})|shared")
 _IMAGE = ".img"
+_SEAL = b"SRSEAL\0\1"
+_SEAL_BYTES = len(_SEAL) + 32
 _PIECE = 64 * 2**20
 
 
@@ -29,13 +39,19 @@ def local_path(directory: Path | str, run_id: str) -> Path:
     return Path(directory) / f"srobust-{os.getuid()}-{run_id}"
 
 
+def seal_key(secret: str) -> bytes:
+    """The key of a job's seals from the secret that all its agents share."""
+    return hmac.new(secret.encode(), b"slurm_robust copies on disks 1", hashlib.sha256).digest()
+
+
 class LocalCopies:
     """The copies of one run. Holds nothing open; every question looks at the disk anew."""
 
-    def __init__(self, path: Path | str, run_id: str) -> None:
-        """``path`` as :func:`local_path` gives it."""
+    def __init__(self, path: Path | str, run_id: str, key: bytes) -> None:
+        """``path`` as :func:`local_path` gives it, ``key`` as :func:`seal_key`."""
         self.path = Path(path)
         self._run_id = run_id
+        self._key = key
 
     def part_path(self, rank: int, ref: CheckpointRef) -> Path:
         """Where the copy of a part is, or would be."""
@@ -45,7 +61,7 @@ class LocalCopies:
     def find(self, rank: int, ref: CheckpointRef) -> Path | None:
         """The copy of one part, if there is a whole one of this run. Raises ``OSError``."""
         path = self.part_path(rank, ref)
-        return path if self._copy(path, rank, ref) else None
+        return path if self._is_ours() and self._copy(path, rank, ref) else None
 
     def publish(self, image: Image, keep: int) -> Path:
         """Copy an image that somebody holds open, durably; then keep the newest ``keep`` of its part.
@@ -54,10 +70,12 @@ class LocalCopies:
         """
         header = image.header
         final = self.part_path(header.rank, CheckpointRef(generation=header.generation, step=header.step))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_own_folder(self.path)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = final.with_name(f".{final.name}.{os.getpid()}")
         try:
-            _write(image, beside)
+            self._write(image, beside)
             os.replace(beside, final)
         finally:
             beside.unlink(missing_ok=True)
@@ -68,7 +86,9 @@ class LocalCopies:
 
     def inventory(self) -> tuple[Copy, ...]:
         """The whole copies here. Raises ``OSError`` when the disk does not answer."""
-        found = []
+        found: list[Copy] = []
+        if not self._is_ours():
+            return ()
         for rank, ref, path in self._named():
             copy = self._copy(path, rank, ref)
             if copy is not None:
@@ -77,14 +97,44 @@ class LocalCopies:
 
     def _copy(self, path: Path, rank: int, ref: CheckpointRef) -> Copy | None:
         try:
-            header, nbytes = read_header(path), path.stat().st_size
-        except FileNotFoundError:
+            with os.fdopen(open_ours(path), "rb") as file:
+                found, nbytes = read_front(file), os.fstat(file.fileno()).st_size
+                seal = _seal_in(file, nbytes)
+        except (FileNotFoundError, NotOurs):
             return None
-        if header is None or header.run_id != self._run_id:
+        if found is None or not hmac.compare_digest(seal, self._seal(found.content)):
+            return None
+        header = found.header
+        if header.run_id != self._run_id:
             return None
         if (header.rank, header.generation, header.step) != (rank, ref.generation, ref.step):
             return None
         return Copy(rank=rank, generation=ref.generation, step=ref.step, tier=Tier.LOCAL, nbytes=nbytes)
+
+    def _is_ours(self) -> bool:
+        """Whether there is a folder; somebody else's is an ``OSError``, :class:`NotOurs`."""
+        try:
+            check_own_folder(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _seal(self, front: bytes) -> bytes:
+        return _SEAL + hashlib.blake2b(front, key=self._key, digest_size=32).digest()
+
+    def _write(self, image: Image, path: Path) -> None:
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            at = 0
+            while at < image.nbytes:
+                sent = os.sendfile(target, image.fileno, at, min(_PIECE, image.nbytes - at))
+                if not sent:
+                    raise OSError(f"{image.path} is shorter than its image")
+                at += sent
+            os.write(target, self._seal(image.front()))
+            os.fsync(target)
+        finally:
+            os.close(target)
 
     def _named(self) -> Iterator[tuple[int, CheckpointRef, Path]]:
         for part in _names(self.path):
@@ -115,18 +165,9 @@ def _images(part: Path) -> Iterator[tuple[CheckpointRef, Path]]:
                 yield ref, part / generation / name
 
 
-def _write(image: Image, path: Path) -> None:
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        at = 0
-        while at < image.nbytes:
-            sent = os.sendfile(target, image.fileno, at, min(_PIECE, image.nbytes - at))
-            if not sent:
-                raise OSError(f"{image.path} is shorter than its image")
-            at += sent
-        os.fsync(target)
-    finally:
-        os.close(target)
+def _seal_in(file: IO[bytes], nbytes: int) -> bytes:
+    file.seek(max(0, nbytes - _SEAL_BYTES))
+    return file.read(_SEAL_BYTES)
 
 
 def _names(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ ends or is gone. Layout (all files are images, :mod:`slurm_robust.checkpoint.ima
         fetched-00003.error   why it could not be fetched: text
         fetched-00003.size    how many bytes are on their way: text
         plan-00003.json  how many buffers fit, as rank 3 found out (:mod:`slurm_robust.checkpoint.budget`)
+        seal             key of the seals of copies on the disk (:mod:`slurm_robust.checkpoint.local`)
         run              how often the job had been restarted when its agent began: for the epilog
 
 A file counts only while it holds a whole image of this run; names tell nothing about the content.
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from slurm_robust.checkpoint.image import ImageHeader, read_header
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Copy, Tier
 from slurm_robust.model.record import Record
+from slurm_robust.wire.ours import make_own_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -62,13 +63,13 @@ class MemoryFolder:
     def create(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
         """Make the folder (0700), or take the one that this job left here before. Raises ``OSError``."""
         path = base / f"srobust-{os.getuid()}-{run_id}-copies"
-        path.mkdir(mode=0o700, exist_ok=True)
-        info = path.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            # Anybody may make files in /dev/shm: never write training state where another put a trap.
-            raise PermissionError(f"{path} is not a folder of uid {os.getuid()}: remove it")
-        path.chmod(0o700)
+        make_own_folder(path)
         return cls(path, run_id)
+
+    @property
+    def seal_key(self) -> Path:
+        """Where the agent leaves the key of the seals on this node's disk (0600)."""
+        return self.path / "seal"
 
     def own(self, rank: int, number: int) -> Path:
         """Buffer ``number`` of a part that a worker of this node fills (``rank`` may be SHARED)."""

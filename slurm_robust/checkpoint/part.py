@@ -7,6 +7,7 @@ the encoding of ``torch.distributed.checkpoint``: an item is what ``torch.save``
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,8 @@ import msgspec
 import xxhash
 
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
+from slurm_robust.wire.ours import open_plain
 
 MAGIC = b"SRPART\0\n"
 VERSION = 2
@@ -92,7 +94,8 @@ def read_sidecar(path: Path) -> Sidecar:
     ``OSError``.
     """
     try:
-        content = path.read_bytes()
+        with os.fdopen(open_plain(path), "rb") as file:
+            content = file.read()
     except FileNotFoundError:
         raise _missing(path) from None
     if len(content) < _HEAD.size:
@@ -108,10 +111,7 @@ def read_sidecar(path: Path) -> Sidecar:
     rest = memoryview(content)[_HEAD.size :]
     if xxhash.xxh3_64_intdigest(rest) != total:
         raise corrupt(path, "it fails its checksum")
-    try:
-        return _sidecars.decode(rest)
-    except msgspec.DecodeError as error:
-        raise corrupt(path, str(error)) from error
+    return decoded(_sidecars, rest, lambda why: corrupt(path, why))
 
 
 def verify_part(path: Path) -> int:
@@ -132,10 +132,12 @@ def verify_items(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> int:
     # Read, not mapped: storage that fails gives an error here and would give SIGBUS there.
     data, buffer, done = data_of(path, sidecar), memoryview(bytearray(_READ_BYTES)), 0
     try:
-        with data.open("rb", buffering=0) as file:
+        with os.fdopen(open_plain(data), "rb", buffering=0) as file:
             if file.seek(0, 2) != sidecar.data_bytes:
                 raise corrupt(data, f"{file.tell()} bytes instead of {sidecar.data_bytes}")
             for item in items:
+                if not (item.offset >= 0 and 0 <= item.length <= sidecar.data_bytes - item.offset):
+                    raise corrupt(path, f"{name_of(item)} is not in its data")
                 file.seek(item.offset)
                 digest, left = xxhash.xxh3_64(), item.length
                 while left and (count := file.readinto(buffer[: min(left, _READ_BYTES)])):
@@ -151,7 +153,7 @@ def verify_items(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> int:
 
 def data_of(path: Path, sidecar: Sidecar) -> Path:
     """The data file of the sidecar ``path``. Raises :class:`CorruptPart` if it names another folder's."""
-    if Path(sidecar.data).name != sidecar.data:
+    if Path(sidecar.data).name != sidecar.data or sidecar.data in ("", "..") or "\0" in sidecar.data:
         raise corrupt(path, f"it names {sidecar.data!r} as its data")
     return path.with_name(sidecar.data)
 

@@ -15,8 +15,9 @@ in ``channels_last`` comes back so. Tensors that share memory are stored each fo
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ import torch
 
 from slurm_robust.checkpoint.errors import CorruptPart, UnsupportedState
 from slurm_robust.checkpoint.image import TensorSpec
+from slurm_robust.model.copies import SHARED
 
 _INTS = (-(2**63), 2**64)  # what MessagePack's integers hold
 _ITEMS: dict[Any, str] = {list: "[", tuple: "(", set: "{", torch.Size: "S"}
@@ -46,12 +48,27 @@ def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
         ) from None
 
 
-def unflatten(tree: bytes, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of :func:`flatten`; the result holds these tensors. Raises :class:`CorruptPart`."""
+def unflatten(tree: bytes, tensors: list[torch.Tensor], keys: Collection[str] = ()) -> Any:
+    """The inverse of :func:`flatten`; the result holds these tensors. Raises :class:`CorruptPart`.
+
+    With ``keys`` it must be a dict that has these, which are dicts or say yes or no.
+    """
     try:
-        return _unpacked(msgspec.msgpack.decode(tree), tensors)
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError) as error:
+        value = _unpacked(msgspec.msgpack.decode(tree), tensors)
+        if keys and not (type(value) is dict and all(type(value.get(key)) in (dict, bool) for key in keys)):
+            raise CorruptPart(
+                "the tree of an image holds something else than a rank's state: remove the image"
+            )
+        return value
+    except CorruptPart:
+        raise
+    except Exception as error:  # whole, and yet no tree: it raises anything then
         raise CorruptPart(f"the tree of an image cannot be read ({error}): remove the image") from error
+
+
+def keys_of(rank: int) -> tuple[str, ...]:
+    """What the tree of a rank's part has, or, for SHARED, that of the shared part."""
+    return ("shared",) if rank == SHARED else ("own", "rng", "has_shared")
 
 
 def path_of(value: Any, number: int) -> str:
@@ -74,10 +91,12 @@ def tensor_in(data: memoryview, spec: TensorSpec) -> torch.Tensor:
     """The tensor of the table whose bytes are ``data``; it lies there. Raises :class:`CorruptPart`."""
     dtype = _dtype(spec.dtype)
     try:
+        if math.prod(spec.shape) * dtype.itemsize != spec.nbytes:
+            raise ValueError("its bytes are not those of its shape")
         if not spec.nbytes:
             return torch.empty(spec.shape, dtype=dtype)
         return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(spec.shape)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         raise CorruptPart(f"{spec} in the table of an image contradicts itself ({error})") from error
 
 

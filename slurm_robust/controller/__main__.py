@@ -54,9 +54,11 @@ def main(argv: list[str] | None = None) -> int:
         prog="slurm_robust.controller", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--job-dir", type=Path, required=True)
-    directory = JobDirectory(parser.parse_args(argv).job_dir)
+    parser.add_argument("--run-id", default="", help="the run that is in the job directory")
+    arguments = parser.parse_args(argv)
+    directory = JobDirectory(arguments.job_dir)
     try:
-        return control(directory, load_plan(directory))
+        return control(directory, load_plan(directory, arguments.run_id))
     except SrobustError as error:
         say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
         return int(error.exit_code)
@@ -242,7 +244,8 @@ def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, store: Chec
 
 def _agent_command(directory: JobDirectory, plan: Plan) -> tuple[str, ...]:
     ports = plan.config.rendezvous.port_range
-    command = (sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(directory.path))
+    agent = (sys.executable, "-m", "slurm_robust.agent")
+    command = (*agent, "--job-dir", str(directory.path), "--run-id", plan.run_id)
     return (*command, "--ports", ports) if ports else command
 
 

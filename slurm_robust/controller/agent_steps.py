@@ -130,7 +130,7 @@ def _refusal(line: str) -> Refusal | None:
         return None
     try:
         return msgspec.json.decode(line[line.index("{") :], type=Refusal)
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, RecursionError):
         return None  # srun may tear or mix lines of many tasks; the agent repeats nothing
 
 

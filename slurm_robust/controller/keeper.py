@@ -26,10 +26,11 @@ WINDOW_S = 600.0
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def keep(directory: Path) -> int:
-    """Run controllers on ``directory`` until one ends by itself; returns its exit code."""
+def keep(directory: Path, run_id: str = "") -> int:
+    """Run controllers on ``directory``, the one of ``run_id``, until one ends by itself; its exit code."""
     openfiles.raise_limit()
     command = [sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory)]
+    command += ["--run-id", run_id]
     child: subprocess.Popen[bytes] | None = None
     pending: list[int] = []
 

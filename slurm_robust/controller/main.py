@@ -27,6 +27,8 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     preflight.sizes(config, allocation)
     logrules.check(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
+    for text in preflight.check_place(directory, os.environ, later_run=allocation.restart_count > 0):
+        say(f"warning: {text}")
     slurm = make_client("cli", config.slurm.timeout_s)
     submitted = jobid.submit_time(slurm, allocation.job_id)
     events = journal.read(directory.journal)
@@ -40,6 +42,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
         say(f"this run is over since {directory.journal} says so: {state.ended.reason}")
         return over
     preflight.open_directory(directory)
+    preflight.check_place(directory, os.environ, later_run=True)  # what was made since, perhaps by others
     preflight.check_alone(directory)
     run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
     plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, submitted)
@@ -47,7 +50,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if submitted is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
             say(f"warning: {text}")
-    return keeper.keep(directory.path)
+    return keeper.keep(directory.path, run_id)
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:

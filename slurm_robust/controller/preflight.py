@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller import jobfolder
 from slurm_robust.controller.restoring import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.layout import DoesNotDivide
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation
@@ -25,6 +26,7 @@ from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
+from slurm_robust.wire.ours import check_own_folder, read_ours
 from slurm_robust.worker.lookup import missing, missing_module
 
 PING_TIMEOUT_S = 2.0
@@ -130,27 +132,49 @@ def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, na
     return JobDirectory(root / (f"{job_id}.{name}" if name else str(job_id)))
 
 
+def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_run: bool) -> tuple[str, ...]:
+    """Nobody else may be able to exchange the job directory, as far as it is there. Raises PreflightError.
+
+    Returns warnings: in a ``later_run`` of a job, which was accepted once, what is wrong above its directory
+    ends nothing.
+    """
+    submitted = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
+    warnings = []
+    try:
+        jobfolder.mend(directory.path)
+        found = [
+            jobfolder.judge(folder, os.geteuid()) for folder in jobfolder.look(directory.path, submitted)
+        ]
+    except OSError as error:
+        raise _no_directory(directory, error) from error
+    for one in filter(None, found):
+        if one.is_job or not later_run:
+            raise PreflightError(one.text, fix=one.fix, code=ExitCode.JOB_DIR)
+        warnings.append(f"{one.text}: {one.fix}")
+    return tuple(warnings)
+
+
 def open_directory(directory: JobDirectory) -> None:
     """Make the job directory with its folders, readable by its owner only. Raises PreflightError."""
     try:
-        directory.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        jobfolder.make(directory.path)
         for folder in (directory.epochs, directory.agents, directory.incidents):
             folder.mkdir(exist_ok=True, mode=0o700)
         probe = directory.path / f".probe-{secrets.token_hex(4)}"
         probe.touch()
         probe.unlink()
-        info = directory.path.stat()
-        if info.st_uid != os.getuid():
-            raise PermissionError(f"it belongs to uid {info.st_uid}")
-        directory.path.chmod(0o700)
         create_keys(directory.keys)
     except OSError as error:
-        raise PreflightError(
-            f"job directory {directory.path} cannot be written: {error}",
-            fix="give a folder on storage that all nodes share and you may write: --job-dir DIR, or job_dir "
-            "in the configuration",
-            code=ExitCode.JOB_DIR,
-        ) from error
+        raise _no_directory(directory, error) from error
+
+
+def _no_directory(directory: JobDirectory, error: OSError) -> PreflightError:
+    return PreflightError(
+        f"job directory {directory.path} cannot be written: {error}",
+        fix="give a folder on storage that all nodes share and you may write: --job-dir DIR, or job_dir "
+        "in the configuration",
+        code=ExitCode.JOB_DIR,
+    )
 
 
 def check_alone(directory: JobDirectory) -> None:
@@ -191,9 +215,24 @@ def save_plan(directory: JobDirectory, plan: Plan) -> None:
     beside.replace(directory.path / "plan.json")
 
 
-def load_plan(directory: JobDirectory) -> Plan:
-    """The plan that :func:`save_plan` wrote. Raises ``OSError``, ``msgspec.DecodeError``."""
-    return msgspec.json.decode((directory.path / "plan.json").read_bytes(), type=Plan)
+def load_plan(directory: JobDirectory, run_id: str = "") -> Plan:
+    """The plan that :func:`save_plan` wrote, of this run unless it is "". Raises :class:`PreflightError`."""
+    path = directory.path / "plan.json"
+    try:
+        check_own_folder(directory.path)
+        plan = decoded(msgspec.json.Decoder(Plan), read_ours(path), lambda why: _no_plan(path, why))
+    except OSError as error:
+        raise _no_plan(path, str(error)) from error
+    if run_id not in ("", plan.run_id):
+        raise _no_plan(
+            path, f"it is of run {plan.run_id}, this is run {run_id}: somebody exchanged the folder"
+        )
+    return plan
+
+
+def _no_plan(path: Path, why: str) -> PreflightError:
+    fix = "run 'srobust run' of the same slurm_robust with the same --job-dir, which writes it"
+    return PreflightError(f"cannot read {path}: {why}", fix=fix, code=ExitCode.JOB_DIR)
 
 
 def make_plan(

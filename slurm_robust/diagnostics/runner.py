@@ -208,5 +208,5 @@ class _Run:
 def _decoded(line: str) -> Answer | None:
     try:
         return msgspec.json.decode(line, type=Answer)
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, RecursionError):
         return None  # srun's own words, or a library's

@@ -106,7 +106,7 @@ def parse(text: str) -> Xid | None:
         address=found[1].lower(),
         code=code,
         severity=_severity(code, rest),
-        pid=int(process[1]) if process and process[1].isdigit() else 0,
+        pid=int(process[1]) if process and process[1].isdecimal() else 0,
         cause=int(cause[1]) if cause else 0,
         instance=found[2] or "",
         detail=rest[process.end() :] if process else rest,

@@ -14,7 +14,7 @@ import msgspec
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, Verdict
 from slurm_robust.model.pace import PaceHistory
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 
 
 def _snake(name: str) -> str:
@@ -356,5 +356,5 @@ def encode_event(event: AnyEvent) -> bytes:
 
 
 def decode_event(line: bytes) -> AnyEvent:
-    """The event of one line. Raises ``msgspec.DecodeError`` (``ValidationError`` is one of them)."""
-    return _decoder.decode(line)
+    """The event of one line. Raises ``msgspec.DecodeError`` for whatever else it is."""
+    return decoded(_decoder, line, msgspec.DecodeError)

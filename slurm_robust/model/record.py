@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -25,3 +26,25 @@ class Record(msgspec.Struct, metaclass=_RecordMeta, frozen=True, kw_only=True):
     the type meanwhile crashes the process (measured with 0.22). So what threads decode has a decoder that is
     made at import.
     """
+
+
+T = TypeVar("T")
+_T_co = TypeVar("_T_co", covariant=True)
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises for bytes that are not what was expected: no other kind, wrong text, too deep."""
+
+
+class Decoder(Protocol[_T_co]):
+    """A decoder of msgspec, of JSON or MessagePack."""
+
+    def decode(self, buf: bytes | memoryview, /) -> _T_co:
+        """The object that these bytes stand for."""
+
+
+def decoded(decoder: Decoder[T], data: bytes | memoryview, error: Callable[[str], Exception]) -> T:
+    """What ``data`` stands for; for whatever else it is ``error``, made of the reason, is raised."""
+    try:
+        return decoder.decode(data)
+    except UNREADABLE as reason:
+        raise error(str(reason)) from reason

@@ -19,7 +19,7 @@ import msgspec
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.isolate import call
 from slurm_robust.health.verdict import clean
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 
 READ_S = 3.0
@@ -103,7 +103,7 @@ def judge(data: bytes, job: Job, node: str, now: float) -> Hint | Ignored:
     """Whether the content counts. Pure."""
     try:
         said = msgspec.json.decode(data, type=Suspicion)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return Ignored(why=clean(f"not a suspicion: {error}", MOST_TEXT))
     if said.node != node:
         return Ignored(why="about another node")

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import open_image
-from slurm_robust.checkpoint.local import LocalCopies, local_path
+from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder, kind_of
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
@@ -38,6 +38,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
 from slurm_robust.report.find import NoSuchJob, find, load_events
+from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62
 
@@ -76,7 +77,8 @@ class Place:
         self.memory = MemoryFolder(folder, spec.run_id)
         self.local: LocalCopies | None = None
         if spec.copies.local_directory:
-            self.local = LocalCopies(local_path(spec.copies.local_directory, spec.run_id), spec.run_id)
+            key = seal_key(load_client(directory.keys).client.secret)
+            self.local = LocalCopies(local_path(spec.copies.local_directory, spec.run_id), spec.run_id, key)
 
     def copies(self) -> tuple[Copy, ...]:
         """The whole copies on this node. Raises ``OSError``."""

@@ -20,7 +20,7 @@ from slurm_robust.analysis.logs.text import HEAD, TAIL
 from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 
 STDIN = "-"
 
@@ -152,7 +152,7 @@ def _records(source: str) -> Iterator[LogRecord]:
             continue
         try:
             yield decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise NoLog(
                 f"{source}, line {number}: not a record: {error}",
                 'each line is {"id": ..., "text": ...} or {"id": ..., "ranks": [{"rank": ..., "text": ...}]}',

@@ -30,7 +30,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.report.incidents import STYLES, job_in_words, load, make_console, print_json
 
 MOST_LOGS = 8
@@ -115,7 +115,7 @@ def _saved(path: Path, kind: type[_Saved], damaged: dict[str, str]) -> _Saved | 
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         damaged[path.name] = str(error)
         return None
 

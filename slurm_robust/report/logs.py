@@ -138,7 +138,7 @@ class Logs:
 
     def _generations(self) -> set[int]:
         names = (path.name for path in self._directory.logs(0).parent.glob("gen-*"))
-        return {int(number) for name in names if (number := name.removeprefix("gen-")).isdigit()}
+        return {int(number) for name in names if (number := name.removeprefix("gen-")).isdecimal()}
 
     def _open(self, generation: int, known: dict[int, _File], lines: int | None) -> dict[int, _File]:
         """The files that are wanted and there; those that are ``known`` stay where they are."""

@@ -263,7 +263,7 @@ class CliSlurmClient:
         # "7" or "7;cluster", after any line that a site's submit plugin prints.
         last = done.stdout.strip().splitlines()[-1:] or [""]
         job_id = last[0].partition(";")[0]
-        if not job_id.isdigit():
+        if not job_id.isdecimal():
             raise UnparsableOutput("sbatch printed no job id", command=command, stdout=done.stdout)
         return int(job_id)
 

@@ -70,7 +70,7 @@ def _time(environ: Mapping[str, str], name: str) -> float | None:
 
 def _gpus(environ: Mapping[str, str]) -> int:
     count = environ.get("SLURM_GPUS_ON_NODE", "")
-    if count.isdigit():
+    if count.isdecimal():
         return int(count)
     return len([gpu for gpu in environ.get("SLURM_JOB_GPUS", "").split(",") if gpu])
 

@@ -49,7 +49,7 @@ def restarts(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> in
     Of squeue, which prints nothing but the numbers: ``scontrol show job`` prints words of the user beside it.
     """
     done = _ask(job_id, ["-O", "JobID,RestartCnt"], environ, timeout_s)
-    counts = [text for text in _lines_of(job_id, done) if text.isdigit()] if done else []
+    counts = [text for text in _lines_of(job_id, done) if text.isdecimal()] if done else []
     return int(counts[0]) if counts else None
 
 

@@ -216,7 +216,7 @@ def _step(item: Object) -> Step:
     job, _, step = _string(identity).partition(".")
     times = item.get("time")
     return Step(
-        job_id=int(job) if job.isdigit() else 0,
+        job_id=int(job) if job.isdecimal() else 0,
         step_id=step,
         name=_string(item.get("name")),
         nodes=parse_names(_string(item.get("nodes"))),

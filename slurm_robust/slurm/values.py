@@ -27,11 +27,11 @@ def parse_time(text: str) -> float | None:
     value = text.strip()
     if value in _UNSET or value == "0":
         return None
-    if value.isdigit():
+    if value.isdecimal():
         return float(value)
     try:
         return datetime.fromisoformat(value).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class FakeLauncher:
         found, self._messages = self._messages, []
         return found
 
-    def spawn(self, order: Spawn) -> None:
+    def spawn(self, order: Spawn, listener: socket.socket | None = None) -> None:
         """Each worker starts, and ends if that is its behaviour."""
         for worker in order.workers if self._up else ():
             self._next_pid += 1

@@ -36,7 +36,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 
 HANDSHAKE_S = 5.0
 # Without a byte of progress for so long, the other side or the way to it is gone.
@@ -59,6 +59,7 @@ _PIECE = 16 * 2**20
 # What the other side may need per byte for reserving memory, or for its sums, at the very worst.
 _WORK_BYTES_S = 100e6
 _TRANSFER_S = 60.0
+_TRY_S = 0.25
 
 
 class ChannelError(ConnectionError):
@@ -113,6 +114,16 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
+def request_in(frame: bytes) -> Request:
+    """The request of a frame. Raises :class:`ChannelError`."""
+    return decoded(_requests, frame, lambda why: ChannelError(f"it sends what is no request: {why}"))
+
+
+def answer_in(frame: bytes) -> Answer:
+    """The answer of a frame. Raises :class:`ChannelError`."""
+    return decoded(_answers, frame, lambda why: ChannelError(f"it sends what is no answer: {why}"))
+
+
 def transfer_s(nbytes: int) -> float:
     """How long it may take in all to fetch an image of so many bytes, in seconds, as long as bytes arrive."""
     return _TRANSFER_S + nbytes / _WORK_BYTES_S
@@ -121,6 +132,42 @@ def transfer_s(nbytes: int) -> float:
 def derive_key(secret: str) -> bytes:
     """The channel's key from the secret that all agents of the job share."""
     return hmac.new(secret.encode(), b"slurm_robust copies of checkpoints 1", hashlib.sha256).digest()
+
+
+class Handshake:
+    """The part of who listens: bytes in, bytes out. Never wants more than belongs to the handshake."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._said = bytearray()
+        self._nonces = b""
+        self.is_proven = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the other side has said nothing yet."""
+        return not self._said and not self._nonces
+
+    @property
+    def wants(self) -> int:
+        """Bytes that are still to come before there is something to answer."""
+        return (_DIGEST if self._nonces else len(_MAGIC) + _NONCE) - len(self._said)
+
+    def receive(self, data: bytes) -> bytes:
+        """Take in at most :attr:`wants` bytes; what to answer. Raises :class:`ChannelError`."""
+        self._said += data
+        if not self._nonces and not _MAGIC.startswith(self._said[: len(_MAGIC)]):
+            raise ChannelError("it speaks another protocol, or another version of this one")
+        if self.wants:
+            return b""
+        said, self._said = bytes(self._said), bytearray()
+        if self._nonces:
+            _check(said, self._key, b"client" + self._nonces)
+            self.is_proven = True
+            return b""
+        ours = os.urandom(_NONCE)
+        self._nonces = said[len(_MAGIC) :] + ours
+        return ours + _sign(self._key, b"server" + self._nonces)
 
 
 class Channel:
@@ -134,13 +181,13 @@ class Channel:
     def connect(cls, address: str, port: int, key: bytes) -> Channel:
         """Reach the agent that listens there. Raises ``OSError``, :class:`ChannelError` among them."""
         deadline = time.monotonic() + HANDSHAKE_S
-        channel = cls(socket.create_connection((address, port), timeout=HANDSHAKE_S))
+        channel = cls(_reached(address, port, deadline))
         try:
             channel._prepare()
             ours = os.urandom(_NONCE)
             channel._send(_MAGIC + ours, deadline)
             theirs = channel._receive(_NONCE, deadline)
-            channel._check(channel._receive(_DIGEST, deadline), key, b"server" + ours + theirs)
+            _check(channel._receive(_DIGEST, deadline), key, b"server" + ours + theirs)
             channel._send(_sign(key, b"client" + ours + theirs), deadline)
         except BaseException:
             channel.close()
@@ -154,17 +201,21 @@ class Channel:
         The connection is closed if that fails.
         """
         deadline = time.monotonic() + HANDSHAKE_S
-        channel = cls(connection)
+        channel, handshake = cls(connection), Handshake(key)
         try:
+            while not handshake.is_proven:
+                channel._send(handshake.receive(channel._receive(handshake.wants, deadline)), deadline)
             channel._prepare()
-            if channel._receive(len(_MAGIC), deadline) != _MAGIC:
-                raise ChannelError("it speaks another protocol, or another version of this one")
-            theirs, ours = channel._receive(_NONCE, deadline), os.urandom(_NONCE)
-            channel._send(ours + _sign(key, b"server" + theirs + ours), deadline)
-            channel._check(channel._receive(_DIGEST, deadline), key, b"client" + theirs + ours)
         except BaseException:
             channel.close()
             raise
+        return channel
+
+    @classmethod
+    def proven(cls, connection: socket.socket) -> Channel:
+        """The end of a connection whose :class:`Handshake` is over. Raises ``OSError``."""
+        channel = cls(connection)
+        channel._prepare()
         return channel
 
     def send(self, message: Request | Answer) -> None:
@@ -178,17 +229,11 @@ class Channel:
         first = self._socket.recv(1)
         if not first:
             return None
-        try:
-            return _requests.decode(self._frame(PROGRESS_S, first))
-        except msgspec.DecodeError as error:
-            raise ChannelError(f"it sends what is no request: {error}") from error
+        return request_in(self._frame(PROGRESS_S, first))
 
     def answer(self, work_bytes: int = 0) -> Answer:
         """The answer, for which the other side may have to go over so many bytes. Raises ``OSError``."""
-        try:
-            return _answers.decode(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
-        except msgspec.DecodeError as error:
-            raise ChannelError(f"it sends what is no answer: {error}") from error
+        return answer_in(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
 
     def send_file(self, file: int, total: int, pace: Callable[[int], None] | None, piece: int = 0) -> None:
         """Send bytes 8 to ``total`` of an image's file.
@@ -242,10 +287,6 @@ class Channel:
         if self._socket.family is socket.AF_INET6:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _DSCP_BULK << 2)
 
-    def _check(self, digest: bytes, key: bytes, content: bytes) -> None:
-        if not hmac.compare_digest(digest, _sign(key, content)):
-            raise ChannelError("it does not hold this job's key")
-
     def _frame(self, patience_s: float, first: bytes = b"") -> bytes:
         deadline = time.monotonic() + patience_s
         (length,) = _LENGTH.unpack(first + self._receive(_LENGTH.size - len(first), deadline))
@@ -288,6 +329,22 @@ class Channel:
         poller.register(self._socket.fileno(), select.POLLOUT)
         if not poller.poll(1000 * PROGRESS_S):
             raise TimeoutError("timed out")
+
+
+def _reached(address: str, port: int, deadline: float) -> socket.socket:
+    """A connection. Where the other side's queue is full, TCP alone would try again after 1 s and 3 s."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return socket.create_connection((address, port), timeout=min(_TRY_S, max(_TRY_S / 10, left)))
+        except TimeoutError:
+            if left <= _TRY_S:
+                raise
+
+
+def _check(digest: bytes, key: bytes, content: bytes) -> None:
+    if not hmac.compare_digest(digest, _sign(key, content)):
+        raise ChannelError("it does not hold this job's key")
 
 
 def _sign(key: bytes, content: bytes) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.wire.publish import publish_once
 
 _NAME = re.compile(r"(\d{6,})\.json")
@@ -60,7 +60,7 @@ def newest_epoch(folder: Path) -> EpochRecord | None:
         try:
             content = (folder / f"{number:06d}.json").read_bytes()
             record = _records.decode(content)
-        except (FileNotFoundError, IsADirectoryError, msgspec.DecodeError):
+        except (FileNotFoundError, IsADirectoryError, *UNREADABLE):
             continue
         if record.epoch == number:
             return record

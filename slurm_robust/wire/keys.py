@@ -14,11 +14,13 @@ import msgspec
 import zmq
 
 from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
+from slurm_robust.wire.ours import make_own_folder, open_ours
 from slurm_robust.wire.publish import publish_once
 
 _SERVER = "controller.json"
 _CLIENT = "agent.json"
+_MOST_BYTES = 4096
 
 
 class KeysError(SrobustError):
@@ -30,6 +32,10 @@ class KeyPair(Record):
 
     public: str
     secret: str
+
+
+# Made while there is one thread; see Record.
+_pairs = msgspec.json.Decoder(KeyPair)
 
 
 class ServerKeys(Record):
@@ -51,9 +57,8 @@ def create_keys(folder: Path) -> None:
 
     Safe against another process that does the same at the same time: both end with the same keys.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # mkdir's mode is subject to the umask, and an existing folder keeps its own.
-    folder.chmod(0o700)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_own_folder(folder)
     for name in (_SERVER, _CLIENT):
         if not (folder / name).exists():
             public, secret = zmq.curve_keypair()
@@ -73,16 +78,21 @@ def load_client(folder: Path) -> ClientKeys:
 
 def _load(path: Path) -> KeyPair:
     try:
-        with path.open("rb") as file:
+        # Root helps others, with the keys of their jobs.
+        owner = path.parent.stat().st_uid if os.geteuid() == 0 else None
+        with os.fdopen(open_ours(path, owner), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            pair = msgspec.json.decode(file.read(4096), type=KeyPair)
+            content = file.read(_MOST_BYTES)
     except OSError as error:
         raise KeysError(
             f"cannot read the job's key {path}: {error.strerror}; it is made by 'srobust run', "
             "check that this node and user see the job directory"
         ) from error
-    except msgspec.DecodeError as error:
-        raise KeysError(f"{path} is no key file ({error}); start the job with a new job directory") from error
+    pair = decoded(
+        _pairs,
+        content,
+        lambda why: KeysError(f"{path} is no key file ({why}); start the job with a new job directory"),
+    )
     if stat.S_IMODE(mode) & 0o077:
         raise KeysError(f"others may read {path}, so it protects nothing: chmod 600 {path}")
     if len(pair.public) != 40 or len(pair.secret) != 40:

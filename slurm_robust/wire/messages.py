@@ -18,7 +18,7 @@ from slurm_robust.model.alerts import Alert
 from slurm_robust.model.copies import Copy, Peer, Source
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.progress import Progress as Progress
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.traffic import Traffic
 
@@ -290,15 +290,9 @@ def encode(message: ToController | FromController) -> bytes:
 
 def decode_to_controller(data: bytes) -> ToController:
     """Bytes from an agent or client. Raises :class:`MalformedMessage`."""
-    try:
-        return _to_controller.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise MalformedMessage(str(error)) from error
+    return decoded(_to_controller, data, MalformedMessage)
 
 
 def decode_from_controller(data: bytes) -> FromController:
     """Bytes from a controller. Raises :class:`MalformedMessage`."""
-    try:
-        return _from_controller.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise MalformedMessage(str(error)) from error
+    return decoded(_from_controller, data, MalformedMessage)

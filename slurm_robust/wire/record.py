@@ -135,10 +135,11 @@ class StepRecord:
         self.rank: int = rank
         self.generation: int = generation
         self.created: float = created
-        # One aligned item of a native view is one load or store; struct would go byte by byte.
-        self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
         self._count = _count_of(self._read(_COUNTS_AT, _COUNT))
         self._sequence, self._report = self._newest_report()
+        # One aligned item of a native view is one load or store; struct would go byte by byte. Made last,
+        # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
+        self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
 
     @classmethod
     def create(cls, path: Path | str, *, generation: int, rank: int) -> StepRecord:

@@ -12,7 +12,7 @@ import msgspec
 
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 
 # A Spawn of 16 ranks has about 40 KiB; the limit is the socket's send buffer.
 MAX_PACKET_BYTES = 1024 * 1024
@@ -128,9 +128,9 @@ def encode(message: ToZygote | FromZygote) -> bytes:
 
 def decode_to_zygote(packet: bytes) -> ToZygote:
     """Raises ``msgspec.DecodeError``, which only another version of this package can cause."""
-    return _to_zygote.decode(packet)
+    return decoded(_to_zygote, packet, msgspec.DecodeError)
 
 
 def decode_from_zygote(packet: bytes) -> FromZygote:
     """Raises ``msgspec.DecodeError``, which only another version of this package can cause."""
-    return _from_zygote.decode(packet)
+    return decoded(_from_zygote, packet, msgspec.DecodeError)

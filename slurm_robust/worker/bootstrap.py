@@ -27,12 +27,19 @@ _FLUSH_FAILED = 120  # Python's own
 
 
 def become_worker(
-    spawn: Spawn, worker: WorkerSpec, zygote: int, agent: int, blocked: Iterable[int], *, is_fit: bool
+    spawn: Spawn,
+    worker: WorkerSpec,
+    zygote: int,
+    agent: int,
+    blocked: Iterable[int],
+    *,
+    is_fit: bool,
+    listener: int | None = None,
 ) -> NoReturn:
     """Turn this process, a fresh fork of process ``zygote``, into the worker; never returns.
 
     Process ``agent`` and its children may trace it. A fork that is not ``is_fit`` to run a script does so in
-    an interpreter of its own.
+    an interpreter of its own. ``listener``: see :func:`~slurm_robust.worker.rendezvous.listen_on`.
 
     All signals are blocked when it is called and those in ``blocked`` stay so: a signal that comes in
     between must find the worker's handlers, not the zygote's.
@@ -45,9 +52,9 @@ def become_worker(
             if spawn.command_kind is CommandKind.EXEC:
                 code = _execute(spawn, worker)
             elif is_fit:
-                code = run(spawn, worker)
+                code = run(spawn, worker, listener)
             else:
-                _start_afresh(spawn, worker, agent)
+                _start_afresh(spawn, worker, agent, listener)
     except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes untold
         if crash.collect(worker.error) is None:
             tell(error, spawn, worker)
@@ -118,16 +125,19 @@ def _execute(spawn: Spawn, worker: WorkerSpec) -> int:
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
-def _start_afresh(spawn: Spawn, worker: WorkerSpec, agent: int) -> NoReturn:
+def _start_afresh(spawn: Spawn, worker: WorkerSpec, agent: int, listener: int | None) -> NoReturn:
     """Do the rest in a new interpreter: :mod:`slurm_robust.worker.fresh`. Raises ``OSError``."""
     descriptor = os.memfd_create("worker", 0)
     order = spawning.encode(structs.replace(spawn, workers=(worker,)))
     os.write(descriptor, order)
     arguments = ["-m", "slurm_robust.worker.fresh", str(descriptor), str(agent)]
+    if listener is not None:
+        os.set_inheritable(listener, True)
+        arguments.append(str(listener))
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def run(spawn: Spawn, worker: WorkerSpec) -> int:
+def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     """Run the script with all that Python does after its last line; gives the exit code."""
     _renew_entropy()
     entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
@@ -135,6 +145,8 @@ def run(spawn: Spawn, worker: WorkerSpec) -> int:
         sys.path[0] = entry
     stepcount.count_optimizer_steps(worker.record)
     dump.prepare(worker.record)
+    if listener is not None:
+        rendezvous.listen_on(listener)
     rendezvous.await_rank_zero()
     ended: BaseException | None = None
     try:

@@ -15,6 +15,7 @@ import msgspec
 from slurm_robust.health.host import Host
 from slurm_robust.health.room import without_room
 from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.record import UNREADABLE
 
 _MESSAGE_CHARS = 2_000
 _TRACEBACK_CHARS = 16_000
@@ -77,7 +78,7 @@ def collect(path: str) -> WorkerError | None:
     """What a worker left by :func:`leave`; None when there is nothing whole."""
     try:
         return _errors.decode(Path(path).read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None
 
 

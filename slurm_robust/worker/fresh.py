@@ -1,4 +1,4 @@
-"""A worker in an interpreter of its own: ``python -m slurm_robust.worker.fresh DESCRIPTOR AGENT``.
+"""A worker in an interpreter of its own: ``python -m slurm_robust.worker.fresh DESCRIPTOR AGENT [LISTENER]``.
 
 For when the zygote has started the GPU's driver, which its forks could not use. A fork of it has become the
 process of the worker in all else and executes this. Importing torch again takes seconds.
@@ -17,19 +17,21 @@ from slurm_robust.worker.zygote import prepare
 
 def main() -> None:
     """Run the script of the order in the memory file ``DESCRIPTOR``; never returns."""
-    descriptor, agent = map(int, sys.argv[1:])
+    descriptor, agent, *listener = map(int, sys.argv[1:])
     with open(descriptor, "rb") as file:
         file.seek(0)
         spawn = spawning.decode_to_zygote(file.read())
     assert isinstance(spawn, Spawn)
     code = 1
     try:
-        code = _run(spawn, spawn.workers[0], agent)
+        code = _run(spawn, spawn.workers[0], agent, *listener)
     finally:
         os._exit(code)
 
 
-def _run(spawn: Spawn, worker: WorkerSpec, agent: int) -> int:
+def _run(spawn: Spawn, worker: WorkerSpec, agent: int, listener: int | None = None) -> int:
+    if listener is not None:
+        os.set_inheritable(listener, False)
     process.set_title(worker.rank)
     dump.allow_tracing(agent)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -39,7 +41,7 @@ def _run(spawn: Spawn, worker: WorkerSpec, agent: int) -> int:
     except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes untold
         bootstrap.tell(error, spawn, worker)
         return 1
-    return bootstrap.run(spawn, worker)
+    return bootstrap.run(spawn, worker, listener)
 
 
 if __name__ == "__main__":

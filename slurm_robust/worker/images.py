@@ -16,13 +16,15 @@ from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCh
 from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
+from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.checkpoint.tree import tensor_in, unflatten
+from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
 from slurm_robust.model.copies import SHARED, Tier
 from slurm_robust.wire.copychannel import transfer_s
+from slurm_robust.wire.ours import read_ours
 from slurm_robust.worker.environment import WorkerEnvironment
 
 # How often to look whether the agent has fetched a part.
@@ -108,7 +110,7 @@ class ImageReader:
         check_header(image.header, self._expected(rank, ref), image.path)
         with _removed_if_damaged(image):
             tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
-            return _Part(image, tensors, tree=unflatten(image.tree, tensors))
+            return _Part(image, tensors, tree=unflatten(image.tree, tensors, keys_of(rank)))
 
     def _open(self, rank: int, ref: CheckpointRef, *, wait: bool) -> Image:
         """The nearest whole copy, as soon as there is one."""
@@ -139,11 +141,13 @@ class ImageReader:
         return self._folder.find(rank, ref) if self._folder else None
 
     def _on_disk(self, rank: int, ref: CheckpointRef) -> Path | None:
-        if not self._environment.local:
+        if not self._environment.local or self._folder is None:
             return None
-        part = "shared" if rank == SHARED else f"own-{rank:05d}"
-        path = Path(self._environment.local) / part / f"{ref.token()}.img"
-        return path if path.exists() else None
+        try:
+            key = read_ours(self._folder.seal_key)
+            return LocalCopies(self._environment.local, self._environment.run_id, key).find(rank, ref)
+        except OSError:
+            return None  # no disk, or a folder that somebody else has put there
 
     def _raise_if_not_fetched(self, rank: int, ref: CheckpointRef) -> None:
         if self._folder is None:

@@ -1,4 +1,7 @@
-"""Meets rank 0 as soon as it listens, where torch would look again only after up to a second.
+"""Where ranks meet: rank 0 on a socket that listens already, the others as soon as it does.
+
+The port is held for rank 0 before it starts (:mod:`slurm_robust.agent.ports`), so that nobody else on the
+node can take it.
 
 After a restart all ranks reach ``init_process_group`` within milliseconds of each other, so some come
 before rank 0 listens. torch then retries after 0.3 to 0.7 s, which is longer than the rest of the restart.
@@ -10,13 +13,56 @@ import os
 import socket
 import sys
 import time
+from multiprocessing import util
 from typing import Any
 
 # After this it is no longer a matter of milliseconds, and torch's own patience goes on.
 _LIMIT_S = 30.0
 _LONGEST_PAUSE_S = 0.25
+# Arguments of torch's TCPStore between is_master and master_listen_fd.
+_BEFORE_LISTENER = 3
 # Connections a second that rank 0's node gets from all waiting ranks together.
 _PROBES_PER_S = 20_000
+
+
+def listen_on(listener: int) -> None:
+    """Have torch's store in this process, rank 0's, use the listening socket, which has ``MASTER_PORT``.
+
+    Where torch cannot take it, or when the script starts interpreters of its own, one of which may want the
+    port, it is closed and the port is free.
+    """
+    held = [listener]
+    module: Any = sys.modules.get("torch.distributed")
+    store = getattr(module, "TCPStore", None)
+    if store is None or "master_listen_fd" not in (store.__init__.__doc__ or ""):
+        os.close(held.pop())
+        return
+    original, ours = store.__init__, os.environ.get("MASTER_PORT", "")
+
+    def init(
+        self: Any,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        is_ours = is_master and str(port) == ours
+        if held and is_ours and len(rest) <= _BEFORE_LISTENER and "master_listen_fd" not in named:
+            named["master_listen_fd"] = held.pop()  # the store closes it
+        original(self, host_name, port, world_size, is_master, *rest, **named)
+
+    process_starts: Any = util
+    start = process_starts.spawnv_passfds
+
+    def start_afresh(*args: Any) -> Any:
+        while held:
+            os.close(held.pop())
+        return start(*args)
+
+    store.__init__ = init
+    process_starts.spawnv_passfds = start_afresh
 
 
 def await_rank_zero() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import xxhash
 
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def read_lines(path: Path) -> tuple[Line, ...]:
     for line in data.split(b"\n")[:-1]:
         try:
             found.append(decoder.decode(line))
-        except msgspec.DecodeError:
+        except UNREADABLE:
             break
     return tuple(found)
 

@@ -95,23 +95,27 @@ class Zygote:
                     os.read(wake_read, 4096)
                     self._report_exits()
                 if self._channel.fileno() in ready:
-                    packet = self._channel.recv(spawning.MAX_PACKET_BYTES)
-                    if not packet or not self._obey(spawning.decode_to_zygote(packet)):
+                    packet, passed, _, _ = socket.recv_fds(
+                        self._channel, spawning.MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+                    )
+                    if not packet or not self._obey(spawning.decode_to_zygote(packet), passed):
                         return
         except (BrokenPipeError, ConnectionResetError):
             return  # the agent died while we told it something
         finally:
             self._kill_all()
 
-    def _obey(self, message: spawning.ToZygote) -> bool:
+    def _obey(self, message: spawning.ToZygote, passed: list[int]) -> bool:
         match message:
             case Prepare():
                 return self._prepare(message)
             case Spawn():
                 for worker in message.workers:
-                    self._fork(message, worker)
+                    self._fork(message, worker, passed)
             case Sweep():
                 self._sweep()
+        for descriptor in passed:
+            os.close(descriptor)
         return True
 
     def _prepare(self, order: Prepare) -> bool:
@@ -129,7 +133,7 @@ class Zygote:
         self._tell(Ready(import_s=time.monotonic() - began, notes=tuple(prepared.notes)))
         return True
 
-    def _fork(self, spawn: Spawn, worker: WorkerSpec) -> None:
+    def _fork(self, spawn: Spawn, worker: WorkerSpec, passed: list[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         zygote, agent = os.getpid(), os.getppid()
@@ -138,7 +142,11 @@ class Zygote:
             pid = os.fork()
             if pid == 0:
                 self._forget_parent()
-                become_worker(spawn, worker, zygote, agent, blocked, is_fit=self._is_fit)
+                if worker.rank != 0:  # the listener of the rendezvous is rank 0's
+                    while passed:
+                        os.close(passed.pop())
+                listener = passed[0] if passed else None
+                become_worker(spawn, worker, zygote, agent, blocked, is_fit=self._is_fit, listener=listener)
         except OSError as error:
             reason = f"fork: {error.strerror}; see ulimit -u and the memory of the node"
             self._tell(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))

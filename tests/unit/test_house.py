@@ -35,6 +35,7 @@ LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 ALLOWED = {
     ("agent", "worker"): "an agent starts the workers and reads their records",
     ("analysis", "health"): "what the kernel and NVIDIA's driver say is known in one place",
+    ("checkpoint", "wire"): "whose a file is, where others can put files, is judged in one place",
     ("analysis", "slurm"): "lists of nodes are folded in one place, which asks Slurm nothing",
     ("policy", "analysis"): "a decision starts from the causes that the analysis found; both are pure",
 }

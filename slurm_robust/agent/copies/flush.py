@@ -26,6 +26,7 @@ from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import SHARED
+from slurm_robust.model.record import UNREADABLE
 from slurm_robust.wire.messages import Launch
 
 WRITER = (sys.executable, "-m", "slurm_robust.checkpoint.flush")
@@ -51,7 +52,7 @@ class StorageWriter:
             process.stdin.write(msgspec.json.encode(order) + b"\n")
             process.stdin.flush()
             answer = self._answer(process, time.monotonic() + timeout_s)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             self._bury()
             return f"the storage writer: {error}"
         return "" if answer.ok else answer.error or "no reason was given"

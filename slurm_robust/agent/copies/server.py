@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
+from collections.abc import Iterable
 
+from slurm_robust.agent.copies.entrance import Entrance
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Image
 from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.wire.copychannel import HANDSHAKE_S, MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
+from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
 CONNECTIONS = 128
-# Of these, so many that have not proven themselves yet: a flood of strangers keeps no agent out.
-STRANGERS = 16
-_BACKLOG = 64
 
 
 class CopyServer:
@@ -34,80 +32,52 @@ class CopyServer:
         buffers: PeerBuffers,
         notes: Notes,
     ) -> None:
-        self._listener = listener
-        self._key = key
         self._run_id = run_id
         self._parts = parts
         self._buffers = buffers
         self._notes = notes
         self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, None] = {}  # oldest first
         self._channels: set[Channel] = set()
         self._closed = False
         self.launch = 0
-        listener.listen(_BACKLOG)
-        threading.Thread(target=self._accept, name="srobust-copies", daemon=True).start()
+        self._entrance = Entrance(listener, key, self._admit, notes)
+
+    def expect(self, addresses: Iterable[str]) -> None:
+        """Where agents of this job are, for whom there is always room."""
+        self._entrance.expect(addresses)
 
     def close(self) -> None:
         """End all connections. An image that was coming in does not appear."""
         with self._lock:
             self._closed = True
-            channels, strangers = list(self._channels), list(self._strangers)
-        for connection in (self._listener, *strangers):
-            _shut(connection)
+            channels = list(self._channels)
+        self._entrance.close()
         for channel in channels:
             channel.abort()
-        self._listener.close()
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if self._closed or error.errno in (errno.EBADF, errno.EINVAL):
-                    return
-                self._notes.say("accept", f"a connection for copies could not be taken: {error}")
-                continue
-            self._admit(connection)
-
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit(self, channel: Channel, address: str) -> None:
         with self._lock:
-            if self._closed or len(self._channels) + len(self._strangers) >= CONNECTIONS:
-                connection.close()
+            if self._closed or len(self._channels) >= CONNECTIONS:
+                channel.close()
                 return
-            self._strangers[connection] = None
-            if len(self._strangers) > STRANGERS:
-                _shut(next(iter(self._strangers)))
-        threading.Thread(target=self._serve, args=(connection,), name="srobust-copy", daemon=True).start()
+            self._channels.add(channel)
+        threading.Thread(
+            target=self._serve, args=(channel, address), name="srobust-copy", daemon=True
+        ).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        channel: Channel | None = None
-        who = ""
+    def _serve(self, channel: Channel, address: str) -> None:
         try:
-            who = connection.getpeername()[0]
-            if _is_knock(connection):
-                return
-            channel = Channel.accept(connection, self._key)
-            with self._lock:
-                if self._closed:
-                    return
-                self._channels.add(channel)
-                self._strangers.pop(connection, None)
             while (request := channel.request()) is not None:
                 self._handle(channel, request)
         except OSError as error:
-            if channel is None:
-                self._notes.say("stranger", f"a connection to this node's copies was refused: {error}")
-            elif not self._closed:
-                self._notes.say("broken", f"a connection of {who} for copies broke off: {error}", 600.0)
+            if not self._closed:
+                self._notes.say("broken", f"a connection of {address} for copies broke off: {error}", 600.0)
         finally:
             with self._lock:
-                self._strangers.pop(connection, None)
-                if channel is not None:
-                    self._channels.discard(channel)
-            connection.close()
+                self._channels.discard(channel)
+            channel.close()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -160,16 +130,3 @@ class CopyServer:
         except CorruptPart as error:
             image.path.unlink(missing_ok=True)
             self._notes.say("damaged", f"a damaged copy was removed: {error}", 60.0)
-
-
-def _is_knock(connection: socket.socket) -> bool:
-    """Whether it was only tried if this node answers: nothing was said. Raises ``OSError``."""
-    connection.settimeout(HANDSHAKE_S)
-    return not connection.recv(1, socket.MSG_PEEK)
-
-
-def _shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

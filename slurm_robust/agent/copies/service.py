@@ -25,12 +25,12 @@ from slurm_robust.agent.ports import bind_free
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
-from slurm_robust.checkpoint.local import LocalCopies, local_path
+from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Launch, Phase, Save
@@ -80,6 +80,7 @@ class CopyService:
         """Begin to serve what this job left here before. Never raises: what fails is noted and off."""
         self._spec = spec
         self._key = derive_key(keys.client.secret)
+        self._seal_key = seal_key(keys.client.secret)
         self._notes = Notes()
         self._wake: Callable[[], None] = lambda: None
         self._running: _Running | None = None
@@ -98,11 +99,17 @@ class CopyService:
         try:
             memory = MemoryFolder.create(spec.run_id, base)
             _write_run(memory.path)
+            if spec.copies.local_directory:
+                _replace(memory.seal_key, self._seal_key)
         except OSError as error:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
         directory = spec.copies.local_directory
-        local = LocalCopies(local_path(directory, spec.run_id), spec.run_id) if directory else None
+        local = (
+            LocalCopies(local_path(directory, spec.run_id), spec.run_id, self._seal_key)
+            if directory
+            else None
+        )
         own = (memory.path, *((local.path,) if local else ()))
         remove_leftovers(own, lambda text: self._notes.say("leftovers", text, again_s=0.0))
         self._parts = NodeParts(memory, local)
@@ -213,6 +220,8 @@ class CopyService:
         watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.look)
         self._running = _Running(launch, senders, watch)
         if self._server is not None:
+            self._server.expect(peer.address for peer in launch.peers)
+            self._server.expect(source.address for source in launch.sources)
             self._server.launch = launch.generation
 
     def follow(self, phase: Phase, generation: int) -> None:
@@ -311,9 +320,14 @@ class CopyService:
 
 def _write_run(folder: Path) -> None:
     """Tell the epilog, which knows the job's restarts at its end, how many there were at our begin."""
-    beside = folder / ".run"
-    beside.write_text(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    os.replace(beside, folder / "run")
+    _replace(folder / "run", os.environ.get("SLURM_RESTART_COUNT", "0").encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}")
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    os.replace(beside, path)
 
 
 def read_plans(folder: Path) -> list[MemoryPlan]:
@@ -322,7 +336,7 @@ def read_plans(folder: Path) -> list[MemoryPlan]:
     for path in folder.glob("plan-*.json"):
         try:
             plans.append(_plans.decode(path.read_bytes()))
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             continue  # replaced or removed while we looked
     return plans
 

@@ -14,6 +14,7 @@ from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder, kind_of
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED
 from slurm_robust.wire.messages import Launch
+from slurm_robust.wire.ours import open_ours
 
 # A pass may take this share of a core, whatever the number of buffers and the speed of the machine.
 _SHARE = 0.005
@@ -67,9 +68,9 @@ class BufferLook:
         for name, inode in present.items():
             if name not in self._files:
                 try:
-                    file = os.open(self._folder.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                    file = open_ours(self._folder.path / name)
                 except OSError:
-                    continue  # removed meanwhile
+                    continue  # removed meanwhile, or not ours
                 self._files[name] = inode, file
             found.append((name, self._files[name][1]))
         return found

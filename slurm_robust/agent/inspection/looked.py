@@ -8,7 +8,7 @@ import msgspec
 
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import Record, decoded
 
 Subject = tuple[str, str]
 """A check and what it looked at (empty: the node)."""
@@ -30,6 +30,10 @@ class Looked(Record):
     unknown: tuple[Subject, ...] = ()
     notes: tuple[str, ...] = ()
     nbytes: int | None = None
+
+
+# Made while there is one thread; see Record.
+_looked = msgspec.json.Decoder(Looked)
 
 
 def subject_of(finding: Finding) -> Subject:
@@ -71,4 +75,4 @@ def encode(looked: Looked) -> bytes:
 
 def decode(packet: bytes) -> Looked:
     """The other way round. Raises ``msgspec.DecodeError``."""
-    return msgspec.json.decode(packet, type=Looked)
+    return decoded(_looked, packet, msgspec.DecodeError)

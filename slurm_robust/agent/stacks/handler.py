@@ -48,7 +48,7 @@ def parse(text: str) -> tuple[ThreadStack, ...]:
         if found := _THREAD.fullmatch(line):
             threads.append((found["name"] or "", []))
         elif threads and (found := _FRAME.fullmatch(line)):
-            number = int(found["line"]) if found["line"].isdigit() else 0
+            number = int(found["line"]) if found["line"].isdecimal() else 0
             file, function = _unescaped(found["file"] or ""), _unescaped(found["function"])
             threads[-1][1].append(Frame(function=function, file=file, line=number))
         cut = cut or line == "..."

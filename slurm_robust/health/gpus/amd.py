@@ -93,7 +93,7 @@ def _memory_errors(host: Host, device: str) -> dict[str, Any]:
     for block in blocks:
         for line in host.read_or(f"{device}/ras/{block}").splitlines():
             kind, _, number = line.partition(":")
-            if kind.strip() in counts and number.strip().isdigit():
+            if kind.strip() in counts and number.strip().isdecimal():
                 counts[kind.strip()] += int(number)
     # ADDRESS : SIZE : FLAG, with R for a page that is retired and P for one that is about to be.
     pages = host.read_or(f"{device}/ras/gpu_vram_bad_pages").splitlines()
@@ -159,7 +159,9 @@ def _kfd_id(host: Host, bus: str) -> str:
     for node in host.names(f"{KFD}/topology/nodes"):
         folder = f"{KFD}/topology/nodes/{node}"
         lines = [line.split() for line in host.read_or(f"{folder}/properties").splitlines()]
-        properties = {(words[0], int(words[1])) for words in lines if len(words) == 2 and words[1].isdigit()}
+        properties = {
+            (words[0], int(words[1])) for words in lines if len(words) == 2 and words[1].isdecimal()
+        }
         if wanted <= properties:
             return host.read_or(f"{folder}/gpu_id")
     return ""
@@ -170,4 +172,4 @@ def _holders(host: Host, gpu_id: str) -> list[tuple[int, int]]:
     if not gpu_id:
         return []
     sizes = [(pid, host.number(f"{KFD}/proc/{pid}/vram_{gpu_id}") or 0) for pid in host.names(f"{KFD}/proc")]
-    return [(int(pid), size) for pid, size in sizes if pid.isdigit() and size > 0]
+    return [(int(pid), size) for pid, size in sizes if pid.isdecimal() and size > 0]

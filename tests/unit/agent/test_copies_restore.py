@@ -47,7 +47,7 @@ def test_parts_are_fetched_for_a_restore_or_the_reason_is_there(make: MakeNode) 
 def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_path: Path) -> None:
     a, b = make("a", local_directory=str(tmp_path / "disk")), make("b")
     image = open_image(fill(shm / "image", 0, 5, 1, MIB))
-    local = LocalCopies(a.service.places.local, RUN)
+    local = LocalCopies(a.service.places.local, RUN, a.folder.seal_key.read_bytes())
     local.publish(image, 1)
     image.close()
     b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.LOCAL),))

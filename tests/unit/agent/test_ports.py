@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from slurm_robust.agent.ports import PortHolder, bind_free, local_address
+from tests.users import run_as
 
 
 def listen(port: int) -> socket.socket:
@@ -20,8 +22,57 @@ def listen(port: int) -> socket.socket:
 
 def test_a_held_port_can_be_listened_on_by_who_shares_it() -> None:
     holder = PortHolder()
+    with pytest.raises(OSError, match="in use"):
+        listen(holder.port)  # nobody, before it is for somebody
+    assert holder.open() is None
     with listen(holder.port), socket.create_connection(("127.0.0.1", holder.port)):
         pass
+    holder.close()
+
+
+@pytest.mark.parametrize("hand_over", [False, True])
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_another_user_cannot_have_a_held_port(*, hand_over: bool, reuse: bool) -> None:
+    def take() -> str:
+        with socket.socket() as mine:
+            mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+            mine.bind(("", holder.port))
+            return "bound"
+
+    holder = PortHolder(hand_over=hand_over)
+    assert "in use" in run_as(65534, take)
+    if hand_over:
+        assert holder.open() is not None
+        assert "in use" in run_as(65534, take)
+    holder.renew()
+    assert "in use" in run_as(65534, take)
+    holder.close()
+
+
+def test_a_port_that_the_kernel_remembers_is_held_against_others_too() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as one, server.accept()[0] as other:
+            other.close()  # who closes first keeps it in TIME_WAIT
+            one.recv(1)
+    holder = PortHolder((port,), hand_over=True)
+    with pytest.raises(OSError, match="in use"):
+        listen(port)
+    holder.close()
+
+
+def test_what_was_handed_over_is_rank_zeros_alone() -> None:
+    """With a copy left in the agent, who connects after the end of rank 0 would wait for nobody's answer."""
+    holder = PortHolder(hand_over=True)
+    port, listener = holder.port, holder.open()
+    assert listener is not None
+    theirs = listener.dup()
+    holder.renew()
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    theirs.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
     holder.close()
 
 
@@ -66,6 +117,7 @@ def test_ports_are_used_in_turn() -> None:
     holder = PortHolder(ports)
     used = [holder.port]
     for _ in range(3):
+        holder.open()
         with listen(holder.port), socket.create_connection(("127.0.0.1", holder.port)):
             pass  # leaves the kernel a connection to remember (TIME_WAIT)
         holder.renew()
@@ -77,6 +129,7 @@ def test_ports_are_used_in_turn() -> None:
 @pytest.mark.slow
 def test_torchs_store_listens_on_a_held_port() -> None:
     holder = PortHolder()
+    holder.open()
     code = (
         "import sys, torch.distributed as dist\n"
         f"store = dist.TCPStore('127.0.0.1', {holder.port}, 1, True)\n"

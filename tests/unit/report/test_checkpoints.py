@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.image import Buffer, ImageHeader, open_image
-from slurm_robust.checkpoint.local import LocalCopies, local_path
+from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
@@ -26,6 +26,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.wire.keys import create_keys, load_client
 from tests.unit.run_started import run_started
 
 
@@ -50,7 +51,9 @@ class Job:
         self.directory.path.mkdir(parents=True)
         self.store = CheckpointStore(self.directory.checkpoints)
         self.memory = MemoryFolder.create(self.run_id)
-        self.local = LocalCopies(local_path(folder / "disk", self.run_id), self.run_id)
+        create_keys(self.directory.keys)
+        key = seal_key(load_client(self.directory.keys).client.secret)
+        self.local = LocalCopies(local_path(folder / "disk", self.run_id), self.run_id, key)
         spec = JobSpec(
             run_id=self.run_id,
             job_id=9,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.wire.record import StepRecord
@@ -18,6 +19,7 @@ class Node:
     def __init__(self, folder: Path, memory: Path, world_size: int = 1) -> None:
         self.folder = folder
         self.copies = MemoryFolder.create(RUN, memory)
+        self.copies.seal_key.write_bytes(seal_key("secret"))
         self.store = CheckpointStore(folder / "ckpt")
         self.local = folder / "local"
         self.world_size = world_size

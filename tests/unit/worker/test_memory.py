@@ -30,6 +30,7 @@ from slurm_robust.checkpoint.errors import (
     WrongUse,
 )
 from slurm_robust.checkpoint.image import open_image
+from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.checkpoint.store import CheckpointRef
@@ -39,7 +40,7 @@ from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.unit.worker import training
-from tests.unit.worker.managed import Node
+from tests.unit.worker.managed import RUN, Node
 from tests.waiting import wait_for
 
 
@@ -259,9 +260,10 @@ def test_a_fetch_that_takes_too_long_for_its_size_is_told(node: Node) -> None:
 
 
 def test_a_copy_on_the_local_disk_is_read(trained: Model, node: Node, launch: Launcher) -> None:
-    place = node.local / "own-00000" / "gen-0001" / "step-00000004.img"
-    place.parent.mkdir(parents=True)
-    shutil.move(parts(node, 4), place)
+    image = open_image(parts(node, 4))
+    place = LocalCopies(node.local, RUN, node.copies.seal_key.read_bytes()).publish(image, keep=1)
+    image.close()
+    image.path.unlink()
     launch(2, restore=token(4), tier="local")
     assert sr.Checkpointer(Model().entries).restore() == 5
     damage(place)

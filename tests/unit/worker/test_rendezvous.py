@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import socket
 import threading
+from pathlib import Path
 
+import pytest
+
+from slurm_robust.agent.ports import PortHolder
 from slurm_robust.worker.rendezvous import wait_until_listening
+from tests.unit.worker.zygotes import ScriptRunner
 
 
 def test_waiting_ends_as_soon_as_somebody_listens() -> None:
@@ -28,3 +33,44 @@ def test_waiting_is_bounded() -> None:
 
 def test_an_unknown_host_is_left_to_torch() -> None:
     assert not wait_until_listening("no-such-host.invalid", 1, 4, limit_s=0.03)
+
+
+STORES = {
+    "by init_process_group": (
+        "dist.init_process_group('gloo', init_method='env://')\n"
+        "print(dist.get_world_size())\n"
+        "dist.destroy_process_group()\n"
+        "dist.init_process_group('gloo')\n"  # by then torch binds the port itself
+        "print(dist.get_world_size())\n"
+    ),
+    "made by the script": (
+        "store = dist.TCPStore('127.0.0.1', port, 1, True)\nstore.set('a', '1')\nprint(int(store.get('a')))\n"
+        "del store\nprint(1)\n"
+    ),
+    "by an interpreter that the script starts": (
+        "import multiprocessing\n"
+        "multiprocessing.get_context('spawn').Semaphore()\n"
+        "import subprocess, sys\n"
+        "code = f'import socket; socket.create_server(({chr(34)}{chr(34)}, {port})); print(1)'\n"
+        "done = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)\n"
+        "print(done.stdout.decode() * 2)\n"
+    ),
+}
+
+
+@pytest.mark.slow
+def test_rank_zero_listens_on_the_socket_that_its_agent_held(tmp_path: Path) -> None:
+    runner = ScriptRunner(cwd=tmp_path)
+    for name, code in STORES.items():
+        holder = PortHolder(hand_over=True)
+        port = holder.port
+        script = tmp_path / "script.py"
+        script.write_text(f"import torch.distributed as dist\nport = {port}\n{code}")
+        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        listener = holder.open()
+        assert listener is not None
+        result = runner.run((str(script),), tmp_path, env=env, listener=listener)
+        assert result.out.split() == ["1", "1"], (name, result.err)
+        with pytest.raises(ConnectionRefusedError):  # nobody has kept a copy
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    runner.close()

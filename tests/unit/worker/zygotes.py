@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ class ScriptRunner:
         *,
         kind: CommandKind = CommandKind.SCRIPT,
         env: dict[str, str] | None = None,
+        listener: socket.socket | None = None,
     ) -> WorkerResult:
         """Run one worker to its end."""
         self._generation += 1
@@ -58,7 +60,9 @@ class ScriptRunner:
         order = Spawn(
             generation=self._generation, command_kind=kind, command=command, cwd=str(cwd), workers=(worker,)
         )
-        self._launcher.spawn(order)
+        self._launcher.spawn(order, listener)
+        if listener is not None:
+            listener.close()  # as an agent does
         exited = self._wait(Exited)
         self._launcher.sweep()
         steps = record.progress(time.monotonic()).step

@@ -1,0 +1,258 @@
+"""The entrance to this node's copies: one thread takes connections, and lets in who proves to be of the job.
+
+Anybody who reaches the port can open connections, faster than they can be served. So strangers get no thread
+and no memory to speak of, and each address only half of the places: one that needs more loses its oldest, and
+first of those that are silent. Where all places are taken, the address that has most of them loses one, those
+of the job's agents last. An agent says at once all that it has to, and is through before it comes to that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
+
+from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.wire import copychannel
+from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake
+
+PLACES = 2048
+"""For connections that have not proven themselves, but a quarter of what this process may open at most."""
+BACKLOG = 64
+"""How many the kernel keeps for us. Whoever comes behind a flood waits for these to be taken in."""
+
+_AT_ONCE = 64
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_NOTE_EVERY_S = 600.0
+
+LetIn = Callable[[Channel, str], None]
+"""Told in the entrance's thread: who has proven itself, and its address."""
+
+
+@dataclass(eq=False)
+class _Stranger:
+    connection: socket.socket
+    address: str
+    handshake: Handshake
+    deadline: float
+
+
+class Waiting:
+    """Who stands at the entrance. Keeps to the limits; pure but for the descriptors that it is given."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._of_address = max(1, places // 2)
+        self._all: dict[int, _Stranger] = {}  # by descriptor, the oldest first
+        self._by_address: dict[str, dict[int, _Stranger]] = {}
+        self.agents: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def oldest(self) -> _Stranger | None:
+        """Who stands there longest."""
+        return next(iter(self._all.values()), None)
+
+    def get(self, descriptor: int) -> _Stranger | None:
+        """Who that is."""
+        return self._all.get(descriptor)
+
+    def add(self, stranger: _Stranger) -> _Stranger | None:
+        """Give it a place; who has to leave for that, if anybody."""
+        group = self._by_address.setdefault(stranger.address, {})
+        leaving = None
+        if len(group) >= self._of_address:
+            leaving = _first(group)
+        elif len(self._all) >= self._places:
+            leaving = self.surplus()
+        if leaving is not None:
+            self.remove(leaving)
+        descriptor = stranger.connection.fileno()
+        self._all[descriptor] = stranger
+        self._by_address.setdefault(stranger.address, {})[descriptor] = stranger
+        return leaving
+
+    def remove(self, stranger: _Stranger) -> None:
+        """It is no stranger any more, or gone; before its descriptor is closed."""
+        descriptor = stranger.connection.fileno()
+        self._all.pop(descriptor, None)
+        group = self._by_address.get(stranger.address, {})
+        group.pop(descriptor, None)
+        if not group:
+            self._by_address.pop(stranger.address, None)
+
+    def surplus(self) -> _Stranger | None:
+        """Who leaves first when there are too many in all."""
+        if not self._all:
+            return None
+        address = max(self._by_address, key=lambda a: (a not in self.agents, len(self._by_address[a])))
+        return _first(self._by_address[address])
+
+    def overdue(self, now: float) -> list[_Stranger]:
+        """Who stands there for too long."""
+        found = []
+        for stranger in self._all.values():
+            if stranger.deadline > now:
+                break
+            found.append(stranger)
+        return found
+
+    def everybody(self) -> list[_Stranger]:
+        """All who stand there."""
+        return list(self._all.values())
+
+
+class Entrance:
+    """Listens on a bound socket until :meth:`close`."""
+
+    def __init__(self, listener: socket.socket, key: bytes, let_in: LetIn, notes: Notes) -> None:
+        self._listener = listener
+        self._key = key
+        self._let_in = let_in
+        self._notes = notes
+        self._waiting = Waiting(min(PLACES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self._closed = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.epoll()
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        self._poll.register(listener, select.EPOLLIN)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="srobust-entrance", daemon=True)
+        self._thread.start()
+
+    def expect(self, addresses: Iterable[str]) -> None:
+        """Addresses of agents of this job, whose places are kept when there are too few."""
+        self._waiting.agents.update(map(group_of, addresses))
+
+    def close(self) -> None:
+        """Let nobody in any more. Waits for the thread, which waits for nobody."""
+        if self._closed:
+            return
+        self._closed = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._listener.close()
+        os.close(self._wake)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                for descriptor, _ in self._poll.poll(self._patience_s(), maxevents=_AT_ONCE):
+                    stranger = self._waiting.get(descriptor)
+                    if stranger is not None:
+                        self._hear(stranger)
+                self._accept()
+                for stranger in self._waiting.overdue(time.monotonic()):
+                    self._turn_away(stranger, "timed out")
+        finally:
+            for stranger in self._waiting.everybody():
+                self._shut(stranger)
+            self._poll.close()
+
+    def _patience_s(self) -> float:
+        oldest = self._waiting.oldest()
+        return max(0.0, oldest.deadline - time.monotonic()) if oldest is not None else -1.0
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, source = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._on_failure(error)
+                return
+            connection.setblocking(False)
+            deadline = time.monotonic() + copychannel.HANDSHAKE_S
+            stranger = _Stranger(connection, group_of(source[0]), Handshake(self._key), deadline)
+            leaving = self._waiting.add(stranger)
+            if leaving is not None:
+                self._forget(leaving)
+                self._note(leaving, "its address opens too many without a proof")
+            self._poll.register(connection, select.EPOLLIN)
+
+    def _on_failure(self, error: OSError) -> None:
+        self._notes.say("accept", f"a connection for copies could not be taken: {error}", _NOTE_EVERY_S)
+        leaving = self._waiting.surplus() if error.errno in _NO_DESCRIPTORS else None
+        if leaving is not None:
+            self._shut(leaving)
+        elif error.errno in _NO_DESCRIPTORS:
+            # Others of this process hold them all; the listener stays readable, so do not ask at once again.
+            select.select((self._wake,), (), (), 0.1)
+
+    def _hear(self, stranger: _Stranger) -> None:
+        try:
+            data = stranger.connection.recv(stranger.handshake.wants)
+            if not data:
+                if stranger.handshake.is_silent:
+                    self._shut(stranger)  # it was only tried if this node answers
+                else:
+                    self._turn_away(stranger, "it closed the connection")
+                return
+            answer = stranger.handshake.receive(data)
+            if answer and stranger.connection.send(answer) < len(answer):
+                raise ChannelError("it does not read")  # the first bytes of a connection always find room
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._turn_away(stranger, str(error))
+            return
+        if stranger.handshake.is_proven:
+            self._welcome(stranger)
+
+    def _welcome(self, stranger: _Stranger) -> None:
+        self._poll.unregister(stranger.connection)
+        self._waiting.remove(stranger)
+        self._waiting.agents.add(stranger.address)
+        try:
+            channel = Channel.proven(stranger.connection)
+        except OSError:
+            stranger.connection.close()  # gone meanwhile
+            return
+        self._let_in(channel, stranger.address)
+
+    def _turn_away(self, stranger: _Stranger, why: str) -> None:
+        self._shut(stranger)
+        self._note(stranger, why)
+
+    def _note(self, stranger: _Stranger, why: str) -> None:
+        text = f"a connection of {stranger.address} to this node's copies was refused: {why}"
+        self._notes.say("stranger", text)
+
+    def _shut(self, stranger: _Stranger) -> None:
+        self._waiting.remove(stranger)
+        self._forget(stranger)
+
+    def _forget(self, stranger: _Stranger) -> None:
+        stranger.connection.close()  # which ends its registration, too
+
+
+@lru_cache(1024)
+def group_of(address: str) -> str:
+    """Which addresses share their places: one of IPv4, or of IPv6 all that one host may choose from."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ip_address(int(found) >> 64 << 64)) + "/64"
+
+
+def _first(group: dict[int, _Stranger]) -> _Stranger:
+    """The oldest that has said nothing yet, else the oldest."""
+    return next((s for s in group.values() if s.handshake.is_silent), None) or next(iter(group.values()))

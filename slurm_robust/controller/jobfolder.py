@@ -1,0 +1,161 @@
+"""Whose the job's folder is: nobody else may put another one in its place while the job runs.
+
+Agents and controllers that start later take their orders from that folder, and all write to it by its path.
+Who may rename it, or a folder above it, can have them run anything as the job's user. So each folder from the
+job's up to the one where the job was submitted must be this user's or root's; and where others may write to
+one, it must have the sticky bit, with which only owners rename. What is higher up, the site has arranged.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_robust.model.record import Record
+from slurm_robust.wire.ours import make_own_folder
+
+_ROOT_MODE = 0o755
+_ACL = "system.posix_acl_access"
+
+
+class Folder(Record):
+    """What is known of a folder on the way to the job's, or of a link there.
+
+    ``is_private``: the folder's group is the user's own, with nobody else in it. ``is_job``: it is the job's.
+    """
+
+    path: Path
+    owner: int
+    mode: int
+    group: int = 0
+    is_private: bool = False
+    is_job: bool = False
+
+
+class Exchangeable(Record):
+    """Who could exchange the job's folder, in words, and what to do about it. ``is_job`` as in Folder."""
+
+    text: str
+    fix: str
+    is_job: bool
+
+
+def judge(folder: Folder, uid: int) -> Exchangeable | None:
+    """Whether others than ``uid`` and root could put another folder in the place of one in this. Pure."""
+    elsewhere = (
+        "submit from a folder of your own, or give one: --job-dir DIR, or job_dir in the configuration"
+    )
+    if folder.owner not in (0, uid):
+        text = f"{folder.path} belongs to {_user(folder.owner)}, who could exchange the job's folder"
+        return Exchangeable(text=text, fix=elsewhere, is_job=folder.is_job)
+    if stat.S_ISLNK(folder.mode) or folder.mode & stat.S_ISVTX:
+        return None
+    if folder.mode & stat.S_IWOTH:
+        who = "everybody"
+    elif folder.mode & stat.S_IWGRP and not folder.is_private:
+        who = f"group {_group(folder.group)}"
+    else:
+        return None
+    mode = f"{stat.S_IMODE(folder.mode):04o}"
+    text = f"{who} may write to {folder.path} (mode {mode}), and so exchange the job's folder"
+    by_mode = (
+        f"chmod +t {folder.path} (others may write there as before, but rename only what is theirs), or "
+    )
+    return Exchangeable(
+        text=text, fix=(by_mode if folder.owner == uid else "") + elsewhere, is_job=folder.is_job
+    )
+
+
+def look(job: Path, submitted: Path) -> Iterator[Folder]:
+    """The job's folder and those above it up to ``submitted``, as far as they exist. Raises ``OSError``.
+
+    As they are named, and where links lead. Where ``job`` is not below ``submitted``: up to two above it.
+    """
+    seen: set[Path] = set()
+    named = Path(os.path.abspath(job)), Path(os.path.abspath(submitted))
+    real = Path(os.path.realpath(job)), Path(os.path.realpath(submitted))
+    for path, top in (named, real):
+        upper = top if path.is_relative_to(top) else path.parent.parent
+        for number, folder in enumerate((path, *path.parents)):
+            if folder not in seen and (found := _facts(folder, is_job=number == 0)) is not None:
+                yield found
+            seen.add(folder)
+            if folder == upper:
+                break
+
+
+def make(job: Path) -> None:
+    """Make the job's folder (0700), and what lacks above it (0755 at most). Raises ``OSError``."""
+    for folder in reversed(job.parents):
+        if not folder.exists():
+            folder.mkdir(mode=_ROOT_MODE, exist_ok=True)
+    make_own_folder(job)
+
+
+def mend(job: Path) -> None:
+    """Close what is the user's own and was left open, by an umask of 002 say. Raises ``OSError``.
+
+    The job's folder to all others. The one of all jobs gets the sticky bit where others may write to it: they
+    go on making folders there, and exchange only their own.
+    """
+    for folder, others, closed in ((job, 0o077, 0o700), (job.parent, 0o022, None)):
+        try:
+            info = os.lstat(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        mode = stat.S_IMODE(info.st_mode)
+        if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and mode & others:
+            folder.chmod(mode | stat.S_ISVTX if closed is None else closed)
+
+
+def _facts(path: Path, *, is_job: bool) -> Folder | None:
+    try:
+        info = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Folder(
+        path=path,
+        owner=info.st_uid,
+        mode=info.st_mode,
+        group=info.st_gid,
+        is_private=bool(info.st_mode & stat.S_IWGRP) and _is_private(path, info.st_gid),
+        is_job=is_job,
+    )
+
+
+def _is_private(path: Path, group: int) -> bool:
+    """Whether that group is nobody's but this user's: many sites give each user one, and an umask of 002.
+
+    Where there is an access list, the group's bits are a limit for whoever is in the list.
+    """
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name} and not _has_list(path)
+
+
+def _has_list(path: Path) -> bool:
+    try:
+        return bool(os.getxattr(path, _ACL))
+    except OSError:
+        return False  # none, or none of this kind on this file system
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"

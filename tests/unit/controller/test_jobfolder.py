@@ -1,0 +1,286 @@
+"""Who could put another folder in the place of the job's is found before anything is read from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_robust.agent.__main__ import CannotBegin, read_spec
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller import jobfolder, preflight
+from slurm_robust.controller.jobfolder import Folder, judge
+from slurm_robust.controller.preflight import Plan, PreflightError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.wire.keys import KeysError, create_keys, load_client
+from tests.users import run_as
+
+ME, OTHER = 65533, 65534
+DIRECTORY = stat.S_IFDIR
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "is_private", "text"),
+    [
+        (ME, 0o755, False, None),
+        (0, 0o755, False, None),
+        (ME, 0o700, False, None),
+        (ME, 0o2775, True, None),  # an umask of 002 and a group of one's own
+        (ME, 0o1775, False, None),
+        (0, 0o1777, False, None),  # as /tmp
+        (0, 0o3775, False, None),
+        (ME, 0o775, False, "group"),
+        (0, 0o2775, False, "group"),  # a project's folder
+        (ME, 0o777, True, "everybody"),
+        (0, 0o757, False, "everybody"),
+        (OTHER, 0o755, False, "belongs to"),
+        (OTHER, 0o1777, False, "belongs to"),  # its owner may rename whatever is in it
+        (OTHER, 0o700, False, "belongs to"),
+    ],
+)
+def test_who_could_exchange_the_folder(owner: int, mode: int, is_private: bool, text: str | None) -> None:
+    folder = Folder(path=Path("/p/f"), owner=owner, mode=DIRECTORY | mode, group=4242, is_private=is_private)
+    found = judge(folder, ME)
+    assert (found is None) == (text is None)
+    if found is not None and text is not None:
+        assert text in found.text
+        assert "/p/f" in found.text
+        assert "--job-dir" in found.fix
+        assert ("chmod +t /p/f" in found.fix) == (owner == ME)  # else it is not in this user's hands
+
+
+def test_a_link_is_as_good_as_its_owner() -> None:
+    link = Folder(path=Path("/p/l"), owner=ME, mode=stat.S_IFLNK | 0o777)
+    assert judge(link, ME) is None
+    assert judge(msgspec.structs.replace(link, owner=OTHER), ME) is not None
+
+
+def test_looks_from_the_jobs_folder_to_the_one_of_its_submission(tmp_path: Path) -> None:
+    submitted = tmp_path / "project" / "mine"
+    job = submitted / "srobust-jobs" / "7"
+    assert [f.path for f in jobfolder.look(job, submitted)] == []
+    submitted.mkdir(parents=True)
+    jobfolder.make(job)
+    assert [f.path for f in jobfolder.look(job, submitted)] == [job, job.parent, submitted]
+    elsewhere = tmp_path / "scratch" / "jobs" / "7"
+    jobfolder.make(elsewhere)
+    assert [f.path for f in jobfolder.look(elsewhere, submitted)] == [elsewhere, *elsewhere.parents[:2]]
+
+
+def test_looks_also_where_a_link_leads(tmp_path: Path) -> None:
+    submitted, scratch = tmp_path / "submitted", tmp_path / "scratch" / "jobs"
+    submitted.mkdir()
+    scratch.mkdir(parents=True)
+    (submitted / "srobust-jobs").symlink_to(scratch)
+    job = submitted / "srobust-jobs" / "7"
+    jobfolder.make(job)
+    found = {f.path: stat.S_ISLNK(f.mode) for f in jobfolder.look(job, submitted)}
+    assert found[job.parent] is True
+    assert found[scratch / "7"] is found[scratch] is found[scratch.parent] is False
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0, 0o755), (0o002, 0o755), (0o027, 0o750), (0o077, 0o700)])
+def test_what_is_made_is_closed_whatever_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        jobfolder.make(tmp_path / "a" / "srobust-jobs" / "7")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", tmp_path / "a/srobust-jobs", tmp_path / "a/srobust-jobs/7"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [mode, mode, 0o700]
+
+
+def test_what_was_left_open_is_closed_and_others_can_go_on_there(tmp_path: Path) -> None:
+    root = tmp_path / "srobust-jobs"
+    (root / "7").mkdir(parents=True)
+    root.chmod(0o2775)
+    (root / "7").chmod(0o775)
+    assert (
+        preflight.check_place(JobDirectory(root / "7"), {"SLURM_SUBMIT_DIR": str(tmp_path)}, later_run=False)
+        == ()
+    )
+    assert stat.S_IMODE(root.stat().st_mode) == 0o3775
+    assert stat.S_IMODE((root / "7").stat().st_mode) == 0o700
+
+
+def test_a_later_run_of_an_accepted_job_is_only_warned(tmp_path: Path) -> None:
+    job = JobDirectory(tmp_path / "srobust-jobs" / "7")
+    environ = {"SLURM_SUBMIT_DIR": str(tmp_path)}
+    tmp_path.chmod(0o777)
+    with pytest.raises(PreflightError, match="everybody may write") as error:
+        preflight.check_place(job, environ, later_run=False)
+    assert error.value.exit_code == ExitCode.JOB_DIR
+    assert f"chmod +t {tmp_path}" in error.value.fix
+    (warning,) = preflight.check_place(job, environ, later_run=True)
+    assert "everybody may write" in warning
+
+
+# -- two users -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A folder where all may make folders, with nothing above it that keeps others out."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o1777)
+        yield Path(folder)
+
+
+def spec(run_id: str = "7-x", command: str = "train.py") -> JobSpec:
+    return JobSpec(
+        run_id=run_id, job_id=7, kind=CommandKind.SCRIPT, command=(command,), cwd="/", nproc_per_node=1
+    )
+
+
+def plan(run_id: str = "7-x") -> Plan:
+    return Plan(
+        run_id=run_id,
+        job_id=7,
+        kind=CommandKind.SCRIPT,
+        command=("train.py",),
+        cwd="/",
+        slots=1,
+        spares=0,
+        nproc_per_node=1,
+        restart_count=0,
+        nodes=("n1",),
+        config=JobConfig(),
+    )
+
+
+def start(job: JobDirectory, submitted: Path) -> str:
+    """What ``srobust run`` does with the folder."""
+    environ = {"SLURM_SUBMIT_DIR": str(submitted)}
+    preflight.check_place(job, environ, later_run=False)
+    preflight.open_directory(job)
+    preflight.save_plan(job, plan())
+    job.spec.write_bytes(msgspec.json.encode(spec()))
+    return "begun"
+
+
+def mkdir(mode: int) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        path.chmod(mode)
+
+    return make
+
+
+@as_root
+@pytest.mark.parametrize(
+    "trap",
+    [
+        pytest.param(mkdir(0o777), id="a folder open to all"),
+        pytest.param(mkdir(0o1777), id="sticky, and still the owner's"),
+        pytest.param(mkdir(0o755), id="a folder"),
+        pytest.param(lambda path: path.symlink_to("/var/tmp"), id="a link"),
+    ],
+)
+@pytest.mark.parametrize("name", ["srobust-jobs", "srobust-jobs/7"])
+def test_a_strangers_folder_is_refused(scratch: Path, trap: Callable[[Path], None], name: str) -> None:
+    if "/" in name:
+        (scratch / "srobust-jobs").mkdir()
+        (scratch / "srobust-jobs").chmod(0o1777)
+    run_as(OTHER, lambda: trap(scratch / name))
+    job = JobDirectory(scratch / "srobust-jobs" / "7")
+    assert "belongs to" in run_as(ME, lambda: start(job, scratch))
+    assert not (scratch / name / "keys").exists()
+
+
+@as_root
+def test_in_a_sticky_folder_of_all_nobody_exchanges_the_folder(scratch: Path) -> None:
+    job = JobDirectory(scratch / "srobust-jobs" / "7")
+    assert run_as(ME, lambda: start(job, scratch)) == "begun"
+    aside = scratch / "aside"
+    assert "Permission" in run_as(OTHER, lambda: os.rename(job.path, aside))
+    assert "not permitted" in run_as(OTHER, lambda: os.rename(job.path.parent, aside))
+
+
+@as_root
+def test_what_stands_in_a_strangers_folder_is_not_run(scratch: Path) -> None:
+    """As if the folder could be exchanged all the same, with links to the real keys."""
+    job = JobDirectory(scratch / "srobust-jobs" / "7")
+    assert run_as(ME, lambda: start(job, scratch)) == "begun"
+    was = job.path.rename(scratch / "was")
+
+    def forge() -> None:
+        job.path.mkdir(mode=0o755)
+        for name in ("keys", "epochs"):
+            (job.path / name).symlink_to(was / name)
+        job.spec.write_bytes(msgspec.json.encode(spec(command="evil.py")))
+        (job.path / "plan.json").write_bytes(msgspec.json.encode(plan()))
+
+    job.path.parent.chmod(0o777)
+    assert run_as(OTHER, forge) == "None"
+    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: read_spec(job, "7-x"))
+    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: preflight.load_plan(job, "7-x"))
+    # In a folder of this user, but the files of somebody else, or links to them.
+    shutil.copytree(job.path, scratch / "theirs", symlinks=True)
+    for name in ("job.json", "plan.json"):
+        os.chown(scratch / "theirs" / name, OTHER, OTHER)
+    os.chown(scratch / "theirs", ME, ME)
+    theirs = JobDirectory(scratch / "theirs")
+    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: read_spec(theirs))
+    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: preflight.load_plan(theirs))
+
+
+def traps() -> list[tuple[str, Callable[[Path], None]]]:
+    return [
+        ("a link", lambda path: path.symlink_to("/etc/hostname")),
+        ("no plain file", os.mkfifo),
+        ("no plain file", Path.mkdir),
+    ]
+
+
+@pytest.mark.parametrize(("text", "trap"), traps())
+def test_a_link_or_a_pipe_is_no_file_of_the_job(
+    tmp_path: Path, text: str, trap: Callable[[Path], None]
+) -> None:
+    job = JobDirectory(tmp_path / "7")
+    preflight.open_directory(job)
+    trap(job.spec)
+    trap(job.path / "plan.json")
+    (job.keys / "agent.json").unlink()
+    trap(job.keys / "agent.json")
+    with pytest.raises(CannotBegin, match=text):
+        read_spec(job)
+    with pytest.raises(PreflightError, match=text):
+        preflight.load_plan(job)
+    with pytest.raises(KeysError, match=text):
+        load_client(job.keys)
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    job = JobDirectory(tmp_path / "7")
+    preflight.open_directory(job)
+    preflight.save_plan(job, plan("7-other"))
+    job.spec.write_bytes(msgspec.json.encode(spec("7-other")))
+    assert read_spec(job, "7-other") == read_spec(job) == spec("7-other")
+    assert preflight.load_plan(job, "7-other") == preflight.load_plan(job)
+    with pytest.raises(CannotBegin, match="7-other"):
+        read_spec(job, "7-mine")
+    with pytest.raises(PreflightError, match="7-other"):
+        preflight.load_plan(job, "7-mine")
+
+
+@as_root
+def test_keys_of_a_stranger_are_refused_and_root_uses_everybodys(scratch: Path) -> None:
+    keys = scratch / "keys"
+    assert run_as(ME, lambda: create_keys(keys)) == "None"
+    assert load_client(keys) is not None
+    for path in keys.iterdir():
+        os.chown(path, OTHER, OTHER)
+    os.chown(keys, OTHER, OTHER)
+    keys.chmod(0o755)
+    for path in keys.iterdir():
+        path.chmod(0o644)
+    assert "belongs to uid" in run_as(ME, lambda: load_client(keys))
