@@ -22,8 +22,9 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller import restoring
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage
+from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal, fold
-from slurm_robust.controller.loop import Loop, read_clocks
+from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build

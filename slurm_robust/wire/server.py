@@ -85,7 +85,11 @@ class ControllerSocket:
         return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
 
     def recv(self) -> tuple[bytes, ToController] | None:
-        """The next message with the name of its sender, for :meth:`send`; None when there is none."""
+        """The next message with the name of its sender, for :meth:`send`; None when there is none.
+
+        Raises ``RuntimeError`` when nobody can be let in any more.
+        """
+        self._doorkeeper.check()
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -140,6 +144,7 @@ class _Doorkeeper(threading.Thread):
         super().__init__(name="srobust-zap", daemon=True)
         self._client = z85.decode(client_public)
         self.refused = 0
+        self._died: BaseException | None = None
         self._socket = context.socket(zmq.REP)
         # Before the ROUTER listens, so that no connection is ever judged without us.
         self._socket.bind("inproc://zeromq.zap.01")
@@ -151,8 +156,15 @@ class _Doorkeeper(threading.Thread):
                 self._answer(self._socket.recv_multipart())
         except zmq.ContextTerminated:
             pass
+        except BaseException as error:  # noqa: BLE001 - check() raises it, in the thread that can end all
+            self._died = error
         finally:
             self._socket.close(linger=0)
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` if this thread has died."""
+        if self._died is not None:
+            raise RuntimeError("the thread that lets agents in has died") from self._died
 
     def _answer(self, request: list[bytes]) -> None:
         # version, request id, domain, address, routing id, mechanism, client key (32 bytes raw)
