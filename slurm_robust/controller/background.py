@@ -34,8 +34,8 @@ class Background:
     def run(self, work: Work, failed: Failed) -> None:
         """Do ``work`` in a thread; the function it returns is called by :meth:`drain`.
 
-        What it raises instead is handed to ``failed`` by :meth:`drain`, with its traceback: whoever waits gets an
-        answer.
+        What it raises instead is handed to ``failed`` by :meth:`drain`, with its traceback, so whoever waits
+        gets an answer.
         """
         self._work.put((work, failed))
         if not self._idle.acquire(blocking=False):

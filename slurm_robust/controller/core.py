@@ -172,7 +172,7 @@ class Core:
         self.knocks.step(self, now)
 
     def on_hold_over(self, seconds: float, now: Now) -> None:
-        """For ``seconds`` nothing was decided, and the clock stood still; training may have, with its storage."""
+        """For ``seconds`` nothing was decided, and the clock stood still. Training may have stood, too."""
         if self.clock is not None:
             self.clock.pass_over(seconds)
         if seconds < TOLD_STALL_S:

@@ -20,8 +20,9 @@ class Hold:
     """Whether decisions wait for storage, and the clocks of who decides.
 
     What was decided is done when the journal holds it, so until then nothing more is decided. Time that
-    passes meanwhile is nobody's: no deadline comes nearer. A hold ends when storage has taken all, at once when
-    the end of the run is near, and after half an hour in any case. None begins again before the journal is whole.
+    passes meanwhile is nobody's: no deadline comes nearer. A hold ends when storage has taken all, at once
+    when the end of the run is near, and after half an hour in any case. None begins again before the journal
+    is whole.
     """
 
     def __init__(self, clocks: Callable[[], Now] = read_clocks) -> None:

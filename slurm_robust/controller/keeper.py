@@ -52,7 +52,7 @@ def storage_error(error: BaseException | None) -> OSError | None:
 def is_over(descriptor: int | None) -> None:
     """Tell the keeper that the exit code of this controller, which is about to end, is that of the job.
 
-    An interpreter that cannot read its own modules ends with 1 as well, and its keeper is to start another one.
+    An interpreter that cannot read its own modules ends with 1 as well, and the next one may be able to.
     """
     if descriptor is not None:
         os.write(descriptor, b"x")
@@ -68,7 +68,7 @@ class Keeper:
     """Runs ``command``, to which it adds ``--keeper FD``, again and again. Main thread only."""
 
     def __init__(self, command: Sequence[str], *, pauses_s: Sequence[float] = PAUSES_S) -> None:
-        """``pauses_s``: after the first, second, ... controller that ended early, and after all that follow."""
+        """``pauses_s``: after the first controller that ended early, the second, ...; the last ever after."""
         self._command = tuple(command)
         self._pauses_s = tuple(pauses_s)
         self._child: subprocess.Popen[bytes] | None = None
@@ -155,13 +155,11 @@ class Keeper:
         elif self._no_agents_since is None:
             self._no_agents_since = now
         if self._no_agents_since is not None and now - self._no_agents_since > STORAGE_S:
-            say(
-                f"no agent is left, and storage does not let a controller begin for {STORAGE_S:.0f} s; giving up"
-            )
+            say(f"no agent is left, and for {STORAGE_S:.0f} s storage let no controller begin; giving up")
             return int(ExitCode.JOB_DIR)
         pause_s = self._pause()
         say(
-            f"the next controller is started in {pause_s:.0f} s, when storage may let it begin (training goes on)"
+            f"the next controller is started in {pause_s:.0f} s, storage may let it begin then (training goes on)"
         )
         self._rest(pause_s)
         return None
@@ -201,7 +199,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def _adopt_orphans() -> None:
-    """Have the sruns of a controller that died as children: they live as long as the agents of their steps."""
+    """Become the parent of the sruns of a controller that dies; each lives as long as its step's agents."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

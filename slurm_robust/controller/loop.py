@@ -173,7 +173,7 @@ class Loop:
         self._in_background("look at the agents' steps", self._look_around, self._looked_in_vain)
 
     def _follow_journal(self) -> None:
-        """Decide nothing while storage has not taken what was decided before; tell why, and what became of it."""
+        """Decide nothing while storage has not taken what was decided before, and tell why."""
         core = self._core
         behind = self._journal.written < len(self._journal.events)
         urgent = core.leaving is not None or core.ending is not None

@@ -21,8 +21,8 @@ _MOST_LINES = 10_000
 def say(text: str) -> None:
     """Print ``text``; lines after the first are kept as they are. Waits 0.2 s at most for who takes it.
 
-    The job's output may lie on storage that hangs or is full, which must not end the job's supervision: what was
-    to be said stands in the journal.
+    The job's output may lie on storage that hangs or is full, which must not end the job's supervision: what
+    was to be said stands in the journal.
     """
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
     _output.print(f"srobust: {stamp} {text}\n")

@@ -12,8 +12,7 @@ from slurm_robust.controller.disk import Disk
 class FaultyDisk(Disk):
     """A real folder that refuses, or does not answer, between :meth:`fail` or :meth:`hang` and :meth:`heal`.
 
-    A full file system still takes a part of a write, so do these: ``room`` bytes. Reading what is there works,
-    except with a stale handle.
+    A full file system still takes a part of a write, and so does this one: ``room`` bytes. Reading works.
     """
 
     def __init__(self) -> None:
