@@ -103,7 +103,7 @@ def main(folder: Path, nodes: int, spares: int) -> int:
     slurm = FakeSlurm(FakeCluster(names))
     job_id = slurm.submit(SubmitRequest(command=("job.sh",), nodes=len(names)))
     marks = Marks(folder / "marks.json")
-    with closing(ControllerSocket(load_server(directory.keys))) as server:
+    with closing(ControllerSocket(load_server(directory.keys), agents=len(names))) as server:
         core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())
         command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
         loop = Loop(

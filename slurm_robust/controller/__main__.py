@@ -89,7 +89,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     openfiles.raise_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
-    with closing(ControllerSocket(load_server(directory.keys), plan.config.wire.port)) as server:
+    with closing(_listen(directory, plan)) as server:
         epoch = _take(directory, plan, server.port)
         store = CheckpointStore(_checkpoints(directory, plan))
         _write_spec(directory, plan, store)
@@ -140,6 +140,10 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
+
+
+def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
+    return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
 
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:

@@ -87,7 +87,7 @@ class Journal:
 
     One thread writes, in order, since storage may hang for minutes; :attr:`written` says how far it has come.
     What storage does not take (a full folder, a quota, a stale handle) stays in memory and is tried again
-    before what comes later. Only if this controller dies meanwhile is it lost. One other thread uses the journal.
+    before what comes later. Only if this controller dies meanwhile is it lost. One other thread uses it.
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:

@@ -158,9 +158,7 @@ class Keeper:
             say(f"no agent is left, and for {STORAGE_S:.0f} s storage let no controller begin; giving up")
             return int(ExitCode.JOB_DIR)
         pause_s = self._pause()
-        say(
-            f"the next controller is started in {pause_s:.0f} s, storage may let it begin then (training goes on)"
-        )
+        say(f"the next controller is started in {pause_s:.0f} s, if storage lets it (training goes on)")
         self._rest(pause_s)
         return None
 
