@@ -9,7 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("restart", "power_cut", "overhead", "checkpoint", "hooks", "detection", "stacks", "controller_scale")
+NAMES = (
+    "restart",
+    "power_cut",
+    "overhead",
+    "checkpoint",
+    "hooks",
+    "detection",
+    "stacks",
+    "controller_scale",
+    "port_flood",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

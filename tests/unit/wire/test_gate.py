@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -89,9 +90,9 @@ def test_a_connection_that_is_there_goes_on(listener: socket.socket) -> None:
         served.close()
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0.0, 20.0)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 20)), max_size=25))
 def test_only_who_proves_nothing_more_often_than_allowed_is_kept_out(
-    course: list[tuple[str, bool, float]],
+    course: list[tuple[str, bool, int]],
 ) -> None:
     strangers: Strangers[str] = Strangers(3)
     now, unproven = 100.0, dict.fromkeys("abc", 0)
@@ -225,3 +226,29 @@ def test_a_message_beyond_all_measure_is_dropped(controller: ControllerSocket, k
             return controller.statistics().malformed == 1
 
         wait_for(dropped, 20)
+
+
+@pytest.mark.parametrize("kind", [ValueError, MemoryError, OSError])
+def test_whoever_listens_learns_that_nobody_is_let_in_any_more(
+    controller: ControllerSocket, keys: ClientKeys, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def fail(_: str) -> NoReturn:
+        raise kind("no")
+
+    monkeypatch.setattr(controller._doorkeeper, "_let_in", fail)
+
+    def told() -> bool:
+        with closing(AgentSocket(keys, "a")) as agent:
+            agent.connect([f"tcp://127.0.0.1:{controller.port}"])
+            try:
+                controller.recv()
+            except RuntimeError as error:
+                return "lets agents in has died" in str(error)
+            return wait_briefly(agent)
+
+    def wait_briefly(agent: AgentSocket) -> bool:
+        for item, flags in agent.pollers(writing=True):
+            item.poll(100, flags)
+        return False
+
+    wait_for(told, 10)
