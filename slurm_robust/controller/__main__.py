@@ -23,7 +23,7 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal, fold
-from slurm_robust.controller.keeper import is_over, storage_error
+from slurm_robust.controller.keeper import storage_error, tell_end
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import introduction, say, settle
 from slurm_robust.controller.preflight import Plan, load_plan
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     directory = JobDirectory(given.job_dir)
     try:
         code = control(directory, load_plan(directory))
-        is_over(given.keeper)
+        tell_end(given.keeper, code)
     except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
         code = _explain(error, given.keeper)
     settle(OUTPUT_S)
@@ -78,7 +78,7 @@ def _explain(error: Exception, keeper: int | None) -> int:
         return int(ExitCode.JOB_DIR)
     if isinstance(error, SrobustError):
         say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
-        is_over(keeper)
+        tell_end(keeper, error.exit_code)
         return int(error.exit_code)
     say(f"the controller met an error of its own\n{''.join(traceback.format_exception(error))}")
     return int(ExitCode.INTERNAL)

@@ -49,13 +49,13 @@ def storage_error(error: BaseException | None) -> OSError | None:
     return None
 
 
-def is_over(descriptor: int | None) -> None:
-    """Tell the keeper that the exit code of this controller, which is about to end, is that of the job.
+def tell_end(descriptor: int | None, code: int) -> None:
+    """Tell the keeper that all is over, and the exit code of the job.
 
-    An interpreter that cannot read its own modules ends with 1 as well, and the next one may be able to.
+    The exit code of this process says nothing: an interpreter that cannot read its own modules ends with 1.
     """
     if descriptor is not None:
-        os.write(descriptor, b"x")
+        os.write(descriptor, b"%d" % code)
 
 
 def keep(directory: Path) -> int:
@@ -88,9 +88,9 @@ class Keeper:
         try:
             while True:
                 begun, told_to_end = time.monotonic(), self._told_to_end()
-                code, final = self._one()
-                if final:
-                    return code
+                code, told = self._one()
+                if told is not None:
+                    return told
                 if told_to_end is not None:
                     return 128 + told_to_end  # there is nobody who could do more about it
                 end = self._judge(code, time.monotonic() - begun)
@@ -103,8 +103,8 @@ class Keeper:
             os.close(self._wake)
             os.close(waker)
 
-    def _one(self) -> tuple[int, bool]:
-        """One controller to its end: its exit code, and whether it said that this is the job's."""
+    def _one(self) -> tuple[int, int | None]:
+        """One controller to its end: its exit code, and that of the job if it told one."""
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # It unblocks them when it watches them. Those that come to us in the meantime wait, too.
         signal.pthread_sigmask(signal.SIG_BLOCK, Signals.WATCHED)
@@ -117,17 +117,17 @@ class Keeper:
                 self._child.send_signal(number)
         except OSError as error:
             say(f"no controller can be started: {error}")
-            return int(ExitCode.JOB_DIR), False
+            return int(ExitCode.JOB_DIR), None
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.WATCHED)
             os.close(theirs)
         code = self._child.wait()
         self._child = None
-        final = _read(ours) == b"x"
+        told = _read(ours)
         os.close(ours)
         # Who died has not done what it was told.
-        self._pending[:0] = [] if final else list(dict.fromkeys(self._given))
-        return code, final
+        self._pending[:0] = [] if told else list(dict.fromkeys(self._given))
+        return code, int(told) if told else None
 
     def _judge(self, code: int, lived_s: float) -> int | None:
         """Pause as long as it takes; the exit code where another controller is of no use."""

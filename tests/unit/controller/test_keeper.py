@@ -27,7 +27,7 @@ sys.exit(keeper.Keeper(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])
 """
 WATCHING = """
 import os, select, sys
-from slurm_robust.controller.keeper import is_over
+from slurm_robust.controller.keeper import tell_end
 from slurm_robust.controller.signals import Signals
 open("begun", "a").write("x")
 with Signals() as signals:
@@ -35,11 +35,14 @@ with Signals() as signals:
     open("signals", "a").write(f"{signals.taken()} ")
 if len(open("starts").read()) == 1:
     sys.exit(70)
-is_over(int(sys.argv[2]))
+tell_end(int(sys.argv[2]), 7)
 sys.exit(7)
 """
-IS_OVER = 'printf x > "/proc/self/fd/$2"'
-"""What a controller tells its keeper; in a shell, whose second word is the descriptor."""
+
+
+def over(code: int) -> str:
+    """What a controller tells its keeper; in a shell, whose second word is the descriptor."""
+    return f'printf {code} > "/proc/self/fd/$2"; exit {code}'
 
 
 class World:
@@ -89,14 +92,18 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.mark.parametrize("code", [0, 1, 70, 73, 93, 143])
 def test_what_a_controller_says_is_the_end_is_the_end(world: World, code: int) -> None:
-    assert world.run(f"{IS_OVER}; exit {code}") == (code, "")
+    assert world.run(over(code)) == (code, "")
     assert world.starts == 1
+
+
+def test_who_dies_after_its_last_word_has_said_it(world: World) -> None:
+    assert world.run('printf 3 > "/proc/self/fd/$2"; kill -9 $$')[0] == 3
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 73", "exit 70", "kill -9 $$", "kill -BUS $$"])
 def test_any_other_end_is_none(world: World, end: str) -> None:
     """An interpreter that cannot read its own modules ends with 1."""
-    code, said = world.run(f"if [ $(wc -l < starts) -lt 3 ]; then {end}; fi; {IS_OVER}; exit 5")
+    code, said = world.run(f"if [ $(wc -l < starts) -lt 3 ]; then {end}; fi; {over(5)}")
     assert (code, world.starts) == (5, 3)
     assert "training goes on" in said
 
@@ -117,7 +124,7 @@ def test_pauses_grow(world: World) -> None:
 def test_storage_is_waited_for_as_long_as_agents_live(world: World) -> None:
     """The srun of a controller that is gone stands for them."""
     agents = "[ -e agents ] || { setsid sleep 30 > /dev/null & echo $! > agents; }"
-    script = f"{agents}; [ -e room ] || exit 73; kill -9 $(cat agents); {IS_OVER}; exit 0"
+    script = f"{agents}; [ -e room ] || exit 73; kill -9 $(cat agents); {over(0)}"
     keeper = world.keep(script, "[0.1]")
     wait_for(lambda: world.starts > MOST_ENDS + 2, 30)
     assert keeper.poll() is None
@@ -166,7 +173,7 @@ def test_who_is_told_to_end_while_no_controller_can_begin_ends(world: World) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
 def test_other_signals_end_nobody(world: World, number: int) -> None:
-    keeper = world.keep(f"while [ ! -e room ]; do sleep 0.05; done; {IS_OVER}; exit 0")
+    keeper = world.keep(f"while [ ! -e room ]; do sleep 0.05; done; {over(0)}")
     wait_for(lambda: world.starts == 1, 10)
     os.kill(keeper.pid, number)
     (world.folder / "room").touch()
