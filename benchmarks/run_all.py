@@ -10,7 +10,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
-    *("restart", "power_cut", "overhead", "checkpoint", "hooks", "detection", "stacks", "controller_scale"),
+    "restart",
+    "power_cut",
+    "overhead",
+    "checkpoint",
+    "hooks",
+    "detection",
+    "stacks",
+    "controller_scale",
+    "port_flood",
     "drain_storm",
 )
 

@@ -22,8 +22,9 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller import restoring
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage
+from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal, fold
-from slurm_robust.controller.loop import Loop, read_clocks
+from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
@@ -102,7 +103,7 @@ def main(folder: Path, nodes: int, spares: int) -> int:
     slurm = FakeSlurm(FakeCluster(names))
     job_id = slurm.submit(SubmitRequest(command=("job.sh",), nodes=len(names)))
     marks = Marks(folder / "marks.json")
-    with closing(ControllerSocket(load_server(directory.keys))) as server:
+    with closing(ControllerSocket(load_server(directory.keys), agents=len(names))) as server:
         core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())
         command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
         loop = Loop(

@@ -21,9 +21,11 @@ from slurm_robust.config.schema import CheckpointConfig
 from slurm_robust.controller import logrules
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
+from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal, fold
-from slurm_robust.controller.loop import Loop, read_clocks
-from slurm_robust.controller.output import introduction, say
+from slurm_robust.controller.keeper import storage_error, tell_end
+from slurm_robust.controller.loop import Loop
+from slurm_robust.controller.output import introduction, say, settle
 from slurm_robust.controller.preflight import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
@@ -47,6 +49,8 @@ from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
 
+OUTPUT_S = 2.0  # for the last words
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one controller to its end."""
@@ -55,17 +59,30 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--job-dir", type=Path, required=True)
     parser.add_argument("--run-id", default="", help="the run that is in the job directory")
-    arguments = parser.parse_args(argv)
-    directory = JobDirectory(arguments.job_dir)
+    parser.add_argument("--keeper", type=int, help="descriptor on which the keeper is told that all is over")
+    given = parser.parse_args(argv)
+    directory = JobDirectory(given.job_dir)
     try:
-        return control(directory, load_plan(directory, arguments.run_id))
-    except SrobustError as error:
+        code = control(directory, load_plan(directory, given.run_id))
+        tell_end(given.keeper, code)
+    except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
+        code = _explain(error, given.keeper)
+    settle(OUTPUT_S)
+    return code
+
+
+def _explain(error: Exception, keeper: int | None) -> int:
+    """What the keeper starts the next controller on; all that we leave behind are these words."""
+    # That a command of Slurm's is missing is no matter of storage.
+    if not isinstance(error, SlurmError) and (refused := storage_error(error)) is not None:
+        say(f"the job's folder does not let a controller work: {refused}")
+        return int(ExitCode.JOB_DIR)
+    if isinstance(error, SrobustError):
         say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        tell_end(keeper, error.exit_code)
         return int(error.exit_code)
-    except Exception:  # noqa: BLE001  # whatever it is, training must go on under the next controller
-        # The keeper starts the next controller on this code; the traceback is all that we leave behind.
-        say(f"the controller met an error of its own\n{traceback.format_exc()}")
-        return int(ExitCode.INTERNAL)
+    say(f"the controller met an error of its own\n{''.join(traceback.format_exception(error))}")
+    return int(ExitCode.INTERNAL)
 
 
 def control(directory: JobDirectory, plan: Plan) -> int:
@@ -73,7 +90,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     openfiles.raise_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
-    with closing(ControllerSocket(load_server(directory.keys), plan.config.wire.port)) as server:
+    with closing(_listen(directory, plan)) as server:
         epoch = _take(directory, plan, server.port)
         store = CheckpointStore(_checkpoints(directory, plan))
         _write_spec(directory, plan, store)
@@ -121,8 +138,13 @@ def control(directory: JobDirectory, plan: Plan) -> int:
         for line in introduction(plan, directory, core.state):
             say(line)
         code = loop.run()
-    journal.close()
+    if not journal.close():
+        say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
+
+
+def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
+    return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
 
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:

@@ -51,7 +51,7 @@ class _Output:
         self._rest = b""
 
     def new_lines(self) -> list[str]:
-        """Whole lines written since the last call."""
+        """Whole lines written since the last call. Raises ``OSError``."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -114,7 +114,10 @@ class AgentSteps:
         ends: list[StepEnd] = []
         for output in self._outputs:
             code = output.handle.poll()  # asked first: all that it said is in the file then
-            lines = output.new_lines()
+            try:
+                lines = output.new_lines()
+            except OSError:
+                continue  # storage does not tell now, and an end is judged by what srun said
             refusals += filter(None, (_refusal(line) for line in lines))
             ends += output.ends(lines, code)
         return News(refusals=tuple(refusals), ends=tuple(ends))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
 Work: TypeAlias = Callable[[], Callable[[], None]]
-Failed: TypeAlias = Callable[[BaseException], None]
+Failed: TypeAlias = Callable[[BaseException, str], None]
 
 
 class Background:
@@ -33,7 +34,8 @@ class Background:
     def run(self, work: Work, failed: Failed) -> None:
         """Do ``work`` in a thread; the function it returns is called by :meth:`drain`.
 
-        What it raises instead is handed to ``failed`` by :meth:`drain`, so whoever waits gets an answer.
+        What it raises instead is handed to ``failed`` by :meth:`drain`, with its traceback, so whoever waits
+        gets an answer.
         """
         self._work.put((work, failed))
         if not self._idle.acquire(blocking=False):
@@ -45,7 +47,8 @@ class Background:
             try:
                 then = work()
             except BaseException as error:  # noqa: BLE001 - it is told, and the thread serves on
-                then = partial(failed, error)
+                # Here, since the lines of the source are read for it, from storage that may hang.
+                then = partial(failed, error, "".join(traceback.format_exception(error)))
             self._idle.release()
             self.post(then)
 

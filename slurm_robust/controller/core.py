@@ -46,6 +46,8 @@ from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S = 10.0
 TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
+# Storage is tried again after ever longer pauses, so training goes on some time after storage does.
+EXCUSED_S, MOST_EXCUSED_S = 30.0, 150.0
 PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
 
 
@@ -95,7 +97,7 @@ class Core:
         self.leaving_code = ExitCode.TERMINATED
         self.listing = Listing()  # of the checkpoints on storage
         self.switches: dict[str, str] = {}  # leaf switch of each node, as far as Slurm tells
-        self.unwritten = ""  # why the journal takes nothing now
+        self.held = False  # nothing is decided, since the journal is behind
         self.shared_seen: set[int] = set()  # generations of which a shared part was told
         stored_s = max(0.0, now.wall - state.stored.t) if state.stored else 0.0
         self.stored_at = now.mono - stored_s  # when a checkpoint last went to storage, or was tried to
@@ -157,13 +159,32 @@ class Core:
 
     def on_tick(self, now: Now) -> list[Effect]:
         """Time has passed, or something else may have changed: go on as far as possible."""
+        if not self.held:
+            self._go_on(now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _go_on(self, now: Now) -> None:
         while (following := self.stage.step(self, now)) is not None:
             self.stage = self._table(following)
             self.stage.enter(self, now)
         self._ask_for_stacks(now)
         self.knocks.step(self, now)
-        effects, self._effects = self._effects, []
-        return effects
+
+    def on_hold_over(self, seconds: float, now: Now) -> None:
+        """For ``seconds`` nothing was decided, and the clock stood still. Training may have stood, too."""
+        if self.clock is not None:
+            self.clock.pass_over(seconds)
+        if seconds < TOLD_STALL_S:
+            return
+        if self.state.running:
+            self.excuse(min(max(2 * seconds, EXCUSED_S), MOST_EXCUSED_S), now)
+        text = (
+            f"nothing was decided for {seconds:.0f} s, since the storage of the job's folder did not take "
+            "the journal; nobody is blamed for it, and ETTR counts it as training"
+        )
+        self.record(ev.Noted(t=now.wall, text=text))
+        self.emit(Say(text=text))
 
     def on_end_approaching(self, reason: str, now: Now) -> list[Effect]:
         """The time limit or a preemption is near (USR1)."""

@@ -19,6 +19,12 @@ class IncidentClock:
         self.detected = detected
         self.decided: float | None = None
 
+    def pass_over(self, seconds: float) -> None:
+        """The core's clock stood still for so long: people waited all the same."""
+        self.detected -= seconds
+        if self.decided is not None:
+            self.decided -= seconds
+
 
 def recovery_s(core: Core, incident: OpenIncident, age_s: float, now: Now) -> float | None:
     """From the decision to a step completed ``age_s`` ago; None without one, or if nobody knows."""

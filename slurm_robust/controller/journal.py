@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from functools import reduce
 from pathlib import Path
 
 import msgspec
 
+from slurm_robust.controller.disk import Disk
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent, decode_event, encode_event
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.state import JobState, apply
+
+# A healthy storage takes what is written within this time, and what follows from it is done at once.
+PATIENCE_S = 0.2
+# A write without an answer for so long is told as trouble.
+HANGS_S = 5.0
+# Between a write that storage has refused and the next one.
+AGAIN_S = 1.0
+# For the last write of a controller that ends; Slurm kills it half a minute after its TERM.
+CLOSE_S = 10.0
+_FLAGS = os.O_RDWR | os.O_APPEND
 
 
 class JournalDamaged(SrobustError):
@@ -72,73 +85,155 @@ def read(path: Path) -> list[AnyEvent]:
 class Journal:
     """The journal of this controller, open for appending.
 
-    What storage does not take now (a full folder, a quota, a stale handle) stays in memory and goes first the
-    next time: training must not pay for it. Only if this controller dies meanwhile is it lost.
+    One thread writes, in order, since storage may hang for minutes; :attr:`written` says how far it has come.
+    What storage does not take (a full folder, a quota, a stale handle) stays in memory and is tried again
+    before what comes later. Only if this controller dies meanwhile is it lost. One other thread uses it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
         """Open or create it. ``events`` holds what was there, ``torn`` where a torn line went.
 
         Raises :class:`JournalDamaged`, ``OSError``.
         """
         self.path = path
         self.torn: Path | None = None
-        self.trouble = ""
-        """Why the newest events are in memory only, "" if all are on storage."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called by the writing thread when :attr:`written` or :attr:`trouble` may have changed."""
+        self._disk = disk or Disk()
         data = path.read_bytes() if path.exists() else b""
         self.events, self._durable = parse(data, str(path))
-        self._unwritten = b""
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = self._disk.open(path, _FLAGS | os.O_CREAT)
         if self._durable < len(data):
             self.torn = _set_aside(path.with_name(f"journal.torn-{self._durable}"), data[self._durable :])
-            os.ftruncate(self._fd, self._durable)
+            self._disk.cut(self._fd, self._durable)
+        self._thread: threading.Thread | None = None
+        self._is_retry = False  # the writing thread's, as are the descriptor and the offset once it runs
+        self._changed = threading.Condition()  # of what follows
+        self._unwritten: list[bytes] = []
+        self._written = len(self.events)
+        self._begun: float | None = None  # when the write began that is under way
+        self._error = ""
+        self._closing = False
+        self._died: BaseException | None = None
+
+    @property
+    def written(self) -> int:
+        """How many of ``events`` are on storage. Raises ``RuntimeError`` if nobody writes any more."""
+        with self._changed:
+            self._check()
+            return self._written
+
+    @property
+    def trouble(self) -> str:
+        """Why the newest events are in memory only; "" if all are on storage, or about to be."""
+        with self._changed:
+            waited_s = time.monotonic() - self._begun if self._begun is not None else 0.0
+            return f"storage does not answer since {waited_s:.0f} s" if waited_s > HANGS_S else self._error
 
     def append(self, *events: AnyEvent) -> None:
-        """Write ``events`` so that they survive a crash of this machine, or keep them: see ``trouble``.
+        """Have ``events`` written; :attr:`written` says when they will survive a crash of this machine.
 
-        Together they wait once for the storage, which takes 5 to 20 ms where that is NFS.
+        Together they wait once for the storage, and the caller with them as long as healthy storage takes.
+        Raises ``RuntimeError`` if nobody writes any more.
         """
         self.events.extend(events)
-        self._unwritten += b"".join(encode_event(event) + b"\n" for event in events)
-        self.flush()
+        with self._changed:
+            self._check()
+            is_behind = bool(self._unwritten)
+            self._unwritten += [encode_event(event) + b"\n" for event in events]
+            self._changed.notify_all()
+        if self._thread is None:
+            # A daemon: one that hangs in a dead file system does not keep the controller from ending.
+            self._thread = threading.Thread(target=self._serve, name="srobust-journal", daemon=True)
+            self._thread.start()
+        if not is_behind:
+            self.settle(PATIENCE_S)
 
-    def flush(self) -> None:
-        """Try to write what is in memory only."""
-        if not self._unwritten:
-            return
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until storage has taken or refused what there is; whether it has taken all."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unwritten or self._error or self._died, timeout_s)
+            return not self._unwritten
+
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Try for the last time, ``timeout_s`` at most; whether all is on storage."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        else:
+            self._disk.close(self._fd)
+        with self._changed:
+            return not self._unwritten
+
+    def _check(self) -> None:
+        if self._died is not None:
+            raise RuntimeError(f"the thread that writes {self.path} has died") from self._died
+
+    # -- the writing thread ------------------------------------------------------------------------
+
+    def _serve(self) -> None:
         try:
-            self._write()
+            while (lines := self._next_lines()) is not None:
+                self._take_back(lines, self._try(b"".join(lines)))
+                self.wake()
+            self._disk.close(self._fd)
+        except BaseException as error:  # noqa: BLE001 - whoever asks for ``written`` is told
+            with self._changed:
+                self._died = error
+                self._changed.notify_all()
+            self.wake()
+
+    def _next_lines(self) -> list[bytes] | None:
+        """What is to be written now; None when the journal is closed."""
+        with self._changed:
+            if self._error and self._closing:
+                return None
+            if self._error:
+                self._changed.wait_for(lambda: self._closing, AGAIN_S)
+            self._changed.wait_for(lambda: self._unwritten or self._closing)
+            self._begun = time.monotonic() if self._unwritten else None
+            return list(self._unwritten) or None
+
+    def _take_back(self, lines: list[bytes], error: str) -> None:
+        with self._changed:
+            self._begun, self._error = None, error
+            if not error:
+                del self._unwritten[: len(lines)]
+                self._written += len(lines)
+            self._changed.notify_all()
+
+    def _try(self, data: bytes) -> str:
+        """Write ``data``; why storage did not take it, "" if it did."""
+        try:
+            self._write(data)
         except OSError as error:
-            self.trouble = error.strerror or str(error)
+            self._is_retry = True
             if error.errno == errno.ESTALE:
                 self._reopen()
-        else:
-            self.trouble = ""
+            return error.strerror or str(error)
+        self._is_retry = False
+        return ""
 
-    def _write(self) -> None:
+    def _write(self, data: bytes) -> None:
+        disk, fd = self._disk, self._fd
         # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it again.
         # What is not ours another controller has written.
-        if self.trouble and self._unwritten.startswith(os.pread(self._fd, 1 << 24, self._durable)):
-            os.ftruncate(self._fd, self._durable)
-        data = self._unwritten
+        if self._is_retry and data.startswith(disk.tail(fd, self._durable)):
+            disk.cut(fd, self._durable)
         while data:
-            data = data[os.write(self._fd, data) :]
-        os.fdatasync(self._fd)
-        self._durable += len(self._unwritten)
-        self._unwritten = b""
+            data = data[disk.write(fd, data) :]
+        disk.sync(fd)
+        self._durable = disk.size(fd)
 
     def _reopen(self) -> None:
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            fd = self._disk.open(self.path, _FLAGS)
         except OSError:
             return
-        os.close(self._fd)
+        self._disk.close(self._fd)
         self._fd = fd
-
-    def close(self) -> None:
-        """Try for the last time."""
-        self.flush()
-        os.close(self._fd)
 
 
 def _set_aside(path: Path, data: bytes) -> Path | None:

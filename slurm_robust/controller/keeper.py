@@ -7,67 +7,207 @@ does not notice.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from slurm_robust.controller.output import say
+from slurm_robust.controller.signals import Signals
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.wire import openfiles
 
-# So many starts within the window are bad luck; more are a defect that another start does not mend.
-MAX_STARTS = 6
+# So many ends within the window are bad luck; more are a defect that another start does not mend.
+MOST_ENDS = 6
 WINDOW_S = 600.0
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Between two controllers, the longer the more of them ended early, one after the other.
+PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
+# Who lived for so long did not end early.
+LIVED_S = 60.0
+# Without agents nothing trains, and nobody makes room on storage any more.
+STORAGE_S = 1800.0
+_OTHERS = (signal.SIGUSR2, signal.SIGHUP)  # would end us, and mean nothing to a controller
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_KILLED = range(-signal.NSIG, 0)
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def storage_error(error: BaseException | None) -> OSError | None:
+    """The refusal of storage that ``error`` comes from; None where no file refused anything."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            return error
+        error = error.__cause__
+    return None
+
+
+def tell_end(descriptor: int | None, code: int) -> None:
+    """Tell the keeper that all is over, and the exit code of the job.
+
+    The exit code of this process says nothing: an interpreter that cannot read its own modules ends with 1.
+    """
+    if descriptor is not None:
+        os.write(descriptor, b"%d" % code)
 
 
 def keep(directory: Path, run_id: str = "") -> int:
-    """Run controllers on ``directory``, the one of ``run_id``, until one ends by itself; its exit code."""
+    """Run controllers on ``directory``, the one of ``run_id``, until one says that all is over; its exit code."""
     openfiles.raise_limit()
-    command = [sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory)]
-    command += ["--run-id", run_id]
-    child: subprocess.Popen[bytes] | None = None
-    pending: list[int] = []
+    command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory), "--run-id", run_id)
+    return Keeper(command).run()
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+
+class Keeper:
+    """Runs ``command``, to which it adds ``--keeper FD``, again and again. Main thread only."""
+
+    def __init__(self, command: Sequence[str], *, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        """``pauses_s``: after the first controller that ended early, the second, ...; the last ever after."""
+        self._command = tuple(command)
+        self._pauses_s = tuple(pauses_s)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._given: list[int] = []  # signals that the present controller was given
+        self._pending: list[int] = []  # those that the next one is to be given
+        self._ends: deque[float] = deque()  # of controllers, within the window, that not storage ended
+        self._early = 0  # controllers in a row that ended early
+        self._no_agents_since: float | None = None
+
+    def run(self) -> int:
+        """Until it is over, or there is no use in another start."""
+        _adopt_orphans()
+        # Wakes a pause.
+        self._wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        woken_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        before = {number: signal.signal(number, self._pass_on) for number in (*Signals.WATCHED, *_OTHERS)}
+        try:
+            while True:
+                begun, told_to_end = time.monotonic(), self._told_to_end()
+                code, told = self._one()
+                if told is not None:
+                    return told
+                if told_to_end is not None:
+                    return 128 + told_to_end  # there is nobody who could do more about it
+                end = self._judge(code, time.monotonic() - begun)
+                if end is not None:
+                    return end
+        finally:
+            signal.set_wakeup_fd(woken_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(self._wake)
+            os.close(waker)
+
+    def _one(self) -> tuple[int, int | None]:
+        """One controller to its end: its exit code, and that of the job if it told one."""
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # It unblocks them when it watches them. Those that come to us in the meantime wait, too.
+        signal.pthread_sigmask(signal.SIG_BLOCK, Signals.WATCHED)
+        try:
+            # A session of its own: Ctrl-C and Slurm's signals come once, through us.
+            command = (*self._command, "--keeper", str(theirs))
+            self._child = subprocess.Popen(command, start_new_session=True, pass_fds=(theirs,))
+            self._given, self._pending = self._pending, []
+            for number in self._given:
+                self._child.send_signal(number)
+        except OSError as error:
+            say(f"no controller can be started: {error}")
+            return int(ExitCode.JOB_DIR), None
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.WATCHED)
+            os.close(theirs)
+        code = self._child.wait()
+        self._child = None
+        told = _read(ours)
+        os.close(ours)
+        # Who died has not done what it was told.
+        self._pending[:0] = [] if told else list(dict.fromkeys(self._given))
+        return code, int(told) if told else None
+
+    def _judge(self, code: int, lived_s: float) -> int | None:
+        """Pause as long as it takes; the exit code where another controller is of no use."""
+        now = time.monotonic()
+        self._early = 0 if lived_s >= LIVED_S else self._early + 1
+        if code not in (ExitCode.INTERNAL, *_KILLED) or code == -signal.SIGBUS:
+            return self._wait_for_storage(now)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "met an error of its own"
+        self._ends.append(now)
+        while self._ends[0] < now - WINDOW_S:
+            self._ends.popleft()
+        if len(self._ends) >= MOST_ENDS:
+            say(f"the controller {how}, {len(self._ends)} times within {WINDOW_S:.0f} s; giving up")
+            return int(ExitCode.INTERNAL)
+        pause_s = self._pause()
+        soon = f" in {pause_s:.0f} s" if pause_s >= 1 else ""
+        say(f"the controller {how}; starting the next one{soon} (training goes on)")
+        self._rest(pause_s)
+        return None
+
+    def _wait_for_storage(self, now: float) -> int | None:
+        """As long as agents live, training may go on; for them storage is waited for."""
+        if _have_children():
+            self._no_agents_since = None
+        elif self._no_agents_since is None:
+            self._no_agents_since = now
+        if self._no_agents_since is not None and now - self._no_agents_since > STORAGE_S:
+            say(f"no agent is left, and for {STORAGE_S:.0f} s storage let no controller begin; giving up")
+            return int(ExitCode.JOB_DIR)
+        pause_s = self._pause()
+        say(f"the next controller is started in {pause_s:.0f} s, if storage lets it (training goes on)")
+        self._rest(pause_s)
+        return None
+
+    def _pause(self) -> float:
+        return self._pauses_s[min(self._early, len(self._pauses_s)) - 1] if self._early else 0.0
+
+    def _rest(self, seconds: float) -> None:
+        """Until then, or until a signal is to be passed on."""
+        until = time.monotonic() + seconds
+        _read(self._wake)
+        while not self._pending and (left := until - time.monotonic()) > 0:
+            select.select([self._wake], [], [], left)
+            _read(self._wake)
+
+    def _told_to_end(self) -> int | None:
+        """The signal that tells us to end, which the next controller is given."""
+        return next((number for number in self._pending if number in _ENDING), None)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if number in _OTHERS:
+            return
         # One that comes between two controllers is kept for the next.
-        if child is not None and child.poll() is None:
+        child = self._child
+        if child is not None and child.returncode is None:
+            self._given.append(number)
             child.send_signal(number)
         else:
-            pending.append(number)
+            self._pending.append(number)
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-    starts: deque[float] = deque()
+
+def _read(descriptor: int) -> bytes:
     try:
-        while True:
-            starts.append(time.monotonic())
-            # A session of its own: Ctrl-C and Slurm's signals come once, through us.
-            child = subprocess.Popen(command, start_new_session=True)
-            while pending:
-                child.send_signal(pending.pop(0))
-            code = _wait(child)
-            if code >= 0 and code != ExitCode.INTERNAL:
-                return code
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "met an error of its own"
-            while starts and time.monotonic() - starts[0] > WINDOW_S:
-                starts.popleft()
-            if len(starts) >= MAX_STARTS:
-                say(f"the controller {how}, {len(starts)} times within {WINDOW_S:.0f} s; giving up")
-                return int(ExitCode.INTERNAL)
-            say(f"the controller {how}; starting the next one (training goes on)")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return os.read(descriptor, 4096)
+    except BlockingIOError:
+        return b""
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int:
+def _adopt_orphans() -> None:
+    """Become the parent of the sruns of a controller that dies; each lives as long as its step's agents."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _have_children() -> bool:
+    """Whether any child lives; the dead ones are buried."""
     while True:
-        pid, status = os.waitpid(child.pid, 0)
-        if pid == child.pid:
-            child.returncode = os.waitstatus_to_exitcode(status)
-            return child.returncode
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
-import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from slurm_robust.analysis.ettr import productivity
@@ -17,6 +18,7 @@ from slurm_robust.controller import evidence
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background, Work
 from slurm_robust.controller.core import Core
+from slurm_robust.controller.hold import Hold
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
@@ -39,11 +41,6 @@ from slurm_robust.wire.server import ControllerSocket
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
-
-
-def read_clocks() -> fx.Now:
-    """Both clocks, now."""
-    return fx.Now(mono=time.monotonic(), wall=time.time())
 
 
 class Loop:
@@ -74,12 +71,17 @@ class Loop:
         self._slurm = slurm
         self._tester = tester
         self._background = Background()
+        self._hold = Hold()
+        self._now = self._hold.now
+        self._held: deque[tuple[int, Sequence[fx.Effect]]] = (
+            deque()
+        )  # and how many events must be written first
         self._identities: dict[str, bytes] = {}
         self._code: int | None = None
         self._slow_at = 0.0
         self._slow_busy = False
         self._gone_told = False
-        self._journal_behind, self._flushed = False, 0.0
+        self._trouble = ""  # of the journal, as it was told
         self._pruning = False
         self._acts: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -101,23 +103,25 @@ class Loop:
 
     def run(self) -> int:
         """Run until the core ends; returns the exit code of the job."""
+        self._journal.wake = partial(self._background.post, lambda: None)
         with Signals() as signals:
             turns = Turns((self._socket.socket, self._background.fileno()), signals.fileno())
             self._in_background("learn switches", self._learn_switches, lambda text: None)
-            self._do(self._core.on_tick(read_clocks()))
+            self._do(self._core.on_tick(self._now()))
             turned, behind = time.monotonic(), False
             while self._code is None:
                 turns.wait()
                 stalled, turned = time.monotonic() - turned, time.monotonic()
-                if stalled > STALL_S or behind:
-                    self._core.on_stall(stalled, read_clocks())
+                if (stalled > STALL_S or behind) and not self._hold.holds:
+                    self._core.on_stall(stalled, self._now())
                 for number in signals.taken():
                     self._on_signal(number)
                 self._background.drain()
                 behind = not self._take_messages(turned + STALL_S)
+                self._follow_journal()
                 self._slow_tick()
                 with turns.tick():
-                    effects = self._core.on_tick(read_clocks())
+                    effects = self._core.on_tick(self._now())
                 self._do(effects)
         self._tester.stop()
         return self._code
@@ -133,7 +137,7 @@ class Loop:
         return True
 
     def _on_message(self, identity: bytes, message: msg.ToController) -> None:
-        now = read_clocks()
+        now = self._now()
         match message:
             case msg.Beat():
                 self._identities[message.node] = self._identities[message.agent] = identity
@@ -156,31 +160,45 @@ class Loop:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:
-            self._do(self._core.on_end_approaching("the end of this run is near (USR1)", read_clocks()))
+            self._do(self._core.on_end_approaching("the end of this run is near (USR1)", self._now()))
         else:
             name = signal.Signals(number).name
-            self._do(self._core.on_leave(f"told to end by {name}", read_clocks(), ExitCode(128 + number)))
+            self._do(self._core.on_leave(f"told to end by {name}", self._now(), ExitCode(128 + number)))
 
     def _slow_tick(self) -> None:
         """Once a second, in the background: refusals of agents, the step's end, a higher epoch."""
-        self._tend_journal()
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True
         self._in_background("look at the agents' steps", self._look_around, self._looked_in_vain)
 
-    def _tend_journal(self) -> None:
-        """What storage did not take is tried again; both are told once."""
-        if self._journal.trouble and time.monotonic() - self._flushed > SLOW_TICK_S:
-            self._flushed = time.monotonic()
-            self._journal.flush()
-        self._core.unwritten = self._journal.trouble
-        if bool(self._journal.trouble) != self._journal_behind:
-            self._journal_behind = not self._journal_behind
-            text = "is written again, with all that was kept in memory"
-            if self._journal_behind:
-                text = f"cannot be written: {self._journal.trouble}; until it can, news is kept in memory"
-            say(f"{self._journal.path} {text}")
+    def _follow_journal(self) -> None:
+        """Decide nothing while storage has not taken what was decided before, and tell why."""
+        core = self._core
+        behind = self._journal.written < len(self._journal.events)
+        urgent = core.leaving is not None or core.ending is not None
+        held_s = self._hold.follow(behind=behind, urgent=urgent)
+        core.held = self._hold.holds
+        self._tell_trouble(behind)
+        if held_s:
+            core.on_hold_over(held_s, self._now())
+        self._release()
+
+    def _tell_trouble(self, behind: bool) -> None:
+        trouble = self._journal.trouble
+        if trouble and not self._trouble:
+            self._trouble = trouble
+            waits = (
+                "nothing is decided, and news is kept in memory"
+                if self._hold.holds
+                else "it is in memory only"
+            )
+            say(
+                f"{self._journal.path} cannot be written: {trouble}; until it can, {waits} (training goes on)"
+            )
+        elif self._trouble and not behind:
+            self._trouble = ""
+            say(f"{self._journal.path} is written again, with all that was kept in memory")
 
     def _look_around(self) -> Callable[[], None]:
         news = self._steps.news()
@@ -195,10 +213,10 @@ class Loop:
             for refusal in news.refusals:
                 self._core.starts.on_refusal(refusal.node, refusal.text, refusal.job_code)
             for end in news.ends:
-                self._core.starts.on_end(self._core, end, read_clocks())
+                self._core.starts.on_end(self._core, end, self._now())
             if gone and not self._gone_told:
                 self._gone_told = True
-                self._do(self._core.on_agents_gone(read_clocks()))
+                self._do(self._core.on_agents_gone(self._now()))
             if newest is not None and newest.epoch > self._core.state.epoch and self._code is None:
                 say(f"controller {newest.epoch} on {newest.host} has taken over; this one ends")
                 self._code = int(ExitCode.OTHER_CONTROLLER)
@@ -211,23 +229,22 @@ class Loop:
             switches = self._slurm.topology()
         except SlurmError as error:
             text = f"Slurm does not tell the switches, so peers are chosen without: {error}"
-            return lambda: self._core.note(text, "", read_clocks())
+            return lambda: self._core.note(text, "", self._now())
         # Higher switches list the nodes below them too.
         leaves = {node: switch.name for switch in switches if not switch.level for node in switch.nodes}
         return lambda: self._core.switches.update(leaves)
 
     def _looked_in_vain(self, text: str) -> None:
-        self._slow_busy = False
+        """Who cannot look would not see that another controller has taken over: the next one can."""
+        raise RuntimeError(text)
 
     def _in_background(self, what: str, work: Work, otherwise: Callable[[str], None]) -> None:
         """Do ``work`` in a thread; if it raises anything, write that down and call ``otherwise`` with it."""
 
-        def failed(error: BaseException) -> None:
+        def failed(error: BaseException, trace: str) -> None:
             text = f"{what}: {type(error).__name__}: {error}"
-            say(
-                f"an error of its own in the background: {text}\n{''.join(traceback.format_exception(error))}"
-            )
-            self._do(self._core.on_stage_done(what, False, text, read_clocks()))
+            say(f"an error of its own in the background: {text}\n{trace}")
+            self._do(self._core.on_stage_done(what, False, text, self._now()))
             otherwise(text)
 
         self._background.run(work, failed)
@@ -238,9 +255,28 @@ class Loop:
         """Write first, all at once: nothing is done about what the journal does not hold."""
         if written := [effect.event for effect in effects if isinstance(effect, fx.Write)]:
             self._journal.append(*written)
-        for effect in effects:
-            if not isinstance(effect, fx.Write):
+        acts = [effect for effect in effects if not isinstance(effect, fx.Write)]
+        self._held.append((len(self._journal.events), acts))
+        self._release()
+        if self._held:
+            self._held[-1] = (
+                self._held[-1][0],
+                [effect for effect in acts if not self._sign_of_life(effect)],
+            )
+
+    def _release(self) -> None:
+        """Do what was decided, in that order, as far as the journal holds it (or cannot be waited for)."""
+        written = math.inf if self._hold.gave_up else self._journal.written
+        while self._held and self._held[0][0] <= written:
+            for effect in self._held.popleft()[1]:
                 self._acts[type(effect)](effect)
+
+    def _sign_of_life(self, effect: fx.Effect) -> bool:
+        """Answer a heartbeat whatever storage does; what it told is not written, and so not confirmed."""
+        if not (isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ack)):
+            return False
+        self._send(fx.Send(node=effect.node, message=msg.Ack(epoch=effect.message.epoch, seq=0)))
+        return True
 
     def _say(self, effect: fx.Say) -> None:
         ettr = f"; ETTR {productivity(self._journal.events, time.time()).ettr:.1%}" if effect.ettr else ""
@@ -266,7 +302,7 @@ class Loop:
             except (SlurmError, OSError) as error:
                 text = f"agents could not be started: {error}"
                 end = StepEnd(nodes=effect.nodes, code=-1, words=text, fix=getattr(error, "fix", ""))
-                return lambda: self._core.starts.on_end(self._core, end, read_clocks())
+                return lambda: self._core.starts.on_end(self._core, end, self._now())
             return lambda: None
 
         self._in_background("start agents", work, lambda text: None)
@@ -281,15 +317,15 @@ class Loop:
 
         def told(found: tuple[Witness, ...] | None, error: str) -> None:
             if error:
-                self._core.note(error, "", read_clocks())
-            self._do(self._core.on_nodes(found, read_clocks()))
+                self._core.note(error, "", self._now())
+            self._do(self._core.on_nodes(found, self._now()))
 
         self._in_background("ask about nodes", work, partial(told, None))
 
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:
             found = answering(effect.places)
-            return lambda: self._core.knocks.hear(self._core, found, read_clocks())
+            return lambda: self._core.knocks.hear(self._core, found, self._now())
 
         self._in_background("knock", work, lambda text: None)
 
@@ -304,14 +340,14 @@ class Loop:
             except OSError as error:
                 text = f"checkpoints on storage cannot be listed: {error}"
                 self._background.post(
-                    lambda: self._do(self._core.on_stage_done("find checkpoint", False, text, read_clocks()))
+                    lambda: self._do(self._core.on_stage_done("find checkpoint", False, text, self._now()))
                 )
-            return lambda: self._do(self._core.on_checkpoints(effect.generation, refs, read_clocks()))
+            return lambda: self._do(self._core.on_checkpoints(effect.generation, refs, self._now()))
 
         self._in_background(
             "find checkpoint",
             work,
-            lambda text: self._do(self._core.on_checkpoints(effect.generation, None, read_clocks())),
+            lambda text: self._do(self._core.on_checkpoints(effect.generation, None, self._now())),
         )
 
     def _prune(self, effect: fx.Prune) -> None:
@@ -324,7 +360,7 @@ class Loop:
         def done(error: str) -> None:
             self._pruning = False
             if error:
-                self._core.note(error, "", read_clocks())
+                self._core.note(error, "", self._now())
 
         def work() -> Callable[[], None]:
             try:
@@ -341,10 +377,10 @@ class Loop:
 
     def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
         def stage(what: str, ok: bool, detail: str) -> None:
-            self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, read_clocks())))
+            self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, self._now())))
 
         def answer(said: fx.RequeueAnswer) -> None:
-            self._background.post(lambda: self._do(self._core.on_requeue(said, read_clocks())))
+            self._background.post(lambda: self._do(self._core.on_requeue(said, self._now())))
 
         def work() -> Callable[[], None]:
             self._requeuer.ask(effect.exclude, stage, answer)
@@ -380,7 +416,7 @@ class Loop:
                 save()
             except OSError as error:
                 text = f"{what} could not be saved: {error}"
-                return lambda: self._do(self._core.on_stage_done(stage, False, text, read_clocks()))
+                return lambda: self._do(self._core.on_stage_done(stage, False, text, self._now()))
             return lambda: None
 
         self._in_background(stage, work, lambda text: None)
@@ -388,16 +424,16 @@ class Loop:
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:
             found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
-            return lambda: self._do(self._core.on_tests(found, read_clocks()))
+            return lambda: self._do(self._core.on_tests(found, self._now()))
 
         self._in_background("test nodes", work, self._tested_in_vain)
 
     def _replay_training(self, effect: fx.ReplayTraining) -> None:
         def work() -> Callable[[], None]:
             found = self._tester.replay(effect.nodes, effect.layout)
-            return lambda: self._do(self._core.on_tests(found, read_clocks()))
+            return lambda: self._do(self._core.on_tests(found, self._now()))
 
         self._in_background("replay", work, self._tested_in_vain)
 
     def _tested_in_vain(self, text: str) -> None:
-        self._do(self._core.on_tests(Diagnosis(reason=text), read_clocks()))
+        self._do(self._core.on_tests(Diagnosis(reason=text), self._now()))

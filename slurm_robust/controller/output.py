@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import threading
 import time
+from collections import deque
 
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model.job import CommandKind, JobDirectory
@@ -11,17 +14,67 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.text import count
 from slurm_robust.slurm.hostlist import fold
 
+PATIENCE_S = 0.2
+_MOST_LINES = 10_000
+
 
 def say(text: str) -> None:
-    """Print ``text``; lines after the first are kept as they are."""
+    """Print ``text``; lines after the first are kept as they are. Waits 0.2 s at most for who takes it.
+
+    The job's output may lie on storage that hangs or is full, which must not end the job's supervision: what
+    was to be said stands in the journal.
+    """
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
-    try:
-        # In one piece: threads say something too, and print() would write text and line end apart.
-        print(f"srobust: {stamp} {text}\n", end="", flush=True)
-    except OSError:
-        # A full or lost file system under the job's output must not end the job's supervision; what
-        # was to be said stands in the journal.
-        pass
+    _output.print(f"srobust: {stamp} {text}\n")
+
+
+def settle(timeout_s: float) -> None:
+    """Wait until all that was said is out, at most ``timeout_s``: the process is about to end."""
+    _output.settle(timeout_s)
+
+
+class _Output:
+    """The standard output, written in order by a thread of its own, which may hang."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque(maxlen=_MOST_LINES)
+        self._pid = 0  # of the process that has the thread
+
+    def print(self, text: str) -> None:
+        """Have ``text`` written in one piece."""
+        with self._changed:
+            is_behind = bool(self._waiting)
+            self._waiting.append(text.encode(errors="replace"))
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                threading.Thread(target=self._serve, name="srobust-output", daemon=True).start()
+            self._changed.notify_all()
+        if not is_behind:
+            self.settle(PATIENCE_S)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until all is written, at most ``timeout_s``."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, timeout_s)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                text = self._waiting[0]
+            try:
+                # Not by sys.stdout: its lock would be held while this hangs, and Python would not end.
+                os.write(1, text)
+            except OSError:
+                pass
+            with self._changed:
+                if self._waiting and self._waiting[0] is text:  # else there were too many lines
+                    self._waiting.popleft()
+                self._changed.notify_all()
+
+
+_output = _Output()
 
 
 def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:

@@ -7,7 +7,10 @@ import signal
 
 
 class Signals:
-    """Those of Slurm and of the owner, from ``with`` on. Main thread only."""
+    """Those of Slurm and of the owner, from ``with`` on. Main thread only.
+
+    The keeper blocks them in a controller that begins, so that none ends it before they are watched.
+    """
 
     WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
@@ -15,6 +18,7 @@ class Signals:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._old = {number: signal.signal(number, lambda *_: None) for number in self.WATCHED}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.WATCHED)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ from slurm_robust.wire.messages import (
     Ping,
     ToController,
 )
-from slurm_robust.wire.options import set_common
+from slurm_robust.wire.options import joined, pieces, set_common
 
 # Every Beat holds all that an agent knows, so old ones that wait are worth nothing.
 _SEND_QUEUE = 16
@@ -83,7 +83,7 @@ class AgentSocket:
         if self._chosen is None:
             return False
         try:
-            self._chosen.send(messages.encode(message), zmq.NOBLOCK)
+            self._chosen.send_multipart(pieces(messages.encode(message)), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -92,7 +92,7 @@ class AgentSocket:
         """The next message, None when there is none. Malformed ones are counted and dropped."""
         while self._chosen is not None:
             try:
-                return messages.decode_from_controller(self._chosen.recv(zmq.NOBLOCK))
+                return messages.decode_from_controller(joined(self._chosen.recv_multipart(zmq.NOBLOCK)))
             except zmq.Again:
                 return None
             except MalformedMessage:

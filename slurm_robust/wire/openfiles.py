@@ -36,5 +36,11 @@ def shortage(connections: int, of_what: str) -> str:
     )
 
 
+def spare(connections: int) -> int:
+    """How many more files this process may open beside so many connections; at least 0."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(0, _number(soft) - connections - OTHERS)
+
+
 def _number(limit: int) -> int:
     return 2**62 if limit == resource.RLIM_INFINITY else limit

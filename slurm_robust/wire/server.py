@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
+from collections.abc import Callable
 
 import zmq
 from zmq.utils import z85
@@ -11,9 +13,10 @@ from zmq.utils import z85
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.wire import messages
+from slurm_robust.wire.gate import Gate, listen
 from slurm_robust.wire.keys import ServerKeys
 from slurm_robust.wire.messages import FromController, MalformedMessage, ToController
-from slurm_robust.wire.options import set_common
+from slurm_robust.wire.options import joined, pieces, set_common
 
 # Messages that wait for one agent. Orders are few and repeated, so a peer with more is not reading.
 _SEND_QUEUE = 1_000
@@ -41,6 +44,7 @@ class SocketStatistics(Record):
     sent: int = 0
     unreachable: int = 0  # dropped: the peer is gone or does not read
     refused: int = 0  # connections without the job's key
+    floods: int = 0  # times that a source was kept out, which connected again and again without the key
 
 
 class ControllerSocket:
@@ -51,41 +55,40 @@ class ControllerSocket:
     Raises :class:`PortTaken`.
     """
 
-    def __init__(self, keys: ServerKeys, port: int = 0) -> None:
+    def __init__(self, keys: ServerKeys, port: int = 0, *, agents: int = 1_000) -> None:
+        """``agents``: as many as the job has."""
+        try:
+            self._listener = listen(port)
+        except OSError as error:
+            raise PortTaken(port, error.strerror or str(error)) from error
+        self.port: int = self._listener.getsockname()[1]
         # A context of its own, because a context has one authenticator for all of its sockets.
         self._context = zmq.Context()
-        self._doorkeeper = _Doorkeeper(self._context, keys.client_public)
-        self._doorkeeper.start()
-        self._received = self._malformed = self._sent = self._unreachable = 0
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._gate = Gate(self._context, self.socket, self._listener, agents)
+        self._doorkeeper = _Doorkeeper(self._context, keys.client_public, self._gate.proved)
+        self._received = self._malformed = self._sent = self._unreachable = 0
         set_common(self.socket)
         self.socket.curve_server = True
         self.socket.curve_secretkey = keys.server.secret.encode()
         self.socket.zap_domain = b"srobust"
         self.socket.rcvhwm = _RECEIVE_QUEUE
         self.socket.sndhwm = _SEND_QUEUE
-        self.socket.backlog = 4096
         # An agent that reconnects before we noticed the end of its old connection keeps its name.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         # Tells us that a peer is gone, where ROUTER would drop the message in silence.
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        try:
-            self.port = self._bind(port)
-        except PortTaken:
-            self.close()
-            raise
-
-    def _bind(self, port: int) -> int:
-        try:
-            self.socket.bind(f"tcp://*:{port or '*'}")
-        except zmq.ZMQError as error:
-            raise PortTaken(port, error.strerror or str(error)) from error
-        endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+        self._doorkeeper.start()
+        self._gate.start()
+        self.socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))  # which it closes
+        self.socket.bind(f"tcp://*:{self.port}")
 
     def recv(self) -> tuple[bytes, ToController] | None:
-        """The next message with the name of its sender, for :meth:`send`; None when there is none."""
+        """The next message with the name of its sender, for :meth:`send`; None when there is none.
+
+        Raises ``RuntimeError`` when nobody can be let in any more.
+        """
+        self._doorkeeper.check()
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -93,16 +96,14 @@ class ControllerSocket:
                 return None
             self._received += 1
             try:
-                if len(frames) != 2:
-                    raise MalformedMessage(f"{len(frames)} frames")
-                return frames[0], messages.decode_to_controller(frames[1])
+                return frames[0], messages.decode_to_controller(joined(frames[1:]))
             except MalformedMessage:
                 self._malformed += 1
 
     def send(self, identity: bytes, message: FromController) -> bool:
         """Send without ever waiting; False when the peer is gone or does not read (it is dropped)."""
         try:
-            self.socket.send_multipart([identity, messages.encode(message)], zmq.NOBLOCK)
+            self.socket.send_multipart([identity, *pieces(messages.encode(message))], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH, errno.EHOSTUNREACH):
                 raise
@@ -119,14 +120,17 @@ class ControllerSocket:
             sent=self._sent,
             unreachable=self._unreachable,
             refused=self._doorkeeper.refused,
+            floods=self._gate.floods,
         )
 
     def close(self) -> None:
         """Stop listening; what was sent within the last moments may be lost."""
         # A short linger: the last orders (Shutdown) must get out, a dead peer must not hold us.
         self.socket.close(linger=200)
+        self._listener.close()
         self._context.term()
         self._doorkeeper.join()
+        self._gate.join()
 
 
 class _Doorkeeper(threading.Thread):
@@ -136,10 +140,15 @@ class _Doorkeeper(threading.Thread):
     is one comparison. Without a handler CURVE would let in every client key.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], client_public: str, let_in: Callable[[str], None]
+    ) -> None:
+        """``let_in`` is told the address of each connection that may come in."""
         super().__init__(name="srobust-zap", daemon=True)
+        self._let_in = let_in
         self._client = z85.decode(client_public)
         self.refused = 0
+        self._died: BaseException | None = None
         self._socket = context.socket(zmq.REP)
         # Before the ROUTER listens, so that no connection is ever judged without us.
         self._socket.bind("inproc://zeromq.zap.01")
@@ -151,13 +160,22 @@ class _Doorkeeper(threading.Thread):
                 self._answer(self._socket.recv_multipart())
         except zmq.ContextTerminated:
             pass
+        except BaseException as error:  # noqa: BLE001 - check() raises it, in the thread that can end all
+            self._died = error
         finally:
             self._socket.close(linger=0)
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` if this thread has died."""
+        if self._died is not None:
+            raise RuntimeError("the thread that lets agents in has died") from self._died
 
     def _answer(self, request: list[bytes]) -> None:
         # version, request id, domain, address, routing id, mechanism, client key (32 bytes raw)
         known = len(request) == 7 and request[5] == b"CURVE" and request[6] == self._client
-        if not known:
+        if known:
+            self._let_in(request[3].decode())
+        else:
             self.refused += 1
         code, text = (b"200", b"OK") if known else (b"400", b"not a key of this job")
         identifier = request[1] if len(request) > 1 else b""

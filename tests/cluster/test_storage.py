@@ -16,9 +16,10 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS = 60
-TINY = f"tiny.py --out OUT --steps {STEPS}"
+STEPS, STEP_S = 60, 0.3
+TINY = "tiny.py --out OUT"
 TALKS, IS_SILENT = "", "--talks 6"
+TEN_MINUTES = 600
 
 
 @pytest.fixture
@@ -37,48 +38,79 @@ def is_innocent(job: ProtectedJob) -> bool:
 
 
 def soak(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.soak)
+    return pytest.param(*values, marks=(pytest.mark.soak, pytest.mark.timeout(1800)))
+
+
+def steps_for(seconds: int) -> int:
+    """So many that training ends after the fault does."""
+    return STEPS if seconds < TEN_MINUTES else STEPS + round(seconds / STEP_S)
+
+
+def notes(job: ProtectedJob) -> str:
+    return "\n".join(event.text for event in job.events(ev.Noted))
 
 
 @pytest.mark.parametrize(
     ("seconds", "talk"),
-    [(15, TALKS), soak(45, TALKS), soak(120, TALKS), soak(15, IS_SILENT), soak(120, IS_SILENT)],
+    [
+        (15, TALKS),
+        soak(45, TALKS),
+        soak(120, TALKS),
+        soak(15, IS_SILENT),
+        soak(120, IS_SILENT),
+        soak(TEN_MINUTES, IS_SILENT),
+        soak(TEN_MINUTES, TALKS),
+    ],
 )
 def test_a_cut_of_the_network_of_the_storage_alone(patient: Sandbox, seconds: int, talk: str) -> None:
-    expected = undisturbed(patient, 3, f"{TINY} --step-s 0")
+    steps = steps_for(seconds)
+    expected = undisturbed(patient, 3, f"{TINY} --steps {steps} --step-s 0")
     with shared_storage(patient, HOME) as storage:
-        job = ProtectedJob(patient, f"--spares 1 {TINY} --step-s 0.3 {talk}", nodes=4)
+        job = ProtectedJob(patient, f"--spares 1 {TINY} --steps {steps} --step-s {STEP_S} {talk}", nodes=4)
         job.wait_step(5)
         storage.cut()
         let_pass(seconds)
         storage.heal()
         healed = time.time()
-        assert job.wait_end(300) == 0
+        assert job.wait_end(300 if talk == IS_SILENT else 300 + steps * STEP_S) == 0
     assert is_innocent(job)
     assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1]
+    assert [e.epoch for e in job.events(ev.ControllerStarted)] == [1]
     assert job.out.read_text() == expected
+    assert seconds < 45 or "nothing was decided for" in notes(job)
+    assert "stood still" not in notes(job), "heartbeats were not answered"
     if talk == IS_SILENT:
         took = job.events(ev.RunEnded)[-1].t - healed
-        assert took < (STEPS - 5) * 0.3 - 0.6 * min(seconds, STEPS * 0.3), "steps were made meanwhile"
+        total = steps * STEP_S
+        assert took < total - 5 * STEP_S - 0.6 * min(seconds, total), "steps were made meanwhile"
 
 
-def test_a_full_job_folder(patient: Sandbox) -> None:
-    expected = undisturbed(patient, 3, f"{TINY} --step-s 0")
+@pytest.mark.parametrize("alone_s", [0, soak(TEN_MINUTES)])
+def test_a_full_job_folder_whose_controller_dies(patient: Sandbox, alone_s: int) -> None:
+    """Training goes on under agents alone; then a rank dies, and there is room."""
+    steps = 100 + round(alone_s / STEP_S)
+    expected = undisturbed(patient, 3, f"{TINY} --steps {steps} --step-s 0")
     with shared_disk(patient, f"{HOME}/srobust-jobs", mb=16) as disk:
-        job = ProtectedJob(patient, f"--spares 1 {TINY} --step-s 0.3", nodes=4)
+        options = f"--spares 1 {TINY} --steps {steps} --step-s {STEP_S} {IS_SILENT}"
+        job = ProtectedJob(patient, options, nodes=4)
         job.wait_step(5)
         filler = disk / "filler"
         with pytest.raises(OSError, match="No space left"):
             filler.write_bytes(bytes(32 << 20))
-        patient.fault.kill_rank(job.id, 1)
         job.wait(lambda: "cannot be written: No space left on device" in job.log, 30, "a full folder")
-        let_pass(20)
+        (controller,) = job.events(ev.ControllerStarted)
+        patient.exec(["kill", "-9", str(controller.pid)], node=controller.host, user="root", check=True)
+        job.wait(lambda: "the next controller is started in" in job.log, 30, "a controller that cannot begin")
+        let_pass(alone_s)
+        assert job.slurm_state() == "RUNNING"
+        patient.fault.kill_rank(job.id, 1)
+        let_pass(15)
         filler.unlink()
-        assert job.wait_end() == 0
+        assert job.wait_end(300) == 0
         assert is_innocent(job)
-        assert "is written again, with all that was kept in memory" in job.log
         opened, closed = job.events(ev.IncidentOpened), job.events(ev.IncidentClosed)
         assert [e.incident for e in opened] == [e.incident for e in closed] == [1]
         assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 2]
+        assert [e.epoch for e in job.events(ev.ControllerStarted)] == [1, 2]
         assert len(job.events(ev.RunEnded)) == 1
     assert job.out.read_text() == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now, Say
+from slurm_robust.controller.effects import Now
 from slurm_robust.controller.restoring import memory_suffices, seal_pending
 from slurm_robust.controller.stages.stopping import before_the_end
 from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
@@ -22,8 +22,6 @@ from slurm_robust.wire.messages import Phase
 
 # Only storage may have what training is to resume from; another run may reach it, on other nodes.
 STORAGE_S = 1800.0
-# Administrators make room within this time, or nobody does.
-ROOM_S = 1800.0
 # At the start: how long a node may be silent, and how long it has at least for its imports.
 BUSY_S, IMPORT_S = 60.0, 180.0
 
@@ -41,7 +39,6 @@ class Gathering:
         self._since = 0.0
         self._roll_call: RollCall | None = None
         self._ready = Growth()
-        self._waits_for_room = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
@@ -60,7 +57,7 @@ class Gathering:
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.beat(n)) is not None and b.ready and not b.fatal for n in slots):
-            if self._can_choose(core, now) and self._can_write(core, now):
+            if self._can_choose(core, now):
                 return ToLaunching()
             if now.mono - self._since > STORAGE_S:
                 return before_the_end(core, f"storage has not answered for {STORAGE_S:.0f} s", now)
@@ -91,16 +88,6 @@ class Gathering:
             return False
         seal_pending(core, now)
         return memory_suffices(core, now)
-
-    def _can_write(self, core: Core, now: Now) -> bool:
-        """Whether the job's folder takes anything; if not, workers could not open their logs either."""
-        if not core.unwritten or now.mono - self._since > ROOM_S:
-            return True
-        if not self._waits_for_room:
-            self._waits_for_room = True
-            text = f"the job's folder cannot be written ({core.unwritten})"
-            core.emit(Say(text=f"{text}: workers start when it can, or after {ROOM_S / 60:.0f} min"))
-        return False
 
     def _refusal(self, core: Core) -> Transition | None:
         """Too many nodes do not see the job directory: that is no fault of single nodes."""

@@ -3,8 +3,11 @@ from __future__ import annotations
 import select
 import threading
 from pathlib import Path
+from typing import NoReturn
 
-from slurm_robust.agent.slowfiles import SlowFiles, make_log_folders, read_tail
+import pytest
+
+from slurm_robust.agent.slowfiles import EpochLooked, SlowFiles, look_up, make_log_folders, read_tail
 from slurm_robust.model.job import JobDirectory
 
 
@@ -16,11 +19,12 @@ def collect(files: SlowFiles[str], count: int) -> list[str]:
     return found
 
 
-def test_results_come_in_order_and_failures_are_dropped() -> None:
+@pytest.mark.parametrize("kind", [OSError, ValueError, MemoryError, RecursionError])
+def test_results_come_in_order_and_failures_are_dropped(kind: type[Exception]) -> None:
     files: SlowFiles[str] = SlowFiles()
 
     def fail() -> str:
-        raise OSError("the server is gone")
+        raise kind("the server is gone")
 
     files.submit(lambda: "a")
     files.submit(fail)
@@ -41,6 +45,19 @@ def test_a_job_that_hangs_holds_nobody() -> None:
     assert files.results() == []
     files.close(timeout_s=0.01)
     release.set()
+
+
+@pytest.mark.parametrize("kind", [OSError, ValueError, MemoryError])
+def test_whoever_looks_for_a_controller_is_told_whatever_happens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type[Exception]
+) -> None:
+    """Else the agent would wait for this look for ever, and never look again."""
+
+    def fail(_: Path) -> NoReturn:
+        raise kind("no")
+
+    monkeypatch.setattr("slurm_robust.agent.slowfiles.newest_epoch", fail)
+    assert look_up(tmp_path) == EpochLooked(newest=None, failed=True)
 
 
 def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:

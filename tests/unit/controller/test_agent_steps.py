@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -56,6 +59,22 @@ def test_an_agent_that_cannot_begin_says_so_itself(world: Steps) -> None:
     world.say('{"srobust_agent_error": "cannot read x", "node": "n2", "fix": "mount it"}\n{"srobust_agent_er')
     (refusal,) = world.steps.news().refusals
     assert (refusal.node, refusal.text) == ("n2", "cannot read x; fix: mount it")
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+def test_an_end_is_judged_when_storage_tells_what_srun_said(
+    world: Steps, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    world.say("srun: error: Unable to create step for job 1: Invalid account\n")
+    world.srun.end(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        assert world.steps.news().ends == ()
+    (end,) = world.steps.news().ends
+    assert end.words == "srun: error: Unable to create step for job 1: Invalid account"
 
 
 def test_slurm_as_the_witness_of_nodes(world: Steps) -> None:

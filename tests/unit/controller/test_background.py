@@ -21,7 +21,7 @@ def drained(background: Background, done: Callable[[], bool]) -> None:
         background.drain()
 
 
-def unexpected(error: BaseException) -> None:
+def unexpected(error: BaseException, trace: str) -> None:
     raise AssertionError("nothing fails here") from error
 
 
@@ -78,7 +78,7 @@ def test_one_thread_does_what_comes_one_after_the_other() -> None:
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, MemoryError])
 def test_whatever_work_raises_is_told_and_its_thread_serves_on(kind: type[BaseException]) -> None:
     background = Background()
-    told: list[BaseException] = []
+    told: list[tuple[BaseException, str]] = []
     names: list[str] = []
 
     def fail() -> Callable[[], None]:
@@ -87,8 +87,10 @@ def test_whatever_work_raises_is_told_and_its_thread_serves_on(kind: type[BaseEx
     def work() -> Callable[[], None]:
         return lambda: names.append("done")
 
-    background.run(fail, told.append)
+    background.run(fail, lambda error, trace: told.append((error, trace)))
     drained(background, lambda: bool(told))
     background.run(work, unexpected)
     drained(background, lambda: bool(names))
-    assert type(told[0]) is kind
+    ((error, trace),) = told
+    assert type(error) is kind
+    assert 'raise kind("no")' in trace

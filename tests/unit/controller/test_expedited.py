@@ -49,7 +49,7 @@ def test_a_run_that_is_requeued_already_is_left_alone() -> None:
     assert slurm.job(job_id).requeue
 
 
-def test_a_silent_slurm_is_asked_for_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_slurm_is_asked_for_a_while(capfd: pytest.CaptureFixture[str]) -> None:
     slurm = FakeSlurm()
     job_id = started(slurm, "--requeue=expedite")
     allocation, clock = slurm.allocation(job_id), slurm.cluster.clock
@@ -58,10 +58,10 @@ def test_a_silent_slurm_is_asked_for_a_while(capsys: pytest.CaptureFixture[str])
     clock.on_advance.append(lambda now: setattr(slurm.cluster, "unreachable", now < begun + 30))
     forbid_requeue(slurm, allocation, clock)
     assert not slurm.job(job_id).requeue
-    assert capsys.readouterr().out == ""
+    assert capfd.readouterr().out == ""
 
 
-def test_but_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+def test_but_not_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
     slurm = FakeSlurm()
     job_id = started(slurm, "--requeue=expedite")
     allocation, clock = slurm.allocation(job_id), slurm.cluster.clock
@@ -69,7 +69,7 @@ def test_but_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
     begun = clock.now
     forbid_requeue(slurm, allocation, clock)
     assert clock.now - begun <= PATIENCE_S + 5
-    assert f"scancel {job_id}" in capsys.readouterr().out
+    assert f"scancel {job_id}" in capfd.readouterr().out
 
 
 def test_outside_of_slurm_nothing_is_asked() -> None:

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import errno
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.controller.journal import Journal, JournalDamaged, fold, parse, read
+from slurm_robust.controller.disk import Disk
+from slurm_robust.controller.journal import PATIENCE_S, Journal, JournalDamaged, fold, parse, read
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.testing.faulty_disk import FaultyDisk
+from tests.unit.controller.room import room_for
 
+ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 EVENTS = [ev.Noted(t=float(i), text=f"fact {i}\n« »", node="n1") for i in range(5)]
 
 
@@ -72,17 +77,6 @@ def test_the_fold_of_nothing_is_the_beginning() -> None:
     assert fold(parse(b"")[0]).generation == 0
 
 
-@contextmanager
-def room_for(nbytes: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes: writes end short, then fail, as on a full file system."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("room", [0, 1, 40])
 def test_what_storage_does_not_take_is_written_when_it_does(tmp_path: Path, room: int) -> None:
     path = tmp_path / "j"
@@ -91,14 +85,69 @@ def test_what_storage_does_not_take_is_written_when_it_does(tmp_path: Path, room
     with room_for(path.stat().st_size + room):
         journal.append(EVENTS[1], EVENTS[2])
         journal.append(EVENTS[3])
-        journal.flush()
         assert "File too large" in journal.trouble
-        assert journal.events == EVENTS[:4]
+        assert (journal.events, journal.written) == (EVENTS[:4], 1)
         assert read(path) == EVENTS[:1]
     journal.append(EVENTS[4])
-    assert journal.trouble == ""
-    journal.close()
+    assert journal.close()
+    assert (journal.trouble, journal.written) == ("", 5)
     assert read(path) == EVENTS
+
+
+@pytest.mark.parametrize("only", ["", "write", "sync"])
+@pytest.mark.parametrize("room", [0, 30])
+@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
+def test_each_kind_of_refusal_costs_nothing(tmp_path: Path, number: int, room: int, only: str) -> None:
+    disk = FaultyDisk()
+    journal = Journal(tmp_path / "j", disk)
+    journal.append(EVENTS[0])
+    disk.fail(number, room=room, only=only)
+    journal.append(EVENTS[1])
+    assert (journal.written, journal.trouble) == (1, os.strerror(number))
+    journal.append(EVENTS[2])
+    disk.heal()
+    journal.append(EVENTS[3])
+    assert journal.close()
+    assert read(tmp_path / "j") == EVENTS[:4]
+
+
+def test_storage_that_hangs_holds_up_nobody_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, woken = FaultyDisk(), threading.Event()
+    journal = Journal(tmp_path / "j", disk)
+    journal.append(EVENTS[0])
+    journal.wake = woken.set
+    disk.hang()
+    journal.append(EVENTS[1])
+    assert disk.wait_hanging(10)
+    began = time.monotonic()
+    journal.append(EVENTS[2])
+    journal.append(EVENTS[3])
+    assert time.monotonic() - began < PATIENCE_S, "who is behind already waits for nothing"
+    assert (journal.written, journal.trouble) == (1, "")
+    monkeypatch.setattr("slurm_robust.controller.journal.HANGS_S", 0.0)
+    assert "storage does not answer" in journal.trouble
+    assert not journal.close(0.0)
+    assert not woken.is_set()
+    disk.heal()
+    assert woken.wait(10)
+    assert journal.settle(10)
+    assert read(tmp_path / "j") == EVENTS[:4]
+
+
+@pytest.mark.parametrize("kind", [MemoryError, ValueError, SystemExit])
+def test_whoever_asks_learns_that_nobody_writes_any_more(tmp_path: Path, kind: type[BaseException]) -> None:
+    class Broken(Disk):
+        def sync(self, fd: int) -> None:
+            raise kind("no")
+
+    journal = Journal(tmp_path / "j", Broken())
+    journal.append(EVENTS[0])
+    with pytest.raises(RuntimeError, match="has died"):
+        journal.append(EVENTS[1])
+    with pytest.raises(RuntimeError, match="has died"):
+        _ = journal.written
 
 
 def test_a_torn_line_is_cut_off_also_where_there_is_no_room_for_it(tmp_path: Path) -> None:
@@ -114,11 +163,14 @@ def test_a_torn_line_is_cut_off_also_where_there_is_no_room_for_it(tmp_path: Pat
 
 
 def test_what_another_controller_has_written_is_not_cut_off(tmp_path: Path) -> None:
-    old = Journal(tmp_path / "j")
+    disk = FaultyDisk()
+    old = Journal(tmp_path / "j", disk)
     old.append(EVENTS[0])
-    new = Journal(tmp_path / "j")
-    new.append(EVENTS[1], EVENTS[2])
+    disk.fail(errno.EIO, room=30)
     old.append(EVENTS[3])
+    new = Journal(tmp_path / "j")  # which sets a torn line aside
+    new.append(EVENTS[1], EVENTS[2])
+    disk.heal()
+    assert old.close()
     assert read(tmp_path / "j") == EVENTS[:4]
-    old.close()
     new.close()

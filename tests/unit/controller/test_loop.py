@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,8 +17,10 @@ from slurm_robust.config.schema import CheckpointConfig, JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
+from slurm_robust.controller.disk import Disk
+from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal, read
-from slurm_robust.controller.loop import Loop, read_clocks
+from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
@@ -24,6 +28,7 @@ from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import Ref
@@ -31,6 +36,9 @@ from slurm_robust.slurm.records import Allocation, Switch
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_replayer import FakeReplayer
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.faulty_disk import FaultyDisk
+from slurm_robust.wire import messages as msg
+from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Beat, Phase
 from slurm_robust.wire.server import ControllerSocket
@@ -45,12 +53,14 @@ ALLOCATION = Allocation(
 class Hands:
     """A loop that is not turned by itself."""
 
-    def __init__(self, path: Path, server: ControllerSocket, config: JobConfig) -> None:
+    def __init__(
+        self, path: Path, server: ControllerSocket, config: JobConfig, disk: Disk | None = None
+    ) -> None:
         directory = JobDirectory(path)
         self.store = CheckpointStore(path / "checkpoints")
         state = JobState(slots=("n1", "n2"), generation=3, sealed={1: "gen-0001/step-00000004"})
         self.core = Core(config, state, build, ToGathering(), read_clocks())
-        self.journal = Journal(directory.journal)
+        self.journal = Journal(directory.journal, disk)
         self.slurm = slurm = FakeSlurm()
         self.loop = Loop(
             self.core,
@@ -71,8 +81,22 @@ class Hands:
             with self.store.publishing(ref, rank, 2) as path:
                 path.write_bytes(b"part")
 
-    def do(self, effect: fx.Effect) -> None:
-        self.loop._do([effect])
+    def do(self, *effects: fx.Effect) -> None:
+        self.loop._do(list(effects))
+
+    def turn(self) -> None:
+        """As the loop does, without its sockets."""
+        self.loop._background.drain()
+        self.loop._follow_journal()
+        self.loop._slow_tick()
+        self.loop._do(self.core.on_tick(self.loop._now()))
+
+    def turn_until(self, condition: Callable[[], object]) -> None:
+        def done() -> bool:
+            self.turn()
+            return bool(condition())
+
+        wait_for(done, 10)
 
     def wait(self, condition: object) -> None:
         def drained() -> bool:
@@ -170,3 +194,165 @@ def test_runs_with_a_name_are_told_apart_in_the_jobs_log(
     with closing(ControllerSocket(load_server(directory.keys))) as server:
         Hands(directory.path, server, JobConfig()).do(fx.Say(text="end, exit code 0: done"))
     assert capfd.readouterr().out.rstrip().endswith(f" {begin}end, exit code 0: done")
+
+
+# -- storage that refuses or hangs ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultyDisk]:
+    disk = FaultyDisk()
+    yield disk
+    disk.heal()
+
+
+@pytest.fixture
+def trying(tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
+    """On a disk that fails on command, and is tried again soon."""
+    monkeypatch.setattr("slurm_robust.controller.journal.AGAIN_S", 0.01)
+    directory = JobDirectory(tmp_path)
+    open_directory(directory)
+    with closing(ControllerSocket(load_server(directory.keys))) as server:
+        hands = Hands(tmp_path, server, JobConfig(), disk)
+        hands.turn()
+        yield hands
+
+
+def sent(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> list[msg.FromController]:
+    found: list[msg.FromController] = []
+    monkeypatch.setattr(hands.loop._socket, "send", lambda identity, message: found.append(message) or True)
+    hands.loop._identities.update(n1=b"n1", n2=b"n2")
+    return found
+
+
+NOTED = fx.Write(event=ev.Noted(t=1.0, text="a decision"))
+STOP = fx.Send(node="n1", message=msg.Stop(epoch=0, generation=3, grace_s=1.0))
+ACK = fx.Send(node="n2", message=msg.Ack(epoch=0, seq=7))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, None])
+def test_what_storage_does_not_take_is_not_done_but_agents_are_answered(
+    trying: Hands, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    found = sent(trying, monkeypatch)
+    disk.hang() if number is None else disk.fail(number)
+    trying.do(NOTED, STOP, ACK)
+    trying.turn()
+    stage = trying.core.stage
+    trying.do(ACK)
+    assert found == [msg.Ack(epoch=0, seq=0)] * 2, "a sign of life, which confirms nothing"
+    trying.core.on_agents_gone(trying.loop._now())
+    trying.turn()
+    assert (trying.core.held, trying.core.stage) == (True, stage)
+    disk.heal()
+    trying.turn_until(lambda: not trying.core.held)
+    assert found[2:3] == [STOP.message]
+    assert NOTED.event in read(trying.journal.path)
+
+
+def test_what_was_decided_is_done_in_that_order(
+    trying: Hands, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("slurm_robust.controller.loop.say", done.append)
+    disk.hang()
+    for text in ("first", "second", "third"):
+        trying.do(NOTED, fx.Say(text=text))
+        trying.do(fx.Say(text=f"after the {text}"))
+    assert done == []
+    disk.heal()
+    trying.turn_until(lambda: len(done) >= 6)
+    assert done == ["first", "after the first", "second", "after the second", "third", "after the third"]
+
+
+@pytest.mark.parametrize("tell", ["on_leave", "on_end_approaching"])
+def test_the_end_of_the_run_waits_for_no_storage(
+    trying: Hands, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch, tell: str
+) -> None:
+    found = sent(trying, monkeypatch)
+    disk.hang()
+    trying.do(NOTED, STOP)
+    trying.turn()
+    assert found == []
+    trying.loop._do(getattr(trying.core, tell)("the end", trying.loop._now()))
+    trying.turn()
+    assert STOP.message in found
+    assert not trying.core.held
+
+
+def test_time_in_which_storage_hung_is_nobodys(
+    trying: Hands, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gathering gives a node 60 s to speak; that storage hangs for an hour convicts none."""
+    clocks = [fx.Now(mono=1e6, wall=1e9)]
+    monkeypatch.setattr(trying.loop._hold, "_clocks", lambda: clocks[0])
+    trying.turn()
+    disk.hang()
+    trying.do(NOTED)
+    trying.turn()
+    before = trying.loop._now().mono
+    clocks[0] = fx.Now(mono=1e6 + 1700.0, wall=1e9 + 1700.0)
+    trying.turn()
+    assert trying.loop._now().mono == before
+    disk.heal()
+    trying.turn_until(lambda: not trying.core.held)
+    assert trying.loop._now().mono == before
+    (told,) = [e for e in trying.journal.events if isinstance(e, ev.Noted) and "was decided for" in e.text]
+    assert "for 1700 s" in told.text
+
+
+# -- the fence -----------------------------------------------------------------------------------------
+
+
+def take_over(hands: Hands) -> None:
+    epochs = JobDirectory(hands.journal.path.parent).epochs
+    take_epoch(epochs, host="other", addresses=(), port=1, pid=1, run_id="r")
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_robust.controller.loop.SLOW_TICK_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE, errno.EIO, errno.EACCES])
+def test_one_refusal_of_storage_does_not_end_the_fence(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refused: list[int] = []
+
+    def refuse(_: object) -> NoReturn:
+        refused.append(number)
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("slurm_robust.controller.loop.newest_epoch", refuse)
+        hands.turn_until(lambda: len(refused) >= 2)
+    take_over(hands)
+    hands.turn_until(lambda: hands.loop._code is not None)
+    assert hands.loop._code == ExitCode.OTHER_CONTROLLER
+
+
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize("kind", [ValueError, MemoryError, SystemExit, KeyError])
+def test_a_controller_that_cannot_look_for_another_one_ends(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def die(_: object) -> NoReturn:
+        raise kind("no")
+
+    monkeypatch.setattr("slurm_robust.controller.loop.newest_epoch", die)
+    with pytest.raises(RuntimeError, match="look at the agents' steps"):
+        hands.turn_until(lambda: False)
+
+
+def test_a_controller_whose_journal_nobody_writes_ends(tmp_path: Path) -> None:
+    class Broken(Disk):
+        def sync(self, fd: int) -> None:
+            raise MemoryError
+
+    open_directory(JobDirectory(tmp_path))
+    with closing(ControllerSocket(load_server(JobDirectory(tmp_path).keys))) as server:
+        hands = Hands(tmp_path, server, JobConfig(), Broken())
+        with pytest.raises(RuntimeError, match="has died"):
+            hands.do(NOTED)

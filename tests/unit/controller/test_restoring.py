@@ -85,26 +85,48 @@ def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig
     assert all(order.peers == () for order in job.orders.values())
 
 
-def test_workers_are_started_when_the_job_folder_takes_their_logs() -> None:
+def test_while_the_journal_is_behind_nothing_is_decided() -> None:
     job = Job(memory=True)
     job.train_to(3)
-    job.core.unwritten = "No space left on device"
+    job.core.held = True
     job.kill_rank(0)
     job.pass_time(600)
-    assert job.core.state.generation == 1, "they would end at once, again and again"
-    assert sum("folder cannot be written (No space left on device)" in text for text in job.said) == 1
-    job.core.unwritten = ""
+    assert (job.stage, job.core.state.generation, job.core.state.incident) == ("Running", 1, None)
+    job.core.held = False
+    job.core.on_hold_over(600, job.now())
     job.pass_time(1)
     assert launched(job).generation == 2
     assert where(job) == (3, {"memory": 2})
+    assert any("nothing was decided for 600 s" in text for text in job.said)
 
 
-def test_after_half_an_hour_without_room_workers_are_started_all_the_same() -> None:
+def test_who_stood_still_with_the_storage_is_no_hang_but_who_goes_on_to_is() -> None:
+    job = Job()
+    job.ages = True
+    for step in range(20):
+        job.train_to(step)
+        job.pass_time(1)
+    job.core.held = True
+    clock, wall = job.mono, job.wall
+    job.pass_time(600)
+    job.mono = clock  # which the core did not see go on
+    job.core.held = False
+    job.core.on_hold_over(job.wall - wall, job.now())
+    job.pass_time(20)
+    assert (job.core.state.incident, job.stage) == (None, "Running")
+    job.until(lambda: job.core.state.incident is not None, limit=900)
+
+
+def test_a_recovery_takes_as_long_as_people_wait_for_it() -> None:
     job = Job()
     job.train_to(3)
-    job.core.unwritten = "Stale file handle"
     job.kill_rank(0)
-    job.until(lambda: job.core.state.generation == 2, limit=1810)
+    assert job.core.state.generation == 2
+    job.core.on_hold_over(100.0, job.now())
+    job.train_to(4)
+    job.pass_time(1)
+    (closed,) = job.events(ev.IncidentClosed)
+    assert closed.recover_s >= 100.0
 
 
 def test_a_lost_node_comes_back_from_its_peer() -> None:

@@ -1,0 +1,189 @@
+"""The keeper with real processes in place of controllers: what they end with, and what it makes of that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.controller.keeper import MOST_ENDS, storage_error
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.wire.keys import KeysError
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow  # each starts some interpreters
+
+KEEPER = """
+import json, sys
+from slurm_robust.controller import keeper
+keeper.STORAGE_S = 0.5
+sys.exit(keeper.Keeper(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])).run())
+"""
+WATCHING = """
+import os, select, sys
+from slurm_robust.controller.keeper import tell_end
+from slurm_robust.controller.signals import Signals
+open("begun", "a").write("x")
+with Signals() as signals:
+    select.select([signals], [], [], 30)
+    open("signals", "a").write(f"{signals.taken()} ")
+if len(open("starts").read()) == 1:
+    sys.exit(70)
+tell_end(int(sys.argv[2]), 7)
+sys.exit(7)
+"""
+
+
+def over(code: int) -> str:
+    """What a controller tells its keeper; in a shell, whose second word is the descriptor."""
+    return f'printf {code} > "/proc/self/fd/$2"; exit {code}'
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._keepers: list[subprocess.Popen[str]] = []
+
+    def keep(self, script: str, pauses: str = "[0.01]") -> subprocess.Popen[str]:
+        """A keeper of controllers that are this script of the shell; each leaves a mark."""
+        command = json.dumps(["bash", "-c", f"echo >> starts; {script}", "controller"])
+        keeper = subprocess.Popen(
+            [sys.executable, "-c", KEEPER, command, pauses],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._keepers.append(keeper)
+        return keeper
+
+    def run(self, script: str, pauses: str = "[0.01]") -> tuple[int, str]:
+        keeper = self.keep(script, pauses)
+        said, _ = keeper.communicate(timeout=30)
+        return keeper.returncode, said
+
+    @property
+    def starts(self) -> int:
+        return len(self.text("starts"))
+
+    def text(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
+
+    def end(self) -> None:
+        for keeper in self._keepers:
+            if keeper.poll() is None:
+                keeper.kill()
+            keeper.communicate()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.end()
+
+
+@pytest.mark.parametrize("code", [0, 1, 70, 73, 93, 143])
+def test_what_a_controller_says_is_the_end_is_the_end(world: World, code: int) -> None:
+    assert world.run(over(code)) == (code, "")
+    assert world.starts == 1
+
+
+def test_who_dies_after_its_last_word_has_said_it(world: World) -> None:
+    assert world.run('printf 3 > "/proc/self/fd/$2"; kill -9 $$')[0] == 3
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 73", "exit 70", "kill -9 $$", "kill -BUS $$"])
+def test_any_other_end_is_none(world: World, end: str) -> None:
+    """An interpreter that cannot read its own modules ends with 1."""
+    code, said = world.run(f"if [ $(wc -l < starts) -lt 3 ]; then {end}; fi; {over(5)}")
+    assert (code, world.starts) == (5, 3)
+    assert "training goes on" in said
+
+
+@pytest.mark.parametrize("end", ["exit 70", "kill -SEGV $$"])
+def test_a_defect_is_not_mended_by_one_start_more(world: World, end: str) -> None:
+    code, said = world.run(end)
+    assert (code, world.starts) == (ExitCode.INTERNAL, MOST_ENDS)
+    assert "giving up" in said
+
+
+def test_pauses_grow(world: World) -> None:
+    _, said = world.run("exit 70", "[0.01, 1.0, 0.01]")
+    pauses = [line.rpartition("starting the next one")[2] for line in said.splitlines()[:-1]]
+    assert [text.split(" (")[0] for text in pauses] == ["", " in 1 s", "", "", ""]
+
+
+def test_storage_is_waited_for_as_long_as_agents_live(world: World) -> None:
+    """The srun of a controller that is gone stands for them."""
+    agents = "[ -e agents ] || { setsid sleep 30 > /dev/null & echo $! > agents; }"
+    script = f"{agents}; [ -e room ] || exit 73; kill -9 $(cat agents); {over(0)}"
+    keeper = world.keep(script, "[0.1]")
+    wait_for(lambda: world.starts > MOST_ENDS + 2, 30)
+    assert keeper.poll() is None
+    (world.folder / "room").touch()
+    assert keeper.wait(10) == 0
+
+
+def test_without_agents_storage_is_waited_for_a_while(world: World) -> None:
+    code, said = world.run("exit 73", "[0.1]")
+    assert code == ExitCode.JOB_DIR
+    assert "no agent is left" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_that_comes_before_a_controller_watches_is_not_lost(world: World, number: int) -> None:
+    (world.folder / "watching.py").write_text(WATCHING)
+    script = f'[ $(wc -l < starts) -gt 1 ] || exit 70; exec {sys.executable} watching.py "$@"'
+    keeper = world.keep(script, "[10]")
+    wait_for(lambda: world.starts == 1, 10)
+    said = keeper.stdout
+    assert said is not None
+    assert "starting the next one" in said.readline()
+    os.kill(keeper.pid, number)
+    assert keeper.wait(20) == 7
+    assert world.text("signals") == f"[{int(number)}] "
+
+
+def test_a_signal_to_a_controller_that_dies_is_given_to_the_next_one(world: World) -> None:
+    (world.folder / "watching.py").write_text(WATCHING)
+    keeper = world.keep(f'exec {sys.executable} watching.py "$@"')
+    wait_for(lambda: world.text("begun") == "x", 10)
+    os.kill(keeper.pid, signal.SIGUSR1)
+    assert keeper.wait(20) == 7
+    assert world.text("signals") == f"[{int(signal.SIGUSR1)}] " * 2
+
+
+def test_who_is_told_to_end_while_no_controller_can_begin_ends(world: World) -> None:
+    keeper = world.keep("exit 73", "[30]")
+    wait_for(lambda: world.starts == 1, 10)
+    assert keeper.stdout is not None
+    keeper.stdout.readline()
+    os.kill(keeper.pid, signal.SIGTERM)
+    assert keeper.wait(10) == ExitCode.TERMINATED
+    assert world.starts == 2, "one more may have known what to do"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
+def test_other_signals_end_nobody(world: World, number: int) -> None:
+    keeper = world.keep(f"while [ ! -e room ]; do sleep 0.05; done; {over(0)}")
+    wait_for(lambda: world.starts == 1, 10)
+    os.kill(keeper.pid, number)
+    (world.folder / "room").touch()
+    assert keeper.wait(10) == 0
+
+
+def test_what_storage_refused_is_told_from_other_errors() -> None:
+    refused = OSError(116, "Stale file handle")
+    caused = KeysError("cannot read the key")
+    caused.__cause__ = refused
+    assert storage_error(refused) is storage_error(caused) is refused
+    assert storage_error(ValueError("no")) is None
+    assert storage_error(OSError(24, "Too many open files")) is None
