@@ -16,6 +16,7 @@ from slurm_robust.admin import items, slurmconf, verify
 from slurm_robust.admin.files import InstallError, Step, open_to_others
 from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, is_packaged, must_be_root
+from slurm_robust.model.text import one_line
 
 SYSTEMCTL_S = 30.0
 
@@ -65,7 +66,8 @@ def main(
 def told(steps: Sequence[Step]) -> str:
     """One line for each step."""
     return "\n".join(
-        f"{step.action.value:>8}  {step.path}{f'  ({step.why})' if step.why else ''}" for step in steps
+        f"{step.action.value:>8}  {one_line(f'{step.path} ({step.why})' if step.why else step.path)}"
+        for step in steps
     )
 
 
@@ -116,7 +118,7 @@ def _refuse_open(site: Site) -> None:
 
 def _show(plan: slurmconf.Plan, known: bool, *, applied: bool) -> None:
     for note in plan.notes:
-        print(f"note: {note}")
+        print(f"note: {one_line(note)}")
     difference = plan.diff()
     if not difference:
         print("slurm.conf: nothing to change")

@@ -20,6 +20,7 @@ from slurm_robust.health.host import Host
 from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.site import checks
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import one_line
 from slurm_robust.slurm.configuration import ConfigurationRefused
 
 Live = Mapping[str, tuple[str, ...]]
@@ -57,10 +58,10 @@ def report(points: Iterable[Point]) -> int:
     """Print them; 1 if one is not good."""
     bad = 0
     for point in points:
-        print(f"{'good' if point.good else 'BAD ':>6}  {point.what}")
+        print(f"{'good' if point.good else 'BAD ':>6}  {one_line(point.what)}")
         if not point.good:
             bad = 1
-            print(f"          why: {point.why}\n          fix: {point.fix}")
+            print(f"          why: {one_line(point.why)}\n          fix: {one_line(point.fix)}")
     return bad
 
 

@@ -28,6 +28,7 @@ from slurm_robust.cli import (
     version,
 )
 from slurm_robust.cli.parsing import Parser, UsageError
+from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 
@@ -66,6 +67,11 @@ def make_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    with visible_only():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(words)

@@ -50,6 +50,7 @@ def _guarded(name: str, file: Path | None, environ: Mapping[str, str]) -> int:
     # None of this at the head of the file: a wrong option is told without it.
     from slurm_robust.health.isolate import call
     from slurm_robust.health.runner import node_name
+    from slurm_robust.model.text import one_line
     from slurm_robust.node.log import EventLog
 
     config, problem = _configuration(file)
@@ -61,7 +62,7 @@ def _guarded(name: str, file: Path | None, environ: Mapping[str, str]) -> int:
     if answer.value is not None:
         code, _, message = answer.value.partition(b" ")
         if message:
-            print(f"srobust-node: {name}: {message.decode(errors='replace')}", file=sys.stderr)
+            print(f"srobust-node: {name}: {one_line(message.decode(errors='replace'))}", file=sys.stderr)
         return int(code)
     closed = name == "prolog" and config.hooks.on_error == "closed"
     _tell_failure(log, name, answer.error, closed=closed)
@@ -135,8 +136,10 @@ def _configuration(file: Path | None) -> tuple[NodeConfig, str]:
 
 
 def _tell_failure(log: EventLog, name: str, error: str, *, closed: bool) -> None:
+    from slurm_robust.model.text import one_line
+
     log.write("hook_failed", hook=name, error=error, closed=closed)
-    print(f"srobust-node: {name} failed: {error}", file=sys.stderr)
+    print(f"srobust-node: {name} failed: {one_line(error)}", file=sys.stderr)
 
 
 def _start_lightly() -> None:

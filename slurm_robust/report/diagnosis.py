@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 
-import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +20,9 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.text import as_json
 from slurm_robust.report.outcomes import STYLES, rank
+from slurm_robust.report.screen import Screen
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.hostlist import InvalidHostlist, expand
@@ -62,9 +63,9 @@ def main(
     diagnoser = PlaceDiagnoser(place, tests=tests, tell=tell)
     diagnosis = diagnoser.diagnose(names, bitwise=bitwise, storage=storage, budget_s=budget_s)
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n")
+        print(as_json(diagnosis))
     else:
-        _console().print(render(diagnosis, names))
+        Screen().print(render(diagnosis, names))
     return code_of(diagnosis)
 
 
@@ -135,7 +136,3 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
         raise WrongWords(f"the job does not hold {', '.join(foreign)}", "name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.
     return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]
-
-
-def _console() -> Console:
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)

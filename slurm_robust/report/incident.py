@@ -31,7 +31,9 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
-from slurm_robust.report.incidents import STYLES, job_in_words, load, make_console, print_json
+from slurm_robust.model.text import as_json
+from slurm_robust.report.incidents import STYLES, job_in_words, load
+from slurm_robust.report.screen import Screen
 
 MOST_LOGS = 8
 """Files of which ``--logs`` shows the end; the folder has the others."""
@@ -74,9 +76,9 @@ def main(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_di
     directory, events, slurm = load(name, job_dir)
     bundle = gather(directory, events, number, job_in_words(events, slurm))
     if json:
-        print_json(bundle)
+        print(as_json(bundle))
         return 0
-    console = make_console()
+    console = Screen()
     console.print(render(bundle))
     if stacks:
         console.print(_stacks_text(bundle))
