@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import traceback
@@ -110,5 +111,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _tell(error: SrobustError) -> int:
     if os.environ.get("SROBUST_DEBUG") == "1":
         traceback.print_exc()
-    print(f"srobust: error: {error.in_full()}", file=sys.stderr)
+    # Lines after the first are indented: none of them can be taken for one of ours.
+    text = re.sub(r"\r?\n(?=\S)", "\n  ", error.in_full())
+    print(f"srobust: error: {text}", file=sys.stderr)
     return error.exit_code

@@ -63,7 +63,9 @@ def as_json(value: object, indent: int | None = 2) -> str:
 
     import msgspec
 
-    text = json.dumps(msgspec.to_builtins(value, str_keys=True), indent=indent, ensure_ascii=False)
+    plain = msgspec.to_builtins(value, str_keys=True)
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(plain, indent=indent, separators=separators, ensure_ascii=False)
     whole = text.encode(errors="replace").decode()
     return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], whole)
 

@@ -11,6 +11,7 @@ import msgspec
 from slurm_robust.config.node import Paths
 from slurm_robust.health.isolate import call
 from slurm_robust.health.verdict import clean
+from slurm_robust.model.text import as_json
 
 TAG = "slurm-robust"
 WRITE_S = 1.0
@@ -79,7 +80,14 @@ def _syslog(text: str) -> None:
 
 
 def _encode(facts: dict[str, object]) -> bytes:
-    return msgspec.json.encode(facts, enc_hook=repr)
+    """JSON in ASCII. A job's name may be any bytes but one of zero."""
+    try:
+        line = msgspec.json.encode(facts, enc_hook=repr)
+    except UnicodeEncodeError:  # bytes that were no UTF-8
+        line = b""
+    if line and line.isascii() and b"\x7f" not in line:
+        return line
+    return as_json(msgspec.to_builtins(facts, enc_hook=repr), indent=None).encode()
 
 
 def _plain(value: object) -> str:

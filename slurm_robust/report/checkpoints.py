@@ -233,12 +233,13 @@ def render(listing: Listing) -> RenderableType:
         )
     if not listing.rows:
         where = " or on the local disk" if listing.local else ""
-        return Text(f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}")
+        text = f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}"
+        return Text(one_line(text))
     if listing.restored:
         end = f"From what node {listing.node} and storage have, {listing.how} could be restored."
     else:
         end = f"From what node {listing.node} and storage have, nothing could be restored."
-    return Group(table, Text(end))
+    return Group(table, Text(one_line(end)))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

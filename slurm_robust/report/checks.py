@@ -144,11 +144,13 @@ def headline(report: Report, conclusion: Conclusion) -> str:
 
 def render(report: Report, conclusion: Conclusion, *, is_root: bool) -> RenderableType:
     """The whole screen: subjects, the worst first, and in each its findings, the worst first."""
-    parts: list[RenderableType] = [Text(headline(report, conclusion), style="bold")]
+    parts: list[RenderableType] = [Text(one_line(headline(report, conclusion)), style="bold")]
     if report.findings:
         parts.append(_table(report.findings))
-    parts += [Text(f"left out: {name} ({why})", style="dim") for name, why in report.left_out.items()]
-    parts += [Text(f"broken: {name}: {why}", style="red") for name, why in report.errors.items()]
+    parts += [
+        Text(one_line(f"left out: {name} ({why})"), style="dim") for name, why in report.left_out.items()
+    ]
+    parts += [Text(one_line(f"broken: {name}: {why}"), style="red") for name, why in report.errors.items()]
     if not is_root and conclusion.unknown:
         parts.append(Text("Some of this can be seen by root only.", style="dim"))
     return Group(*parts)
@@ -195,7 +197,7 @@ def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Findi
     else:
         words[-1] = ""
     # Text, because what a driver says may hold what rich would take for markup.
-    table.add_row(Text(subject), Text(outcome.value, style=STYLES[outcome]), *map(Text, words))
+    table.add_row(one_line(subject), Text(outcome.value, style=STYLES[outcome]), *map(one_line, words))
 
 
 def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:
@@ -224,7 +226,10 @@ def _explained(check: AnyCheck, config: NodeConfig) -> RenderableType:
         f"unknown is {facts['on_unknown']}; counts after {facts['confirm']} periodic run(s)"
     )
     return Group(
-        Text(check.name + state, style="bold"), Text(str(facts["explain"])), Text(where, style="dim"), ""
+        Text(one_line(check.name + state), style="bold"),
+        Text(one_line(str(facts["explain"]))),
+        Text(where, style="dim"),
+        "",
     )
 
 

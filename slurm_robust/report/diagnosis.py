@@ -20,7 +20,7 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.text import as_json
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.outcomes import STYLES, rank
 from slurm_robust.report.screen import Screen
 from slurm_robust.slurm.cli_client import CliSlurmClient
@@ -81,17 +81,19 @@ def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
     """Who is to blame, a row for each node with a column for each test, and what is behind the failures."""
     suspects = ", ".join(diagnosis.suspects)
     style = "bold red" if suspects else "bold"
-    parts: list[RenderableType] = [Text(f"suspects: {suspects or 'none'}", style=style)]
+    parts: list[RenderableType] = [Text(one_line(f"suspects: {suspects or 'none'}"), style=style)]
     if diagnosis.reason:
-        parts.append(Text(diagnosis.reason))
+        parts.append(Text(one_line(diagnosis.reason)))
     if diagnosis.results:
         parts.append(_table(diagnosis.results, nodes))
     parts += [
-        Text(f"{r.node}: {r.test}{_with(r)}: {r.text}", style=STYLES[r.outcome])
+        Text(one_line(f"{r.node}: {r.test}{_with(r)}: {r.text}"), style=STYLES[r.outcome])
         for r in diagnosis.results
         if r.outcome is not Outcome.PASS
     ]
-    parts += [Text(f"left out: {test} ({why})", style="dim") for test, why in diagnosis.left_out.items()]
+    parts += [
+        Text(one_line(f"left out: {test} ({why})"), style="dim") for test, why in diagnosis.left_out.items()
+    ]
     return Group(*parts)
 
 
@@ -101,7 +103,7 @@ def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
     table = Table("node", *tests)
     for node in nodes:
         cells = [[r for r in results if r.node == node and r.test == test] for test in tests]
-        table.add_row(Text(node), *map(_cell, cells))
+        table.add_row(Text(one_line(node)), *map(_cell, cells))
     return table
 
 
@@ -110,7 +112,7 @@ def _cell(results: Sequence[TestResult]) -> Text:
         return Text("-", style="dim")
     outcome = min((result.outcome for result in results), key=rank)
     value = ", ".join(dict.fromkeys(result.value for result in results if result.value))
-    return Text(f"{outcome.value} {value}".strip(), style=STYLES[outcome])
+    return Text(one_line(f"{outcome.value} {value}"), style=STYLES[outcome])
 
 
 def _with(result: TestResult) -> str:

@@ -132,7 +132,7 @@ def render(bundle: Bundle) -> RenderableType:
         (f"Incident {story.number} of job {story.job_id}", "bold"),
         time.strftime(", %Y-%m-%d %H:%M:%S (", time.localtime(story.summary.t)),
         (story.standing.value, STYLES[story.standing]),
-        f"); the job: {bundle.job}",
+        one_line(f"); the job: {bundle.job}"),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
@@ -152,7 +152,7 @@ def render(bundle: Bundle) -> RenderableType:
 
 
 def _section(title: str, *parts: RenderableType) -> tuple[RenderableType, ...]:
-    return ("", Text(title, style="bold"), *parts)
+    return ("", Text(one_line(title), style="bold"), *parts)
 
 
 def _indented(text: str, style: str = "") -> RenderableType:
@@ -211,7 +211,7 @@ def _tests(tested: ev.NodesTested) -> tuple[RenderableType, ...]:
     for row in words.result_rows(tested.results):
         result = Text(row.outcome.value, style=_RESULTS[row.outcome])
         cells = (row.nodes, row.text, row.value, row.limit)
-        table.add_row(Text(row.test), result, *map(Text, cells), f"{row.took_s:.1f}")
+        table.add_row(one_line(row.test), result, *map(Text, cells), f"{row.took_s:.1f}")
     return _section(f"Tests of nodes, {tested.took_s:.1f} s: {one_line(tested.reason)}", table)
 
 
@@ -236,7 +236,7 @@ def _stacks_text(bundle: Bundle) -> RenderableType:
         text = "none were taken"
     except OSError as error:
         text = f"stacks.txt cannot be read: {error.strerror}"
-    return Group(*_section("Stacks in full", Text(clean(text))))
+    return Group(*_section("Stacks in full", _indented(clean(text))))
 
 
 def _logs(bundle: Bundle) -> Iterator[RenderableType]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from slurm_robust.analysis.incidents import Standing, Story, stories
 from slurm_robust.controller.evidence import words
-from slurm_robust.controller.evidence.texts import count
+from slurm_robust.controller.evidence.texts import count, one_line
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
@@ -98,7 +98,7 @@ def _row(story: Story) -> Row:
 def render(found: Listing) -> RenderableType:
     """The whole screen."""
     left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
-    title = Text(f"job {found.job_id} ({found.job}): ", style="bold")
+    title = Text(f"job {found.job_id} ({one_line(found.job)}): ", style="bold")
     if not found.incidents:
         return title.append("no incident", style="")
     title.append(f"{count(len(found.incidents), 'incident')}{left_out}")

@@ -220,7 +220,7 @@ def render(look: Look) -> RenderableType:
     title.append(
         time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(look.t))
         + f", generation {look.generation} on {count(len(look.nodes), 'node')}"
-        + (f", by {sources}" if sources else ""),
+        + one_line(f", by {sources}" if sources else ""),
         style="",
     )
     return Group(
@@ -255,7 +255,7 @@ def _groups(groups: Sequence[StackGroup]) -> Table:
         style = "bold red" if each.is_outlier else ""
         ranks = f"{count(len(each.ranks), 'rank')}: {fold_ranks(each.ranks)}"
         words = each.doing + (" (unlike most)" if each.is_outlier else "")
-        table.add_row(" ", Text(ranks, style=style), Text(each.nodes), Text(words))
+        table.add_row(" ", Text(ranks, style=style), Text(one_line(each.nodes)), Text(one_line(words)))
     return table
 
 
@@ -268,7 +268,7 @@ def whole(stack: RankStacks) -> RenderableType:
         for c in stack.collectives
     )
     lines = (
-        f"Rank {stack.rank} on {stack.node}{how}",
+        one_line(f"Rank {stack.rank} on {stack.node}{how}"),
         *(line for process in stack.processes for line in stack_text.process_lines(process)),
         *map(one_line, groups),
     )
