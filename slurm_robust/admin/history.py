@@ -161,7 +161,7 @@ def fault_kind(event: NodeEvent) -> str:
 
 
 def failures_of(history: History) -> list[Failure]:
-    """All that counts against nodes."""
+    """All that counts against nodes. What jobs suspected of a node counts once for each of their users."""
     found = [
         Failure(t=event.start_time, nodes=(event.node,), kind=kind, in_job=False)
         for event in history.events
@@ -172,10 +172,14 @@ def failures_of(history: History) -> list[Failure]:
         for row in history.runs
         if row.state in _NODE_DIED and row.end_time is not None and row.nodes
     ]
+    # A suspicion is a file of the job's user, who may write as many as there are jobs.
+    said: dict[tuple[str, str], float] = {}
+    for event in history.logged:
+        if event["event"] == "acquitted":
+            said.setdefault((event["node"], str(event.get("uid"))), event["at"])
     found += [
-        Failure(t=event["at"], nodes=(event["node"],), kind="suspected by a job", in_job=False)
-        for event in history.logged
-        if event["event"] == "acquitted"
+        Failure(t=at, nodes=(node,), kind="suspected by a job", in_job=False)
+        for (node, _), at in said.items()
     ]
     return pinned(found, PINNED_S)
 
