@@ -239,22 +239,5 @@ def write_whole(path: Path, content: bytes, mode: int, uid: int, gid: int) -> No
     os.replace(beside, path)
 
 
-def open_to_others(path: Path) -> str:
-    """Why somebody besides root could change what root would run there; empty if nobody can."""
-    real = path.resolve()
-    for part in (real, *real.parents):
-        try:
-            found = part.stat()
-        except OSError as error:
-            return f"{part}: {error.strerror}"
-        if found.st_uid != 0:
-            return f"{part} belongs to uid {found.st_uid}"
-        if found.st_mode & 0o022 and not stat.S_ISDIR(found.st_mode):
-            return f"others may write to {part}"
-        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            return f"others may write to {part}"
-    return ""
-
-
 def _digest(kind: str, content: bytes) -> str:
     return f"{kind}:{hashlib.sha256(content).hexdigest()}"

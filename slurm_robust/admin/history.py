@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import printable
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 
@@ -162,7 +161,7 @@ def fault_kind(event: NodeEvent) -> str:
 
 
 def failures_of(history: History) -> list[Failure]:
-    """All that counts against nodes."""
+    """All that counts against nodes. What jobs suspected of a node counts once for each of their users."""
     found = [
         Failure(t=event.start_time, nodes=(event.node,), kind=kind, in_job=False)
         for event in history.events
@@ -173,10 +172,14 @@ def failures_of(history: History) -> list[Failure]:
         for row in history.runs
         if row.state in _NODE_DIED and row.end_time is not None and row.nodes
     ]
+    # A suspicion is a file of the job's user, who may write as many as there are jobs.
+    said: dict[tuple[str, str], float] = {}
+    for event in history.logged:
+        if event["event"] == "acquitted":
+            said.setdefault((event["node"], str(event.get("uid"))), event["at"])
     found += [
-        Failure(t=event["at"], nodes=(event["node"],), kind="suspected by a job", in_job=False)
-        for event in history.logged
-        if event["event"] == "acquitted"
+        Failure(t=at, nodes=(node,), kind="suspected by a job", in_job=False)
+        for (node, _), at in said.items()
     ]
     return pinned(found, PINNED_S)
 
@@ -247,16 +250,17 @@ def main(
 
 def _print_scores(scores: list[Score], json: bool, days: float) -> None:
     if json:
-        print(msgspec.json.format(msgspec.json.encode(scores), indent=1).decode())
+        print(as_json(scores))
         return
     numbers = f"{'P':>9} {'RATIO':>7} {'LEAST':>6} {'FAILED':>7} {'EXPECT':>7} {'HOURS':>7}"
     print(f"{'NODE':16} {'LEMON':5} {numbers}  WHAT")
     for s in scores:
         ratio = "-" if s.ratio is None else f"{s.ratio:.1f}"
         least = "-" if s.least is None else f"{s.least:.1f}"
+        node = one_line(s.node)
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(s.kinds.items()))
         print(
-            f"{s.node:16} {'yes' if s.is_lemon else '':5} {s.p:9.2g} {ratio:>7} {least:>6} {s.blame:7.2f} "
+            f"{node:16} {'yes' if s.is_lemon else '':5} {s.p:9.2g} {ratio:>7} {least:>6} {s.blame:7.2f} "
             f"{s.expected:7.2f} {s.hours:7.0f}  {kinds}"
         )
     found = sum(s.is_lemon for s in scores)
@@ -265,13 +269,14 @@ def _print_scores(scores: list[Score], json: bool, days: float) -> None:
 
 def _print_timeline(entries: dict[str, list[Entry]], json: bool) -> None:
     if json:
-        print(jsonlib.dumps(msgspec.to_builtins(entries), indent=1))
+        print(as_json(entries))
         return
     for node, own in entries.items():
-        print(node)
+        print(one_line(node))
         for entry in own:
             until = f" until {_clock(entry.until)}" if entry.until else ""
-            print(f"  {_clock(entry.at)}{until}  {entry.what}: {printable(entry.text)}")
+            words = one_line(f"{entry.what}: {entry.text}")
+            print(f"  {_clock(entry.at)}{until}  {words}")
     if not entries:
         print("nothing happened to these nodes, as far as slurmdbd and the event logs tell")
 

@@ -6,18 +6,26 @@ every node is installed first, and slurm.conf is changed once, at last.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slurm_robust import __version__
 from slurm_robust.admin import items, slurmconf, verify
-from slurm_robust.admin.files import InstallError, Step, open_to_others
+from slurm_robust.admin.files import InstallError, Step
 from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, is_packaged, must_be_root
+from slurm_robust.health.trust import distrust
+from slurm_robust.model.text import one_line
 
 SYSTEMCTL_S = 30.0
+
+_NOT_LINKED = (
+    "is not made yet: it is in a folder of the site, whose scripts Slurm runs at once; "
+    "'srobust admin install --link-site-folders' makes it, when what is shown here is what you want"
+)
 
 NODES_FIRST = (
     "a Prolog or Epilog that names files which a node does not have drains that node: run 'srobust admin "
@@ -31,6 +39,7 @@ def main(
     dry_run: bool = False,
     apply: bool = False,
     all_nodes: bool = False,
+    link_site: bool = False,
     act: bool = False,
     timer: bool = False,
     slurm_conf: str = "",
@@ -46,13 +55,18 @@ def main(
     layout = _layout(site, prefix, act=act, timer=timer)
     files = site.slurm_files()
     plan = slurmconf.make_plan(files or {"slurm.conf": ""}, site.wish(timer=layout.timer))
-    wanted = items.items(layout, plan.links)
+    links, waiting = _links(site, plan, live=apply or link_site)
+    if not all_nodes and not dry_run:
+        _refuse_shared(site, links)
+    wanted = items.items(layout, links)
     steps = site.tree.steps(wanted)
     print(told(steps) or "files: all as they should be")
+    for link in waiting:
+        print(f"note: {one_line(link)} {_NOT_LINKED}")
     if dry_run:
         _show(plan, bool(files), applied=False)
         return 0
-    _refuse_open(site)
+    _refuse_open(site, layout)
     site.tree.carry_out(steps, wanted, __version__)
     if layout.timer:
         enable_timer(site)
@@ -62,10 +76,34 @@ def main(
     return _apply(site, plan, files, all_nodes=all_nodes, layout=layout)
 
 
+def _links(site: Site, plan: slurmconf.Plan, *, live: bool) -> tuple[dict[str, str], list[str]]:
+    """The links to make, and those that wait for a word: in a folder of the site a link is live at once."""
+    known = site.tree.manifest().digests
+    ready = {
+        path: target
+        for path, target in plan.links.items()
+        if live or path.startswith(f"{items.HOOKS}/") or (path in known and site.tree.look(path) is not None)
+    }
+    return ready, sorted(plan.links.keys() - ready.keys())
+
+
+def _refuse_shared(site: Site, links: Iterable[str]) -> None:
+    """What is linked in a folder that nodes share runs on all of them, installed or not."""
+    for link in links:
+        kind = site.network_kind(os.path.dirname(link))
+        if kind and site.tree.look(link) is None and not link.startswith(f"{items.HOOKS}/"):
+            raise InstallError(
+                f"{link} would be on a network file system ({kind}): every node that sees it runs the link, "
+                "and Slurm drains each on which it leads nowhere",
+                "install every node first, then this once with --all-nodes-have-it",
+            )
+
+
 def told(steps: Sequence[Step]) -> str:
     """One line for each step."""
     return "\n".join(
-        f"{step.action.value:>8}  {step.path}{f'  ({step.why})' if step.why else ''}" for step in steps
+        f"{step.action.value:>8}  {one_line(f'{step.path} ({step.why})' if step.why else step.path)}"
+        for step in steps
     )
 
 
@@ -104,19 +142,28 @@ def _layout(site: Site, prefix: str | None, *, act: bool, timer: bool) -> Layout
     )
 
 
-def _refuse_open(site: Site) -> None:
+def _refuse_open(site: Site, layout: Layout) -> None:
     """Root must not run, in every hook of every job, what somebody else can change."""
-    for path in site.program:
-        if why := open_to_others(Path(path)):
+    for path, why in site.distrusted().items():
+        if why:
             raise InstallError(
                 f"hooks run {path} as root, but {why}",
-                "install slurm_robust as root, below a folder of root's (/opt, /usr/local)",
+                "install slurm_robust as root, in a folder of root's (/opt), and call it by that path",
             )
+    # The folder itself may not be there yet.
+    folder = site.tree.path(layout.libexec)
+    while not folder.is_dir():
+        folder = folder.parent
+    if why := distrust(str(folder)):
+        raise InstallError(
+            f"the scripts that root runs go to {layout.libexec}, but {why}",
+            "chown root and chmod go-w what is named, or take another --prefix, such as /opt/slurm-robust",
+        )
 
 
 def _show(plan: slurmconf.Plan, known: bool, *, applied: bool) -> None:
     for note in plan.notes:
-        print(f"note: {note}")
+        print(f"note: {one_line(note)}")
     difference = plan.diff()
     if not difference:
         print("slurm.conf: nothing to change")

@@ -30,6 +30,7 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.node.drain import is_tagged, untouchable
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import (
@@ -336,7 +337,7 @@ def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int
     )
     results = quarantine.run(names)
     if json:
-        print(msgspec.json.format(msgspec.json.encode(results), indent=1).decode())
+        print(as_json(results))
     else:
         print("\n".join(map(_paragraph, results)) or "no node is drained by srobust")
     return 0 if all(result.returned for result in results) else 1
@@ -351,4 +352,5 @@ def _paragraph(result: Result) -> str:
         lines.append(f"  {found.check} {found.subject}: {found.text}{measured}; {found.suggestion.value}")
     lines += [f"  {name}: {value}" for name, value in result.serials.items()]
     lines += [f"  tested {result.tests} times: {', '.join(result.checks)}"] if result.tests else []
-    return "\n".join(lines)
+    head, *rest = map(one_line, lines)
+    return "\n  ".join((head, *rest))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 from slurm_robust.admin import items, slurmconf
 from slurm_robust.admin.files import InstallError, Tree, write_whole
 from slurm_robust.config import nodefile
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.health import mountinfo
+from slurm_robust.health.host import Host
+from slurm_robust.health.trust import distrust, distrust_folder
 from slurm_robust.node.steward import slurm_environment
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
 
@@ -29,16 +33,35 @@ class Site:
         node_command: str = "",
     ) -> None:
         self.tree = tree or Tree()
-        self.node_command = node_command or find_node_command()
+        command = node_command or find_node_command()
+        # A link that somebody turns later changes nothing of what the hooks run.
+        self.node_command = os.path.realpath(command)
         # All that a hook runs: whoever can write there is root in the end.
-        self.program: tuple[str, ...] = (self.node_command,)
+        self.program: tuple[str, ...] = (command,)
+        self.modules: tuple[str, ...] = ()
         if not node_command:
-            self.program += (sys.executable, str(items.DATA.parent))
+            self.program += (sys.executable,)
+            self.modules = module_folders()
         file = self.tree.path(items.CONFIG)
         self.config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
         environ = slurm_environment(self.config, os.environ.get)
         self.main = slurm_conf or environ.get("SLURM_CONF", "") or self._usual()
         self.live = live or LiveConfiguration({**environ, **({"SLURM_CONF": self.main} if self.main else {})})
+
+    def distrusted(self) -> dict[str, str]:
+        """All that a hook runs, and why others than root could change it; "" for what they cannot."""
+        return {path: distrust(path) for path in self.program} | {
+            folder: distrust_folder(folder) for folder in self.modules
+        }
+
+    def network_kind(self, name: str) -> str:
+        """The kind of the network file system in which a folder lies, which other nodes see; else ""."""
+        try:
+            mounts = mountinfo.mounted(Host(self.tree.root))
+        except OSError:
+            return ""
+        mount = mountinfo.holding(os.path.realpath(self.tree.path(name)), mounts)
+        return mount.kind if mount is not None and mount.is_network else ""
 
     def _usual(self) -> str:
         paths = (*_USUAL, CONFIGLESS)
@@ -147,6 +170,15 @@ def find_node_command() -> str:
     if found is None:
         raise InstallError("srobust-node is not beside srobust", "install the package again")
     return str(found)
+
+
+def module_folders() -> tuple[str, ...]:
+    """Folders from which this program imports modules."""
+    if is_packaged():
+        return (str(items.PACKAGE_TREE),)
+    own = str(items.DATA.parents[1])
+    others = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+    return tuple(dict.fromkeys((own, *others)))
 
 
 def is_packaged() -> bool:

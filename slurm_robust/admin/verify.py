@@ -12,14 +12,16 @@ from pathlib import Path
 
 from slurm_robust import __version__
 from slurm_robust.admin import items
-from slurm_robust.admin.files import Action, Tree, open_to_others
+from slurm_robust.admin.files import Action, Tree
 from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodeyaml import HEALTH_CHECK_LIMIT_S
 from slurm_robust.health.host import Host
 from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.site import checks
+from slurm_robust.health.trust import distrust
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import one_line
 from slurm_robust.node.allocation import log_file
 from slurm_robust.slurm.configuration import ConfigurationRefused
 
@@ -59,10 +61,10 @@ def report(points: Iterable[Point]) -> int:
     """Print them; 1 if one is not good."""
     bad = 0
     for point in points:
-        print(f"{'good' if point.good else 'BAD ':>6}  {point.what}")
+        print(f"{'good' if point.good else 'BAD ':>6}  {one_line(point.what)}")
         if not point.good:
             bad = 1
-            print(f"          why: {point.why}\n          fix: {point.fix}")
+            print(f"          why: {one_line(point.why)}\n          fix: {one_line(point.fix)}")
     return bad
 
 
@@ -104,8 +106,7 @@ def file_points(site: Site) -> Iterator[Point]:
         )
     if not wrong and not gone:
         yield Point(good=True, what=f"files: {len(manifest.digests)}, all as installed")
-    for path in site.program:
-        why = open_to_others(Path(path))
+    for path, why in site.distrusted().items():
         yield Point(
             good=not why,
             what=f"{path}: {why or 'root alone can change it'}",
@@ -114,7 +115,7 @@ def file_points(site: Site) -> Iterator[Point]:
         )
     for link in _our_links(manifest.digests):
         real = site.tree.real(link)
-        why = open_to_others(real) if _runs(real) else f"{real} cannot be executed"
+        why = distrust(str(real)) if _runs(real) else f"{real} cannot be executed"
         yield Point(
             good=not why,
             what=f"{link}: {why or 'root alone can change what it runs'}",
@@ -208,7 +209,7 @@ def pattern_points(live: Live, tree: Tree) -> Iterator[Point]:
             good=ours,
             what=f"{key.capitalize()} runs slurm_robust",
             why="the node is not checked there",
-            fix="srobust admin install",
+            fix="srobust admin install; for a folder of the site with --link-site-folders",
         )
 
 

@@ -83,20 +83,24 @@ def score(work: Iterable[Work], failures: Iterable[Failure], since: float, until
 
 
 def pinned(failures: Iterable[Failure], window_s: float) -> list[Failure]:
-    """``failures`` without those of several nodes that a failure of one of these explains.
+    """``failures`` without those of jobs that something closer to one of their nodes explains.
 
-    When a node dies, its job dies of it: the other nodes have no part in it.
+    When a node dies, its job dies of it: that is one death, and the other nodes have no part in it. Closer is
+    what the node was seen to do by itself, and for a job of several nodes the end of a job on one of them.
     """
     every = list(failures)
+    own: dict[str, list[float]] = defaultdict(list)
     alone: dict[str, list[float]] = defaultdict(list)
     for failure in every:
         if len(failure.nodes) == 1:
-            alone[failure.nodes[0]].append(failure.t)
+            (alone if failure.in_job else own)[failure.nodes[0]].append(failure.t)
 
     def explained(failure: Failure) -> bool:
-        return len(failure.nodes) > 1 and any(
-            abs(t - failure.t) <= window_s for node in failure.nodes for t in alone.get(node, ())
-        )
+        if not failure.in_job:
+            return False
+        closer = (own,) if len(failure.nodes) == 1 else (own, alone)
+        times = (t for known in closer for node in failure.nodes for t in known.get(node, ()))
+        return any(abs(t - failure.t) <= window_s for t in times)
 
     return [failure for failure in every if not explained(failure)]
 

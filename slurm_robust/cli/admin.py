@@ -48,7 +48,12 @@ def _register_install(commands: Commands) -> None:
     parser.add_argument(
         "--all-nodes-have-it",
         action="store_true",
-        help="say that every node has been installed (for --apply)",
+        help="say that every node has been installed (for --apply, and for folders that nodes share)",
+    )
+    parser.add_argument(
+        "--link-site-folders",
+        action="store_true",
+        help="link ours into the site's own hook folders, where it runs at once (as --apply does)",
     )
     parser.add_argument(
         "--act", action="store_true", help="drain nodes, instead of only telling (drain.mode)"
@@ -68,6 +73,7 @@ def _install(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         apply=args.apply,
         all_nodes=args.all_nodes_have_it,
+        link_site=args.link_site_folders,
         act=args.act,
         timer=args.systemd_timer,
         slurm_conf=args.slurm_conf,

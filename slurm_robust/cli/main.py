@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import traceback
@@ -28,6 +29,7 @@ from slurm_robust.cli import (
     version,
 )
 from slurm_robust.cli.parsing import Parser, UsageError
+from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 
@@ -66,6 +68,11 @@ def make_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    with visible_only():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(words)
@@ -104,5 +111,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _tell(error: SrobustError) -> int:
     if os.environ.get("SROBUST_DEBUG") == "1":
         traceback.print_exc()
-    print(f"srobust: error: {error.in_full()}", file=sys.stderr)
+    # Lines after the first are indented: none of them can be taken for one of ours.
+    text = re.sub(r"\r?\n(?=\S)", "\n  ", error.in_full())
+    print(f"srobust: error: {text}", file=sys.stderr)
     return error.exit_code

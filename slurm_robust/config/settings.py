@@ -18,6 +18,7 @@ import msgspec
 from slurm_robust.config.errors import InvalidSettings, InvalidValue, Problem
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.text import one_line
 
 
 @dataclass(frozen=True)
@@ -260,5 +261,5 @@ def show(config: JobConfig, settings: Mapping[str, Setting]) -> str:
         owner = getattr(config, section) if section else config
         text = msgspec.json.encode(getattr(owner, leaf)).decode()
         origin = settings[name].where if name in settings else "default"
-        lines.append(f"{'  ' if section else ''}{leaf}: {text}".ljust(40) + f"  # {origin}")
+        lines.append(f"{'  ' if section else ''}{leaf}: {text}".ljust(40) + f"  # {one_line(origin)}")
     return "\n".join(lines)

@@ -17,6 +17,7 @@ import msgspec
 from slurm_robust.config.node import NodeConfig, SiteCheck
 from slurm_robust.health.check import AnyCheck, Check, Context, Hang, Source, View
 from slurm_robust.health.host import Host
+from slurm_robust.health.trust import distrust
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.model.text import one_line
@@ -118,43 +119,13 @@ def _of_command(check: SiteCheck, host: Host) -> SiteFacts:
         raise RuntimeError(f"{named} is not run: no absolute path")
     path = os.path.normpath(host.path(named))
     target = os.path.realpath(path)
-    if reason := _distrust(path, target):
+    # Who runs this may trust own commands: an agent is no root.
+    reason = distrust(path, {0, os.geteuid()}) or ("" if os.path.isfile(target) else "no file")
+    if reason:
         raise RuntimeError(f"{named} is not run: {reason}")
     code, output = _run(target, [named, *check.command[1:]])
     text, _, value = output.partition("\n")[0].partition("|")
     return SiteFacts(code=code, text=one_line(text, _TEXT), value=one_line(value, _VALUE))
-
-
-def _distrust(path: str, target: str) -> str:
-    """Why others than root (or than who runs this) could decide what runs; empty where they cannot.
-
-    Looked at are the way to the command as it is written, with its links, and the way to what it leads to.
-    """
-    try:
-        if not stat.S_ISREG(os.stat(target).st_mode):
-            return "no file"
-        for place in (*_way(path), *_way(target)):
-            found = os.lstat(place)
-            if found.st_uid not in (0, os.geteuid()):
-                return f"{place} does not belong to root"
-            if _is_open_to_others(found):
-                return f"{place} can be written by others"
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _way(path: str) -> Iterator[str]:
-    while path != "/":
-        yield path
-        path = os.path.dirname(path)
-
-
-def _is_open_to_others(found: os.stat_result) -> bool:
-    if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
-        return False  # Links have no mode; in a folder like /tmp nobody can replace what is root's.
-    by_group = found.st_mode & stat.S_IWGRP and found.st_gid != 0
-    return bool(by_group or found.st_mode & stat.S_IWOTH)
 
 
 def _run(path: str, words: list[str]) -> tuple[int, str]:

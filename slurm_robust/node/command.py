@@ -81,7 +81,9 @@ def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
         return CLOSED if _tell_failure(name, answer, environ) else OPEN
     code, _, message = answer.value.partition(b" ")
     if message:
-        print(f"srobust-node: {name}: {message.decode(errors='replace')}", file=sys.stderr)
+        from slurm_robust.model.text import one_line
+
+        print(f"srobust-node: {name}: {one_line(message.decode(errors='replace'))}", file=sys.stderr)
     return int(code)
 
 
@@ -204,6 +206,7 @@ def _tell_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool
 
     from slurm_robust.config.node import Paths
     from slurm_robust.health.runner import node_name
+    from slurm_robust.model.text import one_line
     from slurm_robust.node.log import EventLog
 
     closed, paths, error = False, Paths(), answer.error
@@ -212,7 +215,7 @@ def _tell_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool
     elif answer.hung:
         error = f"reading the configuration took longer than {CONFIGURATION_S:g} s"
     EventLog(paths, node_name(environ)).write("hook_failed", hook=name, error=error, closed=closed)
-    print(f"srobust-node: {name} failed: {error}", file=sys.stderr)
+    print(f"srobust-node: {name} failed: {one_line(error)}", file=sys.stderr)
     return closed
 
 

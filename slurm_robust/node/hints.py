@@ -40,9 +40,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Hint(Record):
-    """A suspicion that is the job's own, as far as can be told. Its texts are one line of printable ASCII."""
+    """A suspicion that is the job's own, as far as can be told. Its texts are one line of printable ASCII.
+
+    ``uid`` of the job's user, as Slurm says.
+    """
 
     job_id: int
+    uid: int
     node: str
     at: float
     reason: str
@@ -114,6 +118,7 @@ def judge(data: bytes, job: Job, node: str, now: float) -> Hint | Ignored:
         return Ignored(why="not from the time of this run of the job")
     return Hint(
         job_id=job.job_id,
+        uid=job.uid,
         node=node,
         at=said.t,
         reason=clean(said.reason, MOST_TEXT),

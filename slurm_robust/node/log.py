@@ -11,6 +11,7 @@ import msgspec
 from slurm_robust.config.node import Paths
 from slurm_robust.health.isolate import call
 from slurm_robust.health.verdict import clean
+from slurm_robust.model.text import as_json
 
 TAG = "slurm-robust"
 WRITE_S = 1.0
@@ -79,26 +80,15 @@ def _syslog(text: str) -> None:
 
 
 def _encode(facts: dict[str, object]) -> bytes:
-    """In ASCII, so that no terminal obeys what users have put into names; ``json.loads`` gives it back."""
+    """JSON in ASCII. A job's name may be any bytes but one of zero."""
     try:
         line = msgspec.json.encode(facts, enc_hook=repr)
-        if line.isascii():
-            return line
-    except UnicodeEncodeError:
-        pass  # Bytes that are no UTF-8, as a file name or the name of a job may have them.
-    import json  # rarely
-
-    return json.dumps(_whole(msgspec.to_builtins(facts, enc_hook=repr)), separators=(",", ":")).encode()
-
-
-def _whole(value: object) -> object:
-    """Without halves of characters, which no reader of JSON takes."""
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_whole(key): _whole(inner) for key, inner in value.items()}
-    return [_whole(inner) for inner in value] if isinstance(value, list | tuple) else value
+    except UnicodeEncodeError:  # bytes that were no UTF-8
+        line = b""
+    if line and line.isascii() and b"\x7f" not in line:
+        return line
+    return as_json(msgspec.to_builtins(facts, enc_hook=repr), indent=None).encode()
 
 
 def _plain(value: object) -> str:
-    return str(_whole(value)) if isinstance(value, str) else _encode({"": value})[4:-1].decode()
+    return value if isinstance(value, str) else _encode({"": value})[4:-1].decode()

@@ -146,7 +146,7 @@ def _is_new(file: DrainFile, now: float) -> bool:
 
 def _tell_acquittal(log: Log, hint: Hint, report: Report) -> None:
     """Of a suspicion nothing came. A look that was cut short clears nobody, but condemns nobody either."""
-    facts = {"job": hint.job_id, "suspected": hint.reason, "symptom": hint.symptom}
+    facts = {"job": hint.job_id, "uid": hint.uid, "suspected": hint.reason, "symptom": hint.symptom}
     if report.cut:
         log.write("not_acquitted", **facts, left_out=report.cut)
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
@@ -36,8 +35,10 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.policy import restore
 from slurm_robust.report.find import NoSuchJob, find, load_events
+from slurm_robust.report.screen import Screen
 from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62
@@ -149,10 +150,9 @@ def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
     with friendly():
         listing = list_checkpoints(place, time.time())
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(listing), indent=2).decode() + "\n")
+        print(as_json(listing))
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=160)
-        console.print(render(listing))
+        Screen().print(render(listing))
     return 0
 
 
@@ -230,17 +230,18 @@ def render(listing: Listing) -> RenderableType:
             str(row.generation),
             _stored_text(row.stored),
             *(ranks_text(row.here.get(tier.value, ())) for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL)),
-            "; ".join([*marks, *row.notes]),
+            one_line("; ".join([*marks, *row.notes])),
             style="bold" if row.token == listing.restored else "",
         )
     if not listing.rows:
         where = " or on the local disk" if listing.local else ""
-        return Text(f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}")
+        text = f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}"
+        return Text(one_line(text))
     if listing.restored:
         end = f"From what node {listing.node} and storage have, {listing.how} could be restored."
     else:
         end = f"From what node {listing.node} and storage have, nothing could be restored."
-    return Group(table, Text(end))
+    return Group(table, Text(one_line(end)))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -268,10 +269,10 @@ def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:
     with friendly():
         found = verify(place, quiet=json)
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+        print(as_json(found))
     else:
         for _, text in found.damaged:
-            print(f"damaged: {text}")
+            print(f"damaged: {one_line(text)}")
         print(f"{found.files} files with {found.nbytes / 1e6:.1f} MB are whole, {len(found.damaged)} damaged")
     return 1 if found.damaged else 0
 
@@ -331,8 +332,8 @@ def verify_file(path: Path) -> None:
 
 def bar(*, quiet: bool) -> Progress:
     """A bar of bytes on the terminal; nothing where there is none."""
-    console = Console(stderr=True)
-    columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
+    console = Screen(stderr=True)
+    columns = ("{task.description}", BarColumn(), DownloadColumn())
     return Progress(
         *columns,
         TransferSpeedColumn(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,8 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -28,8 +26,10 @@ from slurm_robust.health.verdict import conclude, rule_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.node.jobs import no_other_job
 from slurm_robust.report.outcomes import STYLES, rank
+from slurm_robust.report.screen import Screen
 
 BUDGET_S = 60.0
 
@@ -82,9 +82,9 @@ def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | Non
     )
     conclusion = conclude(report, config, failing_runs(report, memory))
     if json:
-        _print_json(Whole(report=report, conclusion=conclusion))
+        print(as_json(Whole(report=report, conclusion=conclusion)))
     else:
-        _console().print(render(report, conclusion, is_root=os.geteuid() == 0))
+        Screen().print(render(report, conclusion, is_root=os.geteuid() == 0))
     return nagios(conclusion)
 
 
@@ -93,9 +93,9 @@ def explain(pattern: str, *, json: bool, config_file: Path | None) -> int:
     config = load(config_file or FILE)
     found = _named(all_checks(config, Host()), (pattern,))
     if json:
-        _print_json([_described(check, config) for check in found])
+        print(as_json([_described(check, config) for check in found]))
     else:
-        _console().print(Group(*(_explained(check, config) for check in found)))
+        Screen().print(Group(*(_explained(check, config) for check in found)))
     return Nagios.OK
 
 
@@ -108,11 +108,11 @@ def record(*, json: bool, config_file: Path | None) -> int:
     except OSError as error:
         raise CannotRecord(f"the baseline could not be written: {error}") from error
     if json:
-        _print_json({"recorded": sorted(facts), "not_recorded": silent})
+        print(as_json({"recorded": sorted(facts), "not_recorded": silent}))
     else:
         print(f"recorded in {config.paths.state}: {', '.join(sorted(facts)) or 'nothing'}")
         for name, why in silent.items():
-            print(f"not recorded: {name}: {why}")
+            print(f"not recorded: {name}: {one_line(why)}")
     return Nagios.WARNING if silent else Nagios.OK
 
 
@@ -144,11 +144,13 @@ def headline(report: Report, conclusion: Conclusion) -> str:
 
 def render(report: Report, conclusion: Conclusion, *, is_root: bool) -> RenderableType:
     """The whole screen: subjects, the worst first, and in each its findings, the worst first."""
-    parts: list[RenderableType] = [Text(headline(report, conclusion), style="bold")]
+    parts: list[RenderableType] = [Text(one_line(headline(report, conclusion)), style="bold")]
     if report.findings:
         parts.append(_table(report.findings))
-    parts += [Text(f"left out: {name} ({why})", style="dim") for name, why in report.left_out.items()]
-    parts += [Text(f"broken: {name}: {why}", style="red") for name, why in report.errors.items()]
+    parts += [
+        Text(one_line(f"left out: {name} ({why})"), style="dim") for name, why in report.left_out.items()
+    ]
+    parts += [Text(one_line(f"broken: {name}: {why}"), style="red") for name, why in report.errors.items()]
     if not is_root and conclusion.unknown:
         parts.append(Text("Some of this can be seen by root only.", style="dim"))
     return Group(*parts)
@@ -195,7 +197,7 @@ def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Findi
     else:
         words[-1] = ""
     # Text, because what a driver says may hold what rich would take for markup.
-    table.add_row(Text(subject), Text(outcome.value, style=STYLES[outcome]), *map(Text, words))
+    table.add_row(one_line(subject), Text(outcome.value, style=STYLES[outcome]), *map(one_line, words))
 
 
 def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:
@@ -227,7 +229,10 @@ def _explained(check: AnyCheck, config: NodeConfig) -> RenderableType:
         f"{facts['confirm']} periodic run(s)"
     )
     return Group(
-        Text(check.name + state, style="bold"), Text(str(facts["explain"])), Text(where, style="dim"), ""
+        Text(one_line(check.name + state), style="bold"),
+        Text(one_line(str(facts["explain"]))),
+        Text(where, style="dim"),
+        "",
     )
 
 
@@ -237,12 +242,3 @@ def _named(checks: Iterable[AnyCheck], patterns: Sequence[str]) -> list[AnyCheck
         if not any(fnmatchcase(check.name, pattern) for check in every):
             raise NoSuchCheck(f"no check is named {pattern!r}")
     return [c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
-
-
-def _console() -> Console:
-    # Without a terminal (a file, a pipe) rich would fold everything into 80 columns.
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +21,8 @@ from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.model.text import as_json
+from slurm_robust.report.screen import Screen
 
 STDIN = "-"
 
@@ -97,11 +99,10 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
     readings = {rank: read(text, stream, known) for rank, text in texts.items()}
     roots = first_causes(readings)
     if json:
-        print(msgspec.json.format(msgspec.json.encode(_whole(readings, roots))).decode())
+        print(as_json(_whole(readings, roots)))
         return ExitCode.SUCCESS
-    console = Console(width=None if sys.stdout.isatty() else 120)
     empty = [rank for rank, text in texts.items() if not text.strip()]
-    console.print(render(readings, roots, empty))
+    Screen().print(render(readings, roots, empty))
     return ExitCode.SUCCESS
 
 

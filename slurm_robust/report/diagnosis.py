@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 
-import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +20,9 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.outcomes import STYLES, rank
+from slurm_robust.report.screen import Screen
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.hostlist import InvalidHostlist, expand
@@ -62,9 +63,9 @@ def main(
     diagnoser = PlaceDiagnoser(place, tests=tests, tell=tell)
     diagnosis = diagnoser.diagnose(names, bitwise=bitwise, storage=storage, budget_s=budget_s)
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n")
+        print(as_json(diagnosis))
     else:
-        _console().print(render(diagnosis, names))
+        Screen().print(render(diagnosis, names))
     return code_of(diagnosis)
 
 
@@ -80,17 +81,19 @@ def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
     """Who is to blame, a row for each node with a column for each test, and what is behind the failures."""
     suspects = ", ".join(diagnosis.suspects)
     style = "bold red" if suspects else "bold"
-    parts: list[RenderableType] = [Text(f"suspects: {suspects or 'none'}", style=style)]
+    parts: list[RenderableType] = [Text(one_line(f"suspects: {suspects or 'none'}"), style=style)]
     if diagnosis.reason:
-        parts.append(Text(diagnosis.reason))
+        parts.append(Text(one_line(diagnosis.reason)))
     if diagnosis.results:
         parts.append(_table(diagnosis.results, nodes))
     parts += [
-        Text(f"{r.node}: {r.test}{_with(r)}: {r.text}", style=STYLES[r.outcome])
+        Text(one_line(f"{r.node}: {r.test}{_with(r)}: {r.text}"), style=STYLES[r.outcome])
         for r in diagnosis.results
         if r.outcome is not Outcome.PASS
     ]
-    parts += [Text(f"left out: {test} ({why})", style="dim") for test, why in diagnosis.left_out.items()]
+    parts += [
+        Text(one_line(f"left out: {test} ({why})"), style="dim") for test, why in diagnosis.left_out.items()
+    ]
     return Group(*parts)
 
 
@@ -100,7 +103,7 @@ def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
     table = Table("node", *tests)
     for node in nodes:
         cells = [[r for r in results if r.node == node and r.test == test] for test in tests]
-        table.add_row(Text(node), *map(_cell, cells))
+        table.add_row(Text(one_line(node)), *map(_cell, cells))
     return table
 
 
@@ -109,7 +112,7 @@ def _cell(results: Sequence[TestResult]) -> Text:
         return Text("-", style="dim")
     outcome = min((result.outcome for result in results), key=rank)
     value = ", ".join(dict.fromkeys(result.value for result in results if result.value))
-    return Text(f"{outcome.value} {value}".strip(), style=STYLES[outcome])
+    return Text(one_line(f"{outcome.value} {value}"), style=STYLES[outcome])
 
 
 def _with(result: TestResult) -> str:
@@ -135,7 +138,3 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
         raise WrongWords(f"the job does not hold {', '.join(foreign)}", "name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.
     return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]
-
-
-def _console() -> Console:
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)

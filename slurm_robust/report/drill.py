@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_robust.controller.journal import fold
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.text import one_line
 from slurm_robust.report.asking import ended, unanswered
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.slurmview import make_slurm
@@ -43,5 +44,5 @@ def main(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
         raise DrillFailed(*unanswered(state, epoch, slurm), ExitCode.NO_INPUT)
     if not answer.ok:
         raise DrillFailed(answer.text, "see 'srobust status' for what runs")
-    print(answer.text)
+    print(one_line(answer.text))
     return 0

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import msgspec
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
@@ -22,6 +19,7 @@ from slurm_robust.model.copies import SHARED
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.checkpoints import Place, bar, friendly, open_place, would_restore
 from slurm_robust.slurm.hostlist import fold
 
@@ -68,10 +66,10 @@ def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> 
         ref = choose(place, step)
         done = export(place, ref, to, quiet=json)
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(done), indent=2).decode() + "\n")
+        print(as_json(done))
     else:
         for text in done.damaged:
-            print(f"damaged: {text}")
+            print(f"damaged: {one_line(text)}")
         if done.missing:
             print(missing_text(place, ref, done))
         else:

@@ -31,7 +31,9 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.report.incidents import STYLES, job_in_words, load, make_console, print_json
+from slurm_robust.model.text import as_json
+from slurm_robust.report.incidents import STYLES, job_in_words, load
+from slurm_robust.report.screen import Screen
 
 MOST_LOGS = 8
 """Files of which ``--logs`` shows the end; the folder has the others."""
@@ -74,9 +76,9 @@ def main(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_di
     directory, events, slurm = load(name, job_dir)
     bundle = gather(directory, events, number, job_in_words(events, slurm))
     if json:
-        print_json(bundle)
+        print(as_json(bundle))
         return 0
-    console = make_console()
+    console = Screen()
     console.print(render(bundle))
     if stacks:
         console.print(_stacks_text(bundle))
@@ -130,7 +132,7 @@ def render(bundle: Bundle) -> RenderableType:
         (f"Incident {story.number} of job {story.job_id}", "bold"),
         time.strftime(", %Y-%m-%d %H:%M:%S (", time.localtime(story.summary.t)),
         (story.standing.value, STYLES[story.standing]),
-        f"); the job: {bundle.job}",
+        one_line(f"); the job: {bundle.job}"),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
@@ -150,7 +152,7 @@ def render(bundle: Bundle) -> RenderableType:
 
 
 def _section(title: str, *parts: RenderableType) -> tuple[RenderableType, ...]:
-    return ("", Text(title, style="bold"), *parts)
+    return ("", Text(one_line(title), style="bold"), *parts)
 
 
 def _indented(text: str, style: str = "") -> RenderableType:
@@ -209,7 +211,7 @@ def _tests(tested: ev.NodesTested) -> tuple[RenderableType, ...]:
     for row in words.result_rows(tested.results):
         result = Text(row.outcome.value, style=_RESULTS[row.outcome])
         cells = (row.nodes, row.text, row.value, row.limit)
-        table.add_row(Text(row.test), result, *map(Text, cells), f"{row.took_s:.1f}")
+        table.add_row(one_line(row.test), result, *map(Text, cells), f"{row.took_s:.1f}")
     return _section(f"Tests of nodes, {tested.took_s:.1f} s: {one_line(tested.reason)}", table)
 
 
@@ -234,7 +236,7 @@ def _stacks_text(bundle: Bundle) -> RenderableType:
         text = "none were taken"
     except OSError as error:
         text = f"stacks.txt cannot be read: {error.strerror}"
-    return Group(*_section("Stacks in full", Text(clean(text))))
+    return Group(*_section("Stacks in full", _indented(clean(text))))
 
 
 def _logs(bundle: Bundle) -> Iterator[RenderableType]:

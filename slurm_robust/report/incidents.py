@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
-import msgspec
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.incidents import Standing, Story, stories
 from slurm_robust.controller.evidence import words
-from slurm_robust.controller.evidence.texts import count
+from slurm_robust.controller.evidence.texts import count, one_line
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
+from slurm_robust.model.text import as_json
 from slurm_robust.report.find import find, load_events
+from slurm_robust.report.screen import Screen
 from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.status import seconds
 from slurm_robust.report.summary import summarize
@@ -58,9 +58,9 @@ def main(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int
     _, events, slurm = load(name, job_dir)
     found = listing(events, last, job_in_words(events, slurm))
     if json:
-        print_json(found)
+        print(as_json(found))
     else:
-        make_console().print(render(found))
+        Screen().print(render(found))
     return 0
 
 
@@ -98,7 +98,7 @@ def _row(story: Story) -> Row:
 def render(found: Listing) -> RenderableType:
     """The whole screen."""
     left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
-    title = Text(f"job {found.job_id} ({found.job}): ", style="bold")
+    title = Text(f"job {found.job_id} ({one_line(found.job)}): ", style="bold")
     if not found.incidents:
         return title.append("no incident", style="")
     title.append(f"{count(len(found.incidents), 'incident')}{left_out}")
@@ -146,14 +146,3 @@ def job_in_words(events: Sequence[ev.AnyEvent], slurm: str) -> str:
     """How the job is: ``training; Slurm: RUNNING``. A job that Slurm ended never wrote that down."""
     phase = summarize(events, time.time()).phase
     return f"{phase}; Slurm: {slurm}" if slurm else phase
-
-
-def print_json(value: Record) -> None:
-    """To standard output, for programs."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
-
-
-def make_console() -> Console:
-    """Standard output, for people."""
-    # Without a terminal (a file, a pipe) rich would fold everything into 80 columns.
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=140, highlight=False)

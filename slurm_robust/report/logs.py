@@ -15,7 +15,7 @@ from slurm_robust.model.events import RunEnded, decode_event
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import printable, without_escapes
+from slurm_robust.model.text import as_json, one_line, settled, visible, without_escapes
 from slurm_robust.report.find import NoSuchJob, NotBegun, find, load_events
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.slurm.client import SlurmClient
@@ -80,17 +80,18 @@ def wait(name: str, job_dir: str | None, slurm: SlurmClient, pause: Callable[[fl
                 raise
             if str(missing) != told:
                 told = str(missing)
-                print(f"srobust: {told}; this waits for it, until Ctrl-C", file=sys.stderr, flush=True)
+                said = one_line(told)
+                print(f"srobust: {said}; this waits for it, until Ctrl-C", file=sys.stderr, flush=True)
         pause(BEGIN_POLL_S)
 
 
 def _print(line: Line, wanted: Wanted) -> None:
     if wanted.json:
-        text = msgspec.json.encode(line).decode()
+        text = as_json(line, indent=None)
     else:
         # A progress bar writes over itself: what stood there last counts.
-        words = without_escapes(line.line.rstrip("\r").rpartition("\r")[2]).expandtabs()
-        text = (f"rank {line.rank} | " if wanted.rank is None else "") + printable(words)
+        words = visible(without_escapes(settled(line.line)).expandtabs())
+        text = (f"rank {line.rank} | " if wanted.rank is None else "") + words
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -163,7 +164,7 @@ class Logs:
         rank = self._wanted.rank
         logs = self._directory.logs(generation)
         path = logs if rank is None else self._directory.worker_log(generation, rank, self._wanted.stream)
-        print(f"==> generation {generation}: {path}", file=sys.stderr, flush=True)
+        print(f"==> generation {generation}: {one_line(str(path))}", file=sys.stderr, flush=True)
 
     def _nothing(self, generation: int) -> NoSuchJob:
         wanted, there = self._wanted, self._generations()
@@ -260,6 +261,6 @@ class End:
         except (SlurmError, OSError) as error:
             if not self._told:
                 self._told = True
-                text = f"srobust: Slurm does not answer ({error}); this goes on until Ctrl-C"
-                print(text, file=sys.stderr, flush=True)
+                text = f"Slurm does not answer ({error}); this goes on until Ctrl-C"
+                print(f"srobust: {one_line(text)}", file=sys.stderr, flush=True)
             return False

@@ -7,8 +7,7 @@ import signal
 import sys
 from enum import IntEnum
 
-import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +19,9 @@ from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.steps import StepReplayer
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.outcomes import STYLES
+from slurm_robust.report.screen import Screen
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.select import make_client
 
@@ -57,9 +58,9 @@ def main(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, json
         budget_s=config.replay.budget_s,
     )
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode() + "\n")
+        print(as_json(verdict))
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(render(verdict))
+        Screen().print(render(verdict))
     return code_of(verdict)
 
 
@@ -75,12 +76,12 @@ def render(verdict: ReplayVerdict) -> RenderableType:
     """Who is to blame and why, and a row for each group of each phase."""
     suspects = ", ".join(verdict.suspects)
     parts: list[RenderableType] = [
-        Text(f"suspects: {suspects or 'none'}", style="bold red" if suspects else "bold"),
-        Text(verdict.reason),
+        Text(one_line(f"suspects: {suspects or 'none'}"), style="bold red" if suspects else "bold"),
+        Text(one_line(verdict.reason)),
     ]
     table = Table("phase", "group", "nodes", "")
     for phase, seen in ((Phase.HORIZONTAL, verdict.horizontal), (Phase.VERTICAL, verdict.vertical)):
         for number, group in enumerate(seen):
-            said = Text(f"{group.outcome.value} {group.text}".strip(), style=STYLES[group.outcome])
-            table.add_row(phase.value, str(number), Text(", ".join(group.nodes)), said)
+            said = Text(one_line(f"{group.outcome.value} {group.text}"), style=STYLES[group.outcome])
+            table.add_row(phase.value, str(number), Text(one_line(", ".join(group.nodes))), said)
     return Group(*parts, table) if table.row_count else Group(*parts)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -32,9 +32,10 @@ from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
+from slurm_robust.model.text import as_json
 from slurm_robust.report.asking import ended, unanswered
 from slurm_robust.report.find import find, load_events
-from slurm_robust.report.incidents import make_console, print_json
+from slurm_robust.report.screen import Screen
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.hostlist import fold as fold_nodes
@@ -102,9 +103,9 @@ def main(
     look = explain(taken, layout, state, time.time())
     wanted = tuple(stack for stack in taken.stacks if raw or stack.rank in ranks)
     if json:
-        print_json(msgspec.structs.replace(look, ranks=wanted))
+        print(as_json(msgspec.structs.replace(look, ranks=wanted)))
     else:
-        console = make_console()
+        console = Screen()
         console.print(render(look))
         console.print(Group(*map(whole, wanted)))
     if save is not None:
@@ -130,7 +131,7 @@ def _ask_controller(directory: JobDirectory, state: JobState, slurm: SlurmClient
     epoch = newest_epoch(directory.epochs)
     if epoch is None:
         raise NothingToSee(f"job {state.job_id} has no controller yet", "try again in a few seconds")
-    progress = Console(stderr=True)
+    progress = Screen(stderr=True)
     with (
         closing(Client(epoch.endpoints, load_client(directory.keys))) as client,
         progress.status("asking the controller") as status,
@@ -219,7 +220,7 @@ def render(look: Look) -> RenderableType:
     title.append(
         time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(look.t))
         + f", generation {look.generation} on {count(len(look.nodes), 'node')}"
-        + (f", by {sources}" if sources else ""),
+        + one_line(f", by {sources}" if sources else ""),
         style="",
     )
     return Group(
@@ -254,7 +255,7 @@ def _groups(groups: Sequence[StackGroup]) -> Table:
         style = "bold red" if each.is_outlier else ""
         ranks = f"{count(len(each.ranks), 'rank')}: {fold_ranks(each.ranks)}"
         words = each.doing + (" (unlike most)" if each.is_outlier else "")
-        table.add_row(" ", Text(ranks, style=style), Text(each.nodes), Text(words))
+        table.add_row(" ", Text(ranks, style=style), Text(one_line(each.nodes)), Text(one_line(words)))
     return table
 
 
@@ -267,7 +268,7 @@ def whole(stack: RankStacks) -> RenderableType:
         for c in stack.collectives
     )
     lines = (
-        f"Rank {stack.rank} on {stack.node}{how}",
+        one_line(f"Rank {stack.rank} on {stack.node}{how}"),
         *(line for process in stack.processes for line in stack_text.process_lines(process)),
         *map(one_line, groups),
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
-import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.completing import completing_advice
 from slurm_robust.report.find import find, load_events
+from slurm_robust.report.screen import Screen
 from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.summary import Summary, summarize
 from slurm_robust.slurm.client import SlurmClient
@@ -23,11 +22,9 @@ def main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print the status of a job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
     summary = look(name, job_dir, make_slurm())
     if json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+        print(as_json(summary))
     else:
-        # Without a terminal (a file, a pipe) rich would fold everything into 80 columns.
-        console = Console() if sys.stdout.isatty() else Console(width=140)
-        console.print(render(summary))
+        Screen().print(render(summary))
     return 0
 
 
@@ -59,8 +56,8 @@ def incident_table(summary: Summary) -> Table:
             str(incident.number),
             time.strftime("%m-%d %H:%M:%S", time.localtime(incident.t)),
             _signs(summary.job_id, incident.number, incident.signs),
-            incident.verdict or "-",
-            incident.action or "-",
+            one_line(incident.verdict or "-"),
+            one_line(incident.action or "-"),
             seconds(incident.detect_s),
             seconds(incident.localise_s),
             seconds(incident.recover_s),
@@ -71,7 +68,7 @@ def incident_table(summary: Summary) -> Table:
 def _signs(job_id: int, number: int, signs: tuple[str, ...]) -> str:
     """The first sign; those that followed say much the same again, and stand in the incident's story."""
     more = f"; {len(signs) - 1} more: srobust incident {job_id} {number}" if len(signs) > 1 else ""
-    return signs[0] + more
+    return one_line(signs[0]) + more
 
 
 def render(summary: Summary) -> RenderableType:
@@ -98,7 +95,7 @@ def render(summary: Summary) -> RenderableType:
     ]
     for name, value in rows:
         if value:
-            facts.add_row(name, Text(value))
+            facts.add_row(name, one_line(value))
     parts: list[RenderableType] = [facts]
     if summary.incidents:
         parts.append(incident_table(summary))

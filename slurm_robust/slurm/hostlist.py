@@ -8,6 +8,7 @@ duplicates, which is right wherever a set of nodes is meant (excluded nodes, a d
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
@@ -15,6 +16,8 @@ from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
 # What Slurm prints where there is no node.
 _NONE = frozenset({"", "(null)", "None", "None assigned", "N/A", "n/a"})
+
+_NAME = re.compile(r"[A-Za-z0-9._@-]+")
 
 
 class InvalidHostlist(ValueError):
@@ -40,6 +43,9 @@ def fold(names: Iterable[str]) -> str:
     given = tuple(names)
     if not given:
         return ""
+    if not all(map(_NAME.fullmatch, given)):
+        # What is no name of a node (a journal can say anything) is no pattern either.
+        return ",".join(sorted(set(given)))
     # A name may hold '@', which ClusterShell reads as a group unless it is given no resolver.
     nodes = NodeSet.fromlist(list(given), resolver=RESOLVER_NOGROUP)
     nodes.fold_axis = (-1,)

@@ -3,7 +3,8 @@
 ``scontrol show job`` and ``show node`` are read in their form with several lines (not ``-o``): there,
 fields with free text (JobName, Comment, Command, Reason) stand at the end of a line, so that a job
 named ``x JobState=FAILED`` deceives nobody. Only a line break in such a field could: then a field
-appears twice, and the record is refused as :class:`UnparsableOutput`.
+appears twice, and the record is refused as :class:`UnparsableOutput`. A node's reason, which ends with who
+gave it and when, is read with its line breaks: what one administrator typed must not hide all nodes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ _FREE_TEXT = frozenset(
 )
 # ``-d show job`` repeats these for every group of nodes; they are read by _allocated.
 _PER_NODE_LINE = re.compile(r"\s+Nodes=\S+ CPU_IDs=")
+# From the first word of a node's reason to its stamp, but never into the record of another node.
+_REASON = re.compile(
+    r"^   Reason=(?:(?!^NodeName=\S+ (?:Arch|CoresPerSocket)=).)*? \[[^\s\[\]@]+@[^\s\[\]]+\]$",
+    re.MULTILINE | re.DOTALL,
+)
+_EVENT_START = re.compile(r"\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_/:.]*)=")
 
 
@@ -109,7 +116,8 @@ def _line_fields(line: str) -> Iterator[tuple[str, str]]:
 
 
 def parse_nodes(text: str) -> tuple[Node, ...]:
-    """Output of ``scontrol show node``."""
+    """Output of ``scontrol show node``. Line breaks of a reason become blanks."""
+    text = _REASON.sub(lambda found: " ".join(found[0].splitlines()), text)
     return tuple(_node(fields_of(block)) for block in blocks(text, "NodeName"))
 
 
@@ -382,16 +390,24 @@ def parse_accounting(text: str) -> tuple[AccountingRow, ...]:
 
 
 def parse_events(text: str) -> tuple[NodeEvent, ...]:
-    """Output of ``sacctmgr --parsable2 show event``; the reason, which may hold ``|``, is the last column."""
+    """Output of ``sacctmgr --parsable2 show event``.
+
+    The reason is the last column: it may hold ``|`` and line breaks, which become blanks.
+    """
     lines = text.splitlines()
     if not lines or lines[0].count("|") != 5:
         raise UnparsableOutput("sacctmgr printed no header", stdout=text)
-    found: list[NodeEvent] = []
+    rows: list[list[str]] = []
     for line in lines[1:]:
         values = line.split("|", 5)
-        if len(values) != 6:
+        if len(values) == 6 and _EVENT_START.fullmatch(values[1]):
+            rows.append(values)
+        elif rows:
+            rows[-1][-1] += f" {line}"  # a reason with a line break goes on here
+        else:
             raise UnparsableOutput(f"sacctmgr printed the row {line!r}", stdout=text)
-        node, start, end, state, user, reason = values
+    found: list[NodeEvent] = []
+    for node, start, end, state, user, reason in rows:
         if not node:
             continue  # an event of the whole cluster
         found.append(

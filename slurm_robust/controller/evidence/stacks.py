@@ -160,7 +160,7 @@ def title(each: StackGroup) -> str:
 
 def process_lines(process: ProcessStacks) -> Iterator[str]:
     """One process with all its threads, its calls innermost first."""
-    state = _STATES.get(process.state, process.state)
+    state = _STATES.get(process.state) or one_line(process.state)
     yield f"  {process.kind.value}, pid {process.pid}" + (f", {state}" if state else "")
     if process.error:
         yield f"    no stack: {one_line(process.error)}"

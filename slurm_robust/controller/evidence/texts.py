@@ -11,19 +11,14 @@ MOST_TEXT = 600
 """Characters of one text that are shown; the journal has the whole."""
 
 
-def clean(words: str) -> str:
-    """``words`` without what a terminal would obey; lines stay lines, of a progress bar its last state."""
-    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.without_escapes(words).split("\n"))
-    return "\n".join("".join(map(_visible, line)) for line in lines)
-
-
-def _visible(char: str) -> str:
-    return char if char.isprintable() else "    " if char == "\t" else "?"
+def clean(log: str) -> str:
+    """A log without what a terminal would obey; lines stay lines, of a progress bar its last state."""
+    return text.visible(text.settled(log))
 
 
 def one_line(words: str) -> str:
-    """``words`` cleaned, in one line of at most :data:`MOST_TEXT` characters."""
-    return text.one_line(clean(words), MOST_TEXT)
+    """``words`` in one line of at most :data:`MOST_TEXT` characters."""
+    return text.one_line(words, MOST_TEXT)
 
 
 count = text.count

@@ -20,6 +20,7 @@ from slurm_robust.admin.history import (
     timeline,
     work_of,
 )
+from slurm_robust.analysis.lemons import score
 from slurm_robust.cli.main import main
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
@@ -99,6 +100,30 @@ def test_failures_of_programs_do_not_count() -> None:
 def test_jobs_that_suspected_a_good_node_count() -> None:
     (found,) = failures_of(history(logged=({"event": "acquitted", "at": 5.0, "node": "n4"},)))
     assert (found.nodes, found.in_job) == (("n4",), False)
+
+
+def acquitted(node: str, at: float, **facts: object) -> dict[str, object]:
+    return {"event": "acquitted", "at": at, "node": node, **facts}
+
+
+def test_what_one_user_suspects_counts_once_for_a_node() -> None:
+    """A suspicion is a file that the user writes, one with each job."""
+    logged = tuple(acquitted("n4", float(at), uid=1000, job=at) for at in range(50))
+    (found,) = failures_of(history(logged=logged))
+    assert (found.nodes, found.t) == (("n4",), 0.0)
+    more = (*logged, acquitted("n4", 60.0, uid=1001), acquitted("n5", 61.0, uid=1000))
+    assert [f.nodes for f in failures_of(history(logged=more))] == [("n4",), ("n4",), ("n5",)]
+    # Events of older versions do not tell whose job it was.
+    old = tuple(acquitted("n4", float(at)) for at in range(50))
+    assert len(failures_of(history(logged=old))) == 1
+
+
+def test_suspicions_of_one_user_make_no_lemon() -> None:
+    rows = tuple(run("COMPLETED", f"n{i}", end=50 * 3600.0) for i in range(200))
+    logged = tuple(acquitted("n4", float(at), uid=1000) for at in range(50))
+    seen = history(runs=rows, logged=logged)
+    (top, *_) = score(work_of(seen), failures_of(seen), 0.0, 50 * 3600.0)
+    assert (top.node, top.blame, top.is_lemon) == ("n4", 1.0, False)
 
 
 def test_work_goes_on_until_now_and_needs_a_beginning() -> None:

@@ -193,7 +193,7 @@ def test_a_folder_of_the_site_never_becomes_empty(machine: Machine) -> None:
     own.write_text("#!/bin/sh\n")
     own.chmod(0o755)
     machine.conf.write_text("Prolog=/etc/slurm/prolog.d/*\n")
-    machine.install()
+    machine.install(link_site=True)
     assert os.readlink(own.with_name("50-slurm-robust")).endswith("/prolog.sh")
     own.unlink()
     with pytest.raises(InstallError, match="would match nothing any more"):
@@ -201,6 +201,116 @@ def test_a_folder_of_the_site_never_becomes_empty(machine: Machine) -> None:
     own.write_text("#!/bin/sh\n")
     machine.uninstall(apply=True)
     assert [path.name for path in own.parent.iterdir()] == ["10-own"]
+
+
+def site_folder(machine: Machine) -> Path:
+    """Where a link of ours runs as soon as it is there."""
+    folder = machine.path("/etc/slurm/epilog.d")
+    folder.mkdir()
+    (folder / "10-own").write_text("#!/bin/sh\n")
+    (folder / "10-own").chmod(0o755)
+    machine.conf.write_text("Epilog=/etc/slurm/epilog.d/*\n")
+    machine.scontrol.in_force = machine.conf.read_text()
+    return folder
+
+
+def test_without_a_word_for_it_nothing_goes_live_in_a_folder_of_the_site(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = site_folder(machine)
+    machine.install()
+    assert [path.name for path in folder.iterdir()] == ["10-own"]
+    assert machine.path(f"{items.HOOKS}/epilog").is_dir()
+    said = capsys.readouterr().out
+    assert "note: /etc/slurm/epilog.d/50-slurm-robust is not made yet" in said
+    assert "--link-site-folders" in said
+    assert machine.verify() == 1
+    assert "BAD   Epilog runs slurm_robust" in capsys.readouterr().out
+    machine.install(link_site=True)
+    assert os.readlink(folder / "50-slurm-robust").endswith("/epilog.sh")
+    # What was asked for once stays asked for.
+    machine.install()
+    assert (folder / "50-slurm-robust").is_symlink()
+    machine.uninstall()
+    assert [path.name for path in folder.iterdir()] == ["10-own"]
+
+
+def test_a_change_of_slurm_conf_links_in_the_folder_of_the_site_as_well(machine: Machine) -> None:
+    folder = site_folder(machine)
+    machine.apply()
+    assert (folder / "50-slurm-robust").is_symlink()
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("nfs4", True), ("fuse.glusterfs", True), ("ext4", False)])
+def test_a_folder_that_nodes_share_waits_for_all_of_them(machine: Machine, kind: str, refused: bool) -> None:
+    """One link there runs on every node, and drains each that has no package yet."""
+    folder = site_folder(machine)
+    mounts = machine.path("/proc/self/mountinfo")
+    mounts.parent.mkdir(parents=True)
+    mounts.write_text(
+        "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        f"30 20 0:40 / {machine.path('/etc/slurm')} rw - {kind} server:/etc/slurm rw\n"
+    )
+    before = machine.tree()
+    for words in ({"link_site": True}, {"apply": True}):
+        if refused:
+            with pytest.raises(InstallError, match=f"network file system .{kind}.") as error:
+                machine.install(**words)
+            assert "--all-nodes-have-it" in error.value.fix
+            assert machine.tree() == before
+    machine.install()
+    assert not (folder / "50-slurm-robust").is_symlink()
+    machine.install(link_site=True, all_nodes=refused)
+    assert (folder / "50-slurm-robust").is_symlink()
+    machine.install(link_site=True)  # it is there
+
+
+def test_a_link_of_a_user_to_the_program_is_refused(machine: Machine, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "srobust-node").symlink_to(machine.program)
+    os.chown(home, 1000, 1000)
+    site = Site(
+        CONF, tree=Tree(machine.root), live=machine.site().live, node_command=str(home / "srobust-node")
+    )
+    assert site.node_command == str(machine.program)  # what a script gets is where the links lead
+    before = machine.tree()
+    with pytest.raises(InstallError, match=f"{home} does not belong to root"):
+        install.main(site=site)
+    assert machine.tree() == before
+
+
+def test_a_module_of_a_user_is_refused_and_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.apply()
+    module = machine.path("/opt/lib/slurm_robust/node/sweep.py")
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    os.chown(module, 1000, 1000)
+    site = machine.site()
+    site.modules = (str(machine.path("/opt/lib")),)
+    with pytest.raises(InstallError, match=f"{module} does not belong to root"):
+        install.main(site=site)
+    capsys.readouterr()
+    assert verify.main(site=site) == 1
+    assert f"BAD   {machine.path('/opt/lib')}: {module} does not belong to root" in capsys.readouterr().out
+
+
+def test_a_prefix_that_others_may_write_to_is_refused(machine: Machine) -> None:
+    machine.path("/opt/scripts").mkdir()
+    machine.path("/opt/scripts").chmod(0o777)
+    before = machine.tree()
+    with pytest.raises(InstallError, match="/opt/scripts can be written by others") as error:
+        install.main(prefix="/opt/scripts", site=machine.site())
+    assert "--prefix" in error.value.fix
+    assert machine.tree() == before
+
+
+def test_this_very_program_is_looked_at_whole(machine: Machine) -> None:
+    """All folders from which modules come; how they are kept on a developer's machine is not our matter."""
+    site = Site(CONF, tree=Tree(machine.root), live=machine.site().live)
+    assert any(Path(folder, "msgspec").is_dir() for folder in site.modules)
+    assert any(Path(folder, "admin", "site.py").is_file() for folder in site.modules)
+    assert any(Path(folder, "json").is_dir() for folder in site.modules)
 
 
 def test_what_the_site_changed_is_kept_and_named(
@@ -303,7 +413,7 @@ def test_the_program_must_be_roots_alone(machine: Machine) -> None:
     os.chown(machine.program, 1000, 1000)
     site = machine.site()
     site.program = (str(machine.program),)
-    with pytest.raises(InstallError, match="belongs to uid 1000"):
+    with pytest.raises(InstallError, match="to uid 1000"):
         install.main(site=site)
 
 

@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slurm_robust.analysis.lemons import (
     HOUR_S,
@@ -74,14 +75,20 @@ def test_the_least_ratio_is_garwoods(count: int, low: float) -> None:
 
 
 def fleet(
-    seed: int, nodes: int = 60, jobs: int = 500, lemon: str = "", factor: float = 10.0, rate: float = 0.0004
+    seed: int,
+    nodes: int = 60,
+    jobs: int = 500,
+    lemon: str = "",
+    factor: float = 10.0,
+    rate: float = 0.0004,
+    sizes: int = 3,
 ) -> tuple[list[Work], list[Failure]]:
-    """Jobs of 1 to 4 nodes; each node fails at ``rate`` per hour, the lemon ``factor`` times as often."""
+    """Jobs of 1, 2 and 4 nodes; each node fails at ``rate`` per hour, the lemon ``factor`` times as often."""
     chance = random.Random(seed)
     names = [f"n{i}" for i in range(nodes)]
     work, failures = [], []
     for _ in range(jobs):
-        chosen = tuple(chance.sample(names, min(nodes, 2 ** chance.randrange(3))))
+        chosen = tuple(chance.sample(names, min(nodes, 2 ** chance.randrange(sizes))))
         start = chance.uniform(0, DAYS_28 * 0.9)
         times = [(chance.expovariate(rate * (factor if node == lemon else 1.0)), node) for node in chosen]
         hours, _ = min(times)
@@ -186,3 +193,37 @@ def test_a_dead_node_explains_the_end_of_its_job() -> None:
     assert pinned([job, death], 300) == [death]
     assert pinned([job, elsewhere], 300) == [job, elsewhere]
     assert pinned([job, death], 50) == [job, death]
+
+
+def test_the_death_of_a_node_under_a_job_of_its_own_is_one_death() -> None:
+    job = Failure(t=1000, nodes=("n2",), kind="job NODE_FAIL")
+    death = Failure(t=970, nodes=("n2",), kind="node DOWN", in_job=False)
+    assert pinned([job, death], 300) == [death]
+    assert pinned([job, replace(death, nodes=("n3",))], 300) == [job, replace(death, nodes=("n3",))]
+    assert pinned([job], 300) == [job]
+    # Two faults that the node itself has shown are two.
+    again = replace(death, t=980)
+    assert pinned([death, again], 300) == [death, again]
+    larger = Failure(t=1010, nodes=("n1", "n2"), kind="job NODE_FAIL")
+    assert pinned([job, larger], 300) == [job]
+
+
+def told_fleet(seed: int, told: float = 0.5) -> tuple[list[Work], list[Failure]]:
+    """Equal nodes with a job each, in which ``told`` of the deaths are events of the node as well."""
+    work, failures = fleet(seed, jobs=1500, rate=0.001, sizes=1)
+    chance = random.Random(seed)
+    own = [
+        Failure(t=death.t - 30, nodes=(chance.choice(death.nodes),), kind="node DOWN", in_job=False)
+        for death in failures
+        if chance.random() < told
+    ]
+    return work, [*failures, *own]
+
+
+@pytest.mark.slow
+def test_a_healthy_fleet_whose_nodes_tell_of_their_deaths_has_hardly_ever_a_lemon() -> None:
+    found = 0
+    for seed in range(150):
+        work, failures = told_fleet(seed)
+        found += any(s.is_lemon for s in score(work, pinned(failures, 300), 0, DAYS_28))
+    assert found <= 4  # 1.5 are to be expected at most; P(more than 4) is below 2 %

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.model.text import one_line, printable, without_escapes
+from slurm_robust.model.text import as_json, one_line, settled, visible, without_escapes
 
 
 @pytest.mark.parametrize(
@@ -30,19 +32,38 @@ def test_a_sequence_that_nobody_ends_swallows_little() -> None:
     assert without_escapes("\x1b]" + "x" * 1000).count("x") == 800
 
 
-@given(
-    st.text(alphabet=st.characters() | st.sampled_from("\x1b\x9b\n\r[]0;m\\\x07"), max_size=60),
-    st.integers(1, 40),
-)
+HOSTILE = st.text(alphabet=st.characters() | st.sampled_from("\x1b\x9b\n\r[]0;m\\\x07\u202e"), max_size=60)
+
+
+@given(HOSTILE, st.integers(1, 40))
 def test_one_line_is_one_of_bounded_length(text: str, most: int) -> None:
     line = one_line(text, most)
     assert line.isprintable()
     assert len(line) <= most
     assert line == one_line(line, most)
-    assert len(printable(text)) == len(text)
+
+
+@given(HOSTILE)
+def test_what_is_visible_keeps_its_lines_and_stays_as_it_is(text: str) -> None:
+    shown = visible(text)
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert shown.count("\n") == text.count("\n")
+    assert visible(shown) == shown
+
+
+@given(st.recursive(HOSTILE | st.none() | st.integers(), lambda inner: st.lists(inner, max_size=3)))
+def test_json_says_the_same_and_commands_nothing(value: object) -> None:
+    text = as_json(value)
+    assert json.loads(text) == value
+    assert text.isascii()
+    assert text.replace("\n", "").isprintable()
+
+
+def test_of_a_progress_bar_its_last_state_counts() -> None:
+    assert settled("10%\r20%\r30%\r\ndone\r\n") == "30%\ndone\n"
 
 
 def test_a_cut_is_told() -> None:
-    assert one_line(" a\nb\x1b[31m é ") == "a b [31m é"
+    assert one_line(" a\nb\x1b[31m é ") == "a b é"
     assert one_line("one two three", 8) == "one two…"
     assert one_line("one two", 7) == "one two"

@@ -21,7 +21,7 @@ from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.node.hooked import Hooked, bad, good
 
-HINT = Hint(job_id=7, node="n1", at=1.0, reason="silent for 3 s", symptom="node lost")
+HINT = Hint(job_id=7, uid=1000, node="n1", at=1.0, reason="silent for 3 s", symptom="node lost")
 
 
 class UnaskedSlurm:
@@ -248,7 +248,7 @@ def test_of_nodes_that_drain_at_the_same_time_never_more_are_drained_than_the_ca
 def test_a_suspect_that_passes_is_acquitted_and_stays_in_service(hooked: Hooked) -> None:
     hooked.run(good(), hint=HINT)
     assert hooked.log.written == [
-        ("acquitted", {"job": 7, "suspected": "silent for 3 s", "symptom": "node lost"})
+        ("acquitted", {"job": 7, "uid": 1000, "suspected": "silent for 3 s", "symptom": "node lost"})
     ]
     assert not hooked.reason
     assert not hooked.file.exists()

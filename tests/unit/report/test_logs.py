@@ -93,7 +93,7 @@ def test_nothing_of_the_output_is_obeyed_by_the_terminal(
 ) -> None:
     write(job, "10%\r20%\r\x1b[31mred\x1b[0m\x07\tend\n")
     assert main(["logs", str(job.path)]) == 0
-    assert capsys.readouterr().out == "red     end\n"
+    assert capsys.readouterr().out == "red?    end\n"
 
 
 @pytest.mark.parametrize(

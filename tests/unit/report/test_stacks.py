@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.report.stacks import Look
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import LookAtStacks
+from slurm_robust.wire.messages import LookAtStacks, StacksShown
 from slurm_robust.wire.server import ControllerSocket
 from tests.unit.controller.fleetwork import Job, doing
 
@@ -38,6 +39,11 @@ def job() -> Job:
 @pytest.fixture
 def directory(tmp_path: Path, job: Job) -> JobDirectory:
     found = JobDirectory(tmp_path / "7")
+    prepare(found, job)
+    return found
+
+
+def prepare(found: JobDirectory, job: Job) -> None:
     open_directory(found)
     plan = Plan(
         run_id="r", job_id=7, kind=CommandKind.SCRIPT, command=("train.py",), cwd="/", slots=4, spares=0,
@@ -47,36 +53,45 @@ def directory(tmp_path: Path, job: Job) -> JobDirectory:
     with closing(Journal(found.journal)) as journal:
         for event in job.journal:
             journal.append(event)
-    return found
+
+
+@contextmanager
+def serving(server: ControllerSocket, answer: Callable[[Any], Any]) -> Iterator[None]:
+    """Answers each wish until the block is left."""
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            if server.socket.poll(20) and (received := server.recv()) is not None:
+                identity, wish = received
+                server.send(identity, answer(wish))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 @contextmanager
 def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
     """Answers looks as the loop does; between two of them a second passes on paper."""
-    stop = threading.Event()
     with closing(ControllerSocket(load_server(directory.keys))) as server:
         take_epoch(
             directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
         )
 
-        def serve() -> None:
-            while not stop.is_set():
-                if not server.socket.poll(20) or (received := server.recv()) is None:
-                    continue
-                identity, wish = received
-                assert isinstance(wish, LookAtStacks)
-                shown, effects = job.core.on_look(wish, job.now())
-                server.send(identity, shown)
-                job.act(effects)
-                job.pass_time(1.0)
+        def look(wish: object) -> StacksShown:
+            assert isinstance(wish, LookAtStacks)
+            shown, effects = job.core.on_look(wish, job.now())
+            job.act(effects)
+            job.pass_time(1.0)
+            return shown
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
+        with serving(server, look):
             yield
-        finally:
-            stop.set()
-            thread.join()
 
 
 def test_who_holds_the_others_up_is_seen_at_a_glance(

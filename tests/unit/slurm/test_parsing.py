@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_robust.slurm import jsonforms, text, values
 from slurm_robust.slurm.errors import UnparsableOutput
@@ -218,6 +220,38 @@ def test_events_of_nodes() -> None:
         text.parse_events("")
     with pytest.raises(UnparsableOutput, match="printed the row"):
         text.parse_events("NodeName|TimeStart|TimeEnd|State|User|Reason\nn1|1\n")
+
+
+def test_a_reason_with_line_breaks_is_one_reason() -> None:
+    head, *rows = recorded("events.txt").splitlines()
+    rows[1] += "\nask joe|not me\n\nn9|now|DRAIN\r"
+    events = text.parse_events("\n".join((head, *rows)))
+    assert [event.node for event in events] == ["n1", "n2", "n2", "n3"]
+    assert events[0].reason.split() == ["srobust-like", "ask", "joe|not", "me", "n9|now|DRAIN"]
+
+
+REASONS = st.lists(
+    st.sampled_from(["NodeName=n9 State=IDLE", "State=DOWN", "   Reason=x", "a", "[x@y", "=", "b]", ""])
+    | st.text(st.characters(exclude_characters="[]@"), max_size=9),
+    min_size=1,
+    max_size=6,
+).map("\n".join)
+
+
+@given(REASONS)
+def test_no_reason_hides_a_node(reason: str) -> None:
+    """Whatever one administrator types, all nodes stay readable, and each has its own fields."""
+    plain = text.parse_nodes(recorded("nodes.txt"))
+    blocks = recorded("nodes.txt").split("\n\n")
+    blocks[1] += f"\n   Reason={reason} [root@1795247250]"
+    found = text.parse_nodes("\n\n".join(blocks))
+    assert [(node.name, node.states, node.cpus) for node in found] == [
+        (node.name, node.states, node.cpus) for node in plain
+    ]
+    assert found[1].reason.split() == reason.split()
+    assert (found[1].reason_user, found[1].reason_time) == ("root", 1795247250.0)
+    assert found[0] == plain[0]
+    assert found[2:] == plain[2:]
 
 
 # -- values ----------------------------------------------------------------------------------------

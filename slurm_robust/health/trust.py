@@ -1,0 +1,68 @@
+"""Whether root may run what lies at a path: who could decide what is found there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+
+_MOST_LINKS = 40
+"""As the kernel has it."""
+
+ROOT = (0,)
+
+
+def distrust(path: str, owners: Collection[int] = ROOT) -> str:
+    """Why others than ``owners`` could decide what is found at the absolute ``path``; "" where they cannot.
+
+    Looked at is every folder, and every link with every folder on the way to where it leads: whoever owns a
+    link in the middle can turn it, however well what it leads to now is kept.
+    """
+    parts = [part for part in path.split("/") if part]
+    here, links = "/", 0
+    try:
+        while True:
+            found = os.lstat(here)
+            if why := _open_to_others(here, found, owners):
+                return why
+            if stat.S_ISLNK(found.st_mode):
+                links += 1
+                if links > _MOST_LINKS:
+                    return f"{path} leads through too many links"
+                target = os.readlink(here)
+                parts = [part for part in target.split("/") if part] + parts
+                here = "/" if target.startswith("/") else os.path.dirname(here)
+            if not parts:
+                return ""
+            part = parts.pop(0)
+            here = os.path.dirname(here) if part == ".." else os.path.join(here, part)
+    except OSError as error:
+        return f"{here}: {error.strerror}"
+
+
+def distrust_folder(folder: str, owners: Collection[int] = ROOT) -> str:
+    """The same for all that a folder holds; "" also where there is no such folder."""
+    if not os.path.isdir(folder):
+        return ""
+    if why := distrust(folder, owners):
+        return why
+    # No link is followed on the way down; each is looked at for itself.
+    for place, folders, files in os.walk(folder):
+        for path in (os.path.join(place, name) for name in (*folders, *files)):
+            try:
+                found = os.lstat(path)
+            except FileNotFoundError:
+                continue  # it has just gone
+            is_link = stat.S_ISLNK(found.st_mode)
+            if why := distrust(path, owners) if is_link else _open_to_others(path, found, owners):
+                return why
+    return ""
+
+
+def _open_to_others(path: str, found: os.stat_result, owners: Collection[int]) -> str:
+    if found.st_uid not in owners:
+        return f"{path} does not belong to root, but to uid {found.st_uid}"
+    if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+        return ""  # Links have no mode; in a folder like /tmp nobody can replace what is another's.
+    by_group = found.st_mode & stat.S_IWGRP and found.st_gid != 0
+    return f"{path} can be written by others" if by_group or found.st_mode & stat.S_IWOTH else ""
