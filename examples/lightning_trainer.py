@@ -25,7 +25,6 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -58,6 +57,8 @@ class Model(LightningModule):
 
     def configure_model(self) -> None:
         if self.options.shard:
+            from torch.distributed.fsdp import fully_shard  # since torch 2.6
+
             fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:

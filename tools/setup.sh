@@ -6,25 +6,23 @@
 # A second run costs a few milliseconds: a stamp tells that nothing has changed.
 #
 # Variables:
-#   SROBUST_PYTHON  the Python to make .venv from (default: the first of python3, python3.13 … 3.10 that fits)
-#   SROBUST_TORCH   words for "pip install" that bring PyTorch (default: torch==2.13.0). On a machine without
-#                   GPUs the CPU build is much smaller: "torch==2.13.0+cpu --index-url URL" with the URL that
-#                   PyTorch's installation page names for CPU builds.
+#   SROBUST_PYTHON  the Python to make .venv from (default: the first of python3, python3.15 … 3.10 that fits)
+#   SROBUST_TORCH   words for "pip install" that bring PyTorch (default: the torch of tools/constraints.txt). On
+#                   a machine without GPUs the CPU build is much smaller: "torch==2.13.0+cpu --index-url URL"
+#                   with the URL that PyTorch's installation page names for CPU builds.
+# The other packages have the versions of tools/constraints.txt, but beside another PyTorch what goes with that.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly VENV=.venv
 readonly STAMP=$VENV/.srobust-setup
-readonly TORCH=${SROBUST_TORCH:-torch==2.13.0}
+readonly PINS=tools/constraints.txt
 readonly POLICY=/usr/sbin/policy-rc.d
-# The same range as the extra "torch" in pyproject.toml.
-readonly TORCH_FITS='
-import importlib.metadata as metadata, sys
-try:
-    version = metadata.version("torch")
-except metadata.PackageNotFoundError:
-    sys.exit(1)
-sys.exit(not (2, 4) <= tuple(int(part) for part in version.split(".")[:2]) < (2, 14))'
+OLDEST_PYTHON=$(sed -n 's/^requires-python = ">=\(.*\)"$/\1/p' pyproject.toml)
+OLDEST_TORCH=$(sed -n 's/^torch = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+PINNED_TORCH=$(sed -n 's/^torch==//p' $PINS)
+readonly OLDEST_PYTHON OLDEST_TORCH PINNED_TORCH
+readonly TORCH=${SROBUST_TORCH:-torch==$PINNED_TORCH}
 
 say() { echo "setup: $*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -96,16 +94,29 @@ install_packages() {
 
 # -- Python ---------------------------------------------------------------------------------------
 
-fits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+fits() { "$1" -c "import sys; sys.exit(sys.version_info < (${OLDEST_PYTHON/./, }))" 2>/dev/null; }
+
+# Prints the version of PyTorch that a Python sees, and fails if there is none or it is too old.
+torch_of() {
+    "$1" -c '
+import importlib.metadata as metadata, sys
+numbers = lambda version: tuple(int(part) for part in version.split(".")[:2])
+try:
+    found = metadata.version("torch")
+except metadata.PackageNotFoundError:
+    sys.exit(1)
+print(found)
+sys.exit(numbers(found) < numbers(sys.argv[1]))' "$OLDEST_TORCH"
+}
 
 find_python() {
     local candidate
     if [ -n "${SROBUST_PYTHON:-}" ]; then
-        fits "$SROBUST_PYTHON" || fail "SROBUST_PYTHON=$SROBUST_PYTHON is no Python of 3.10 or later"
+        fits "$SROBUST_PYTHON" || fail "SROBUST_PYTHON=$SROBUST_PYTHON is no Python of $OLDEST_PYTHON or later"
         echo "$SROBUST_PYTHON"
         return
     fi
-    for candidate in python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10; do
+    for candidate in python3 /usr/bin/python3 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10; do
         if command -v "$candidate" >/dev/null && fits "$candidate"; then
             echo "$candidate"
             return
@@ -120,10 +131,10 @@ make_venv() {
         return
     fi
     python=$(find_python) || { install_packages python3 python3-venv; python=$(find_python); } ||
-        fail "no Python of 3.10 or later; install one, or name it: SROBUST_PYTHON=/path/to/python3 make setup"
+        fail "no Python of $OLDEST_PYTHON or later; install one, or name it: SROBUST_PYTHON=/path/to/python3 make setup"
     "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
     # A PyTorch that a site has installed already (for its GPUs) is better than any that we would fetch.
-    if [ -z "${SROBUST_TORCH:-}" ] && "$python" -c "$TORCH_FITS"; then
+    if [ -z "${SROBUST_TORCH:-}" ] && torch_of "$python" >/dev/null; then
         options=(--system-site-packages)
     fi
     say "making $VENV with $("$python" --version)"
@@ -132,18 +143,23 @@ make_venv() {
 }
 
 install_python_packages() {
-    local pip=($VENV/bin/python -m pip --disable-pip-version-check --quiet)
-    if [ -n "${SROBUST_TORCH:-}" ] || ! $VENV/bin/python -c "$TORCH_FITS"; then
-        say "installing PyTorch: pip install $TORCH (set SROBUST_TORCH for another build)"
+    local pip=($VENV/bin/python -m pip --disable-pip-version-check --quiet) pins=(--constraint $PINS)
+    if [ -n "${SROBUST_TORCH:-}" ]; then
+        say "installing PyTorch: pip install $TORCH"
         # shellcheck disable=SC2086  # words on purpose: the variable may hold options
         "${pip[@]}" install $TORCH
+    elif ! torch_of $VENV/bin/python >/dev/null; then
+        say "installing PyTorch: pip install $TORCH (set SROBUST_TORCH for another build)"
+        "${pip[@]}" install "${pins[@]}" "$TORCH"
     fi
+    # Another PyTorch may want other versions of what is pinned.
+    [[ $(torch_of $VENV/bin/python) == "$PINNED_TORCH"* ]] || pins=()
     say "installing this package and its tools (pip)"
-    "${pip[@]}" install --editable '.[torch,dev]'
+    "${pip[@]}" install "${pins[@]}" --editable '.[torch,dev]'
 }
 
 # What the environment was made from: when this text is the stamp's, nothing is to do.
-wanted() { { cat pyproject.toml tools/setup.sh; echo "$TORCH"; pwd; } | cksum; }
+wanted() { { cat pyproject.toml tools/setup.sh $PINS; echo "$TORCH"; pwd; } | cksum; }
 
 main() {
     local missing

@@ -17,6 +17,8 @@ from slurm_robust.checkpoint.errors import UnsupportedState
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _DICTS = (dict, OrderedDict, Counter)
+# torch 2.4 has no Buffer.
+_TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 
 
 def plain(value: Any, where: str, *, compact: bool = True) -> Any:
@@ -80,7 +82,7 @@ def merge(first: Any, second: Any) -> Any:
 def _plain_tensor(value: torch.Tensor, where: str, compact: bool) -> torch.Tensor:
     if value.is_meta:
         raise UnsupportedState(f"{where} is on the meta device: materialise it before the first checkpoint")
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(value) not in _TENSORS:
         kind = type(value)
         raise UnsupportedState(
             f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored by rank: "

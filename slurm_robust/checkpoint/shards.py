@@ -7,6 +7,7 @@ before; ``torch.distributed.checkpoint`` can load it into another one.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator, Set
 from functools import lru_cache
@@ -94,8 +95,14 @@ def numbered(optimizer: Optimizer, state: Any) -> Iterator[tuple[int, torch.Tens
 
 def dtensor() -> type[Any] | None:
     """The class of DTensors; None in a process that has none."""
-    module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has imported it
-    return None if module is None else module.DTensor
+    package = _package()
+    return None if package is None else package.DTensor
+
+
+def _package() -> Any:
+    """PyTorch's package of DTensors, which who has one has imported; torch 2.4 knows the second name."""
+    names = ("torch.distributed.tensor", "torch.distributed._tensor")
+    return next((it for name in names if hasattr(it := sys.modules.get(name), "DTensor")), None)
 
 
 def _layout(tensor: Any) -> dict[str, Any]:
@@ -117,9 +124,8 @@ def _offsets_in(
     shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], place: tuple[int, ...]
 ) -> tuple[int, ...]:
     """``place``, this rank's coordinates, is no part of what makes two meshes equal."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    return tuple(compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[1])
+    utils = importlib.import_module(f"{_package().__name__}._utils")
+    return tuple(utils.compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)[1])
 
 
 def _check_like_parameters(optimizer: Optimizer, state: Any, kind: type[Any]) -> None:

@@ -21,6 +21,7 @@ from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from tests.sharding import needs_fsdp2
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -75,7 +76,15 @@ def run(program: str, world_size: int, *arguments: str | Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "world_size"), [("plain", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4)])
+@pytest.mark.parametrize(
+    ("kind", "world_size"),
+    [
+        ("plain", 1),
+        ("ddp", 2),
+        pytest.param("fsdp", 2, marks=needs_fsdp2),
+        pytest.param("fsdp", 4, marks=needs_fsdp2),
+    ],
+)
 def test_dcp_alone_loads_it(kind: str, world_size: int, tmp_path: Path) -> None:
     """Bitwise, in one process, and sharded over two and four ranks, of which some get nothing."""
     folder, expected = tmp_path / REF.token(), tmp_path / "expected.pt"

@@ -20,6 +20,7 @@ from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, apply, capture
 from slurm_robust.checkpoint.tree import flatten, specs_of, tensor_in, unflatten
 from slurm_robust.testing.lagging_gpus import LaggingGpus
+from tests.sharding import needs_fsdp2
 
 HEADER = ImageHeader(run_id="7-ab", layout="", generation=1, step=5, rank=0, world_size=1)
 Entries = Mapping[str, Stateful]
@@ -197,9 +198,11 @@ def test_what_ranks_share_is_filled_too(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+@needs_fsdp2
 @pytest.mark.slow
 def test_shards_stay_where_they_are(tmp_path: Path) -> None:
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    import torch.distributed.fsdp as fsdp
+
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         model, live = fsdp.fully_shard(nn.Linear(8, 8)), fsdp.fully_shard(nn.Linear(8, 8))
@@ -230,9 +233,10 @@ def on_gpu(gpus: LaggingGpus, *entries: Any) -> None:
         gpus.adopt(tensor)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=needs_fsdp2)])
 def test_what_lies_on_a_gpu_is_copied_to_there_and_nowhere_else(tmp_path: Path, sharded: bool) -> None:
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    import torch.distributed.fsdp as fsdp
+
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     gpus = LaggingGpus()
     try:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from slurm_robust.checkpoint import shards
+from tests.sharding import tensors
 
-tensors = pytest.importorskip("torch.distributed.tensor")
 fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
 
 

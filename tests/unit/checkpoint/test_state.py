@@ -29,6 +29,7 @@ from slurm_robust.checkpoint.state import (
 )
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.checkpoint.tree import flatten
+from tests.sharding import needs_fsdp2
 
 REF = CheckpointRef(generation=1, step=5)
 
@@ -224,6 +225,7 @@ def test_lbfgs_keeps_its_history(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first["old_dirs"], second["old_dirs"], strict=True))
 
 
+@needs_fsdp2
 @pytest.mark.slow  # imports of torch
 def test_updates_of_sharded_parameters_are_counted(process_group: None) -> None:
     """A shard's own version says nothing: torch counts what is done to the DTensor around it."""

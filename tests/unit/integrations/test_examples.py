@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sharding import needs_fsdp2
 from tests.unit.integrations.breaking import Example, moments
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,6 +20,7 @@ LIGHTNING = ("lightning_trainer.py", "--epochs", "3")
 COMMON = ("--out", "out.json", "--step-s", "0.02")
 
 
+@needs_fsdp2
 def test_fsdp2_uses_every_sample_once_per_epoch(tmp_path: Path) -> None:
     """With and without loader processes: the order depends on neither them nor the interruptions."""
     straight = Example(tmp_path / "straight", *FSDP2, *COMMON, "--ids", ".", ranks=2).finish()
@@ -41,7 +43,7 @@ def test_fsdp2_uses_every_sample_once_per_epoch(tmp_path: Path) -> None:
         (TRAINER, 2),
         (("hf_trainer.py", "--steps", "32", "--accumulate", "2"), 1),
         (LIGHTNING, 2),
-        pytest.param((*LIGHTNING, "--shard"), 2, id="lightning-fsdp2-2"),
+        pytest.param((*LIGHTNING, "--shard"), 2, marks=needs_fsdp2, id="lightning-fsdp2-2"),
         # A limit of steps in place of epochs, where Lightning takes another way through its loops.
         (("lightning_trainer.py", "--epochs", "9", "--steps", "30", "--accumulate", "2"), 1),
     ],

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import slurm_robust as sr
+from tests.sharding import needs_fsdp2
 from tests.unit.integrations.gloo import on_ranks
 
 STEPS, BROKEN_AT = 7, 4
@@ -71,6 +72,7 @@ def interrupted(replicas: int) -> Any:
     return straight, train(replicas, STEPS, "broken")
 
 
+@needs_fsdp2
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2)])
 def test_it_goes_on_bitwise(ranks: int, replicas: int, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.store import CheckpointRef
+from tests.sharding import needs_fsdp2
 from tests.unit.integrations import test_deepspeed, test_fsdp2, test_megatron
 from tests.unit.integrations.gloo import on_ranks
 from tests.unit.worker.managed import Node
@@ -30,7 +31,7 @@ def memory() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("package", "ranks", "program", "given"),
     [
-        ("torch", 4, test_fsdp2.alone, (2,)),
+        pytest.param("torch", 4, test_fsdp2.alone, (2,), marks=needs_fsdp2),
         (
             "deepspeed",
             2,

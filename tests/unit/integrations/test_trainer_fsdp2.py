@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.sharding import needs_fsdp2
 from tests.unit.integrations.gloo import on_ranks
 
 STEPS, STOP_AFTER = 6, 4
@@ -78,6 +79,7 @@ def interrupted() -> Any:
     return straight, train("broken", -1)
 
 
+@needs_fsdp2
 @pytest.mark.slow
 def test_two_ranks_go_on_bitwise(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

@@ -29,6 +29,7 @@ from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.wire.messages import Progress
 from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
+from tests.sharding import needs_fsdp2
 from tests.unit.worker import training
 
 
@@ -351,7 +352,10 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "optimizer"), [("ddp", "adamw"), ("ddp", "sgd"), ("fsdp", "adamw")])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [("ddp", "adamw"), ("ddp", "sgd"), pytest.param("fsdp", "adamw", marks=needs_fsdp2)],
+)
 def test_two_ranks_continue_bitwise(kind: str, optimizer: str, ranks: Ranks, tmp_path: Path) -> None:
     straight = ranks.run(kind, optimizer, 12, "straight")
     ranks.run(kind, optimizer, 7, "broken")

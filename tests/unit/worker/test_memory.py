@@ -39,6 +39,7 @@ from slurm_robust.model.pace import RESERVE
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
+from tests.sharding import needs_fsdp2
 from tests.unit.worker import training
 from tests.unit.worker.managed import RUN, Node
 from tests.waiting import wait_for
@@ -376,7 +377,7 @@ def run_ranks(node: Node, kind: str, steps: int, generation: int, **options: Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=needs_fsdp2)])
 def test_two_ranks_continue_bitwise(node: Node, kind: str) -> None:
     node.world_size = 2
     straight = run_ranks(node, kind, 12, 1)

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.testing.lagging_gpus import LaggingGpus
 from slurm_robust.worker.values import ScalarReader
+from tests.sharding import tensors
 
-tensors = pytest.importorskip("torch.distributed.tensor")
-debug = pytest.importorskip("torch.distributed.tensor.debug")
+debug = pytest.importorskip(f"{tensors.__name__}.debug")
 
 
 @pytest.mark.parametrize(
