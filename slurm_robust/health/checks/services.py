@@ -12,7 +12,7 @@ from typing import Literal
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
 from slurm_robust.health.checks import processes
-from slurm_robust.health.checks.processes import ProcessFacts, is_user
+from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.host import Host
 from slurm_robust.health.unixsockets import connections
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
@@ -83,8 +83,9 @@ def _silent(path: str, own: int, detail: str | None, config: NodeConfig) -> Mung
         found = connections(path)
     except OSError:
         return MungeFacts(state="silent", detail=detail or "no answer")
-    owners = [uid for inode, uid in found.accepted.items() if inode != own]
-    users = Counter(-1 if uid is None else uid for uid in owners if uid is None or is_user(uid, config))
+    owners = [-1 if uid is None else uid for inode, uid in found.accepted.items() if inode != own]
+    # Also nobody and the like, who are no ordinary users elsewhere.
+    users = Counter(uid for uid in owners if uid < 0 or uid >= config.memory.min_user_uid)
     taken = own in found.accepted and own not in found.pending
     return MungeFacts(state="silent", detail=detail or "no answer", taken=taken, holders=dict(users))
 
@@ -114,6 +115,10 @@ MUNGE_SOURCE = Source(
 def judge_running(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
     """One finding for each daemon that is named as required, or that systemd starts at boot."""
     limits = config.services
+    if not view.facts.daemons:
+        # Root sees its own at least; others may see nobody's but theirs (/proc mounted with hidepid).
+        yield Finding(check="services.running", outcome=Outcome.UNKNOWN, text="no daemon can be seen")
+        return
     for name in dict.fromkeys((*limits.required, *limits.optional)):
         is_started = not view.facts.units.isdisjoint((name, *_UNITS.get(name, ())))
         if name not in limits.required and not is_started:

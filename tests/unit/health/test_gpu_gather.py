@@ -329,3 +329,29 @@ def test_a_hang_ends_when_the_file_says_so(tmp_path: Path) -> None:
 def test_facts_survive_the_way_through_a_file(node: Reader) -> None:
     facts = node.read()
     assert msgspec.json.decode(msgspec.json.encode(facts), type=type(facts)) == facts
+
+
+def of(pid: int, name: str, parent: int, uid: int) -> dict[str, str]:
+    """What /proc says of a process of a user."""
+    return {
+        f"/proc/{pid}/stat": f"{pid} ({name}) S {parent} 1 1 0 -1 4194560 0",
+        f"/proc/{pid}/comm": name,
+        f"/proc/{pid}/status": f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\nSigPnd:\t0\nShdPnd:\t0",
+    }
+
+
+def test_a_server_of_mps_is_the_daemons_and_a_program_its_users_by_any_name(tmp_path: Path) -> None:
+    server, control = "nvidia-cuda-mps", "nvidia-cuda-mps"
+    tree = {
+        **of(1, "systemd", 0, 0),
+        **of(10, control, 1, 0),
+        **of(11, server, 10, 1234),
+        **of(20, server, 1, 1234),
+        **of(30, control, 1, 1234),
+        **of(31, server, 30, 1234),
+        **of(40, "dcgm", 10, 1234),
+    }
+    host = plant(tmp_path, tree)
+    owners = {pid: process(host, pid, 1).uid for pid in (10, 11, 20, 31, 40)}
+    assert owners == {10: 0, 11: 0, 20: 1234, 31: 1234, 40: 1234}
+    assert process(host, 99, 1).uid is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import MemoryLimits, NodeConfig
@@ -195,6 +195,39 @@ def test_a_users_vfork_is_no_process_that_cannot_be_killed(tmp_path: Path) -> No
         with fifo.open("wb"):
             pass  # lets the child go
         parent.wait()
+
+
+@st.composite
+def lines_of_a_user(draw: st.DrawFn) -> list[str]:
+    """Of twenty processes, whatever they call themselves, in any state, none of them killed."""
+    names = st.sampled_from(["kworker/0:1", "slurmstepd", "munged", "a) R 1 (b", "nfsd"]) | st.text(
+        max_size=15
+    )
+    states = st.just("D") if draw(st.booleans()) else st.sampled_from("RSDTtXZI")
+    pending = st.integers(0, 2**31 - 1).map(lambda mask: mask & ~(1 << 8))
+    return [
+        stat(pid, draw(names), draw(states), pending=draw(pending)).replace("\0", "")
+        for pid in range(100, 120)
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@given(lines_of_a_user(), st.sampled_from([True, False, None]))
+@settings(max_examples=15, deadline=None)
+def test_no_state_and_no_name_of_a_users_processes_keeps_jobs_away(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], job_gone: bool | None
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    host = plant(root, {"/proc/loadavg": "900 900 900 1/1 1"})
+    for pid, line in enumerate(lines, 100):
+        host.path(f"/proc/{pid}").mkdir()
+        host.path(f"/proc/{pid}/stat").write_text(line, errors="replace")
+        os.chown(host.path(f"/proc/{pid}"), 1234, 1234)
+    facts = processes.gather(host, CONFIG)
+    seen = view(facts, (100.0, facts), job_gone=job_gone)
+    found = [finding for check in processes.CHECKS for finding in check.judge(seen, CONFIG)]
+    assert [finding for finding in found if finding.suggestion.keeps_jobs_away] == []
+    assert facts.daemons == ()
 
 
 def waiting(number: int, start: int = 1, killed: int = 99) -> ProcessFacts:

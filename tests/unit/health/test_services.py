@@ -32,7 +32,11 @@ def facts(*daemons: str, units: tuple[str, ...] = ()) -> ProcessFacts:
 
 
 def test_nothing_is_asked_of_a_node_where_nothing_is_enabled() -> None:
-    assert list(judge_running(view(facts()), CONFIG)) == []
+    assert list(judge_running(view(facts("systemd")), CONFIG)) == []
+
+
+def test_who_sees_no_daemon_at_all_cannot_tell() -> None:
+    assert only(judge_running(view(facts(units=("munge",))), CONFIG)).outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -97,6 +101,7 @@ def test_a_real_munged_works_until_it_stops(folder: Path) -> None:
         assert (found.outcome, found.value.startswith("credential in")) == (Outcome.PASS, True)
         munged.send_signal(signal.SIGSTOP)
         silent = munge_at(folder / "socket", munge_s=0.1)
+        wait_for(lambda: not gather_munge(Host(), silent).taken, message="all its threads have stopped")
         assert gather_munge(Host(), silent) == MungeFacts(state="silent", detail="no answer")
         assert only(judge_munge(view(gather_munge(Host(), silent)), silent)).outcome is Outcome.FAIL
         munged.send_signal(signal.SIGCONT)
@@ -142,7 +147,7 @@ def test_a_munged_that_users_keep_busy_is_not_to_blame(folder: Path) -> None:
             Party.JOB,
             Suggestion.NONE,
         )
-        assert "uid 1234" in finding.text
+        assert "uid 65534" in finding.text
         # One that has stopped takes no connection, whoever else waits.
         munged.send_signal(signal.SIGSTOP)
         wait_for(lambda: not gather_munge(Host(), config).taken, message="it takes no more")
@@ -159,7 +164,7 @@ def test_a_munged_that_users_keep_busy_is_not_to_blame(folder: Path) -> None:
 HOLD = """
 import os, socket, sys
 sys.stdin.read()
-os.setgid(1234); os.setuid(1234)
+os.setgid(65534); os.setuid(65534)
 held = []
 while True:
     while len(held) < 16:

@@ -190,3 +190,32 @@ def test_no_text_breaks_parsing(text: str) -> None:
         xid.parse_switch(line)
         found = xid.parse(line)
         assert found is None or xid.rule(found.code, found.severity)
+
+
+NAMES = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=15) | st.sampled_from(
+    [
+        "x, Fatal XC0 i0",
+        "Fatal XC0 i0 Li",
+        "79",
+        "x, 79, name=x",
+        "154, GPU recov",
+        "(0x1, 0x0)",
+        "ious Xid 79",
+    ]
+)
+
+
+@given(NAMES, st.sampled_from([rule.code for rule in RULES.values() if rule.application]))
+def test_a_program_by_any_name_has_only_made_its_own_mistake(name: str, code: int) -> None:
+    found = xid.parse(f"{GPU}{code}, pid=77, name={name}, Ch 00000010, intr 10000000")
+    assert found is not None
+    assert (found.code, found.pid, found.cause) == (code, 77, 0)
+    assert not xid.rule(found.code, found.severity).suggestion.keeps_jobs_away
+
+
+@given(NAMES)
+def test_how_severe_a_link_error_is_no_program_says(name: str) -> None:
+    for words, severity in (("Fatal", Severity.FATAL), ("Nonfatal", Severity.NON_FATAL)):
+        found = xid.parse(f"{GPU}145, pid=3, name={name}, RLW_RXPIPE {words} XC0 i0 Link 13 (0x0, 0x0)")
+        assert found is not None
+        assert found.severity is severity
