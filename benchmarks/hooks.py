@@ -1,7 +1,8 @@
-"""What a hook costs: wall time of a prolog, CPU of a periodic run, beside a bare interpreter and LBNL NHC.
+"""What a hook costs, wall time and CPU: the whole script that Slurm runs, beside LBNL NHC.
 
-All run in turns, so that they meet the same machine. They see its real /proc and /sys, but folders of their
-own in a mount namespace, and the default configuration. ``--nhc`` names a checked-out tree of NHC.
+All run in turns, so that they meet the same machine. They see its real /sys, but only their own processes
+and folders, in namespaces, and the default configuration. The scripts are as ``srobust admin install`` writes
+them. ``--nhc`` names a tree of NHC; ``--realtime`` runs all before whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -21,19 +22,34 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks import common
+from slurm_robust.admin.items import Layout, scripts
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import Context
 from slurm_robust.health.host import Host
 from slurm_robust.health.runner import all_checks, choose
 
 REPS = 100
-OWN = Path("/run/srobust-node")
+OWN, LIBEXEC, SLURM_D = Path("/run/srobust-node"), Path("/run/libexec/slurm-robust"), Path("/run/slurm.d")
 STATE, LOG = Path("/var/lib/slurm-robust"), Path("/var/log/slurm-robust/events.jsonl")
 _PR_SET_CHILD_SUBREAPER = 36
 # As the packages install it: without the site module, whose .pth files cost as much as the interpreter does.
 LAUNCHER = """#!{python} -IS
 import sys
 sys.path[:0] = {paths!r}
+from slurm_robust.node.command import program
+program()
+"""
+# Each process of a hook ends by os._exit(); this one notes before what it has imported.
+SPY = """
+import os, sys
+sys.path[:0] = {path!r}
+leave = os._exit
+def end(code):
+    found = [sys.modules[name].__file__ for name in list(sys.modules) if name.startswith("slurm_robust.")]
+    with open({paths!r}, "a") as file:
+        file.write("\\n".join([*found, ""]))
+    leave(code)
+os._exit = end
 from slurm_robust.node.command import program
 program()
 """
@@ -60,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write build/bench/hooks.json."""
     parser = common.parser(__doc__, REPS)
     parser.add_argument("--nhc", type=Path, help="a tree of LBNL NHC to measure beside it")
+    parser.add_argument("--realtime", action="store_true", help="with real-time priority: on a busy machine")
     parser.add_argument("--inside", action="store_true", help="in the mount namespace already")
     options = parser.parse_args(argv)
     if not options.inside:
@@ -70,9 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--inside",
             *(sys.argv[1:] if argv is None else argv),
         ]
-        return subprocess.run(["unshare", "--mount", *words], cwd=common.ROOT, check=False).returncode
+        namespaces = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
+        return subprocess.run([*namespaces, *words], cwd=common.ROOT, check=False).returncode
     _own_folders()
     machine = common.machine()
+    if options.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     kinds = _kinds(options.nhc)
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(options.reps):
@@ -82,8 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = len(choose(all_checks(NodeConfig(), Host()), NodeConfig(), Context.PROLOG)[0])
     checks = f"{asked} checks, {_checks()} of which found their hardware"
     results = {name: _summary(found) for name, found in samples.items()}
-    facts = {"reps": options.reps, "machine": machine, "checks": checks, "results": results}
-    common.write("hooks", facts | {"wall_s": {name: [wall for wall, _ in s] for name, s in samples.items()}})
+    facts = {"reps": options.reps, "realtime": options.realtime, "machine": machine, "checks": checks}
+    modules = dict(zip(("modules", "lines"), _imported(), strict=True))
+    raw = {
+        "wall_s": {name: [wall for wall, _ in s] for name, s in samples.items()},
+        "cpu_s": {name: [cpu for _, cpu in s] for name, s in samples.items()},
+    }
+    common.write("hooks", facts | {"prolog_imports": modules, "results": results} | raw)
     common.console().print(_table(results, checks))
     return 0
 
@@ -99,9 +124,11 @@ def _kinds(nhc: Path | None) -> dict[str, tuple[Callable[[], object], list[str]]
     kinds: dict[str, tuple[Callable[[], object], list[str]]] = {
         "python3 -c pass": (nothing, [sys.executable, "-c", "pass"]),
         "python3 -IS -c pass": (nothing, [sys.executable, "-IS", "-c", "pass"]),
-        "periodic": (nothing, [own, "periodic"]),
-        "prolog after a periodic run": (nothing, [own, "prolog"]),
-        "prolog, nothing remembered": (forget, [own, "prolog"]),
+        "healthcheck.sh": (nothing, [str(SLURM_D / "healthcheck.sh")]),
+        "prolog.sh after a periodic run": (nothing, [str(SLURM_D / "prolog.sh")]),
+        "  of which srobust-node prolog": (nothing, [own, "prolog"]),
+        "prolog.sh, nothing remembered": (forget, [str(SLURM_D / "prolog.sh")]),
+        "epilog.sh": (nothing, [str(SLURM_D / "epilog.sh")]),
     }
     if nhc:
         conf = Path("/run/nhc.conf")
@@ -118,6 +145,21 @@ def _own_folders() -> None:
     paths = [str(common.ROOT), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]]
     OWN.write_text(LAUNCHER.format(python=sys.executable, paths=paths))
     OWN.chmod(0o755)
+    LIBEXEC.mkdir(parents=True)
+    SLURM_D.mkdir()
+    for name, text in scripts(Layout(node_command=str(OWN), prefix="/run")).items():
+        (LIBEXEC / name).write_text(text)
+        (LIBEXEC / name).chmod(0o755)
+        (SLURM_D / name).symlink_to(LIBEXEC / name)
+
+
+def _imported() -> tuple[int, int]:
+    """Modules of the project that a prolog imports in its own process and its children, and their lines."""
+    paths = OWN.with_name("imported")
+    spy = SPY.format(path=sys.path, paths=str(paths))
+    subprocess.run([sys.executable, "-IS", "-c", spy, "prolog"], check=True)
+    found = set(paths.read_text().split())
+    return len(found), sum(len(Path(path).read_text().splitlines()) for path in found)
 
 
 def _run(command: Sequence[str]) -> tuple[float, float]:
@@ -152,22 +194,26 @@ def _checks() -> int:
 
 
 def _summary(samples: Sequence[tuple[float, float]]) -> dict[str, float]:
-    walls = sorted(wall for wall, _ in samples)
+    walls, cpus = (sorted(found) for found in zip(*samples, strict=True))
     return {
         "median_s": statistics.median(walls),
         "min_s": walls[0],
         "p99_s": walls[min(len(walls) - 1, round(0.99 * (len(walls) - 1)))],
-        "cpu_s": statistics.mean(cpu for _, cpu in samples),
+        "cpu_median_s": statistics.median(cpus),
+        "cpu_min_s": cpus[0],
+        "cpu_max_s": cpus[-1],
     }
 
 
 def _table(results: dict[str, dict[str, float]], checks: str) -> Table:
     table = Table(title=f"Hooks on this machine, {checks}", title_justify="left")
     table.add_column("")
-    for name in ("median ms", "least ms", "p99 ms", "CPU ms"):
+    for name in ("median ms", "least ms", "p99 ms", "CPU ms", "CPU least-most"):
         table.add_column(name, justify="right")
     for name, found in results.items():
-        table.add_row(name, *(f"{1000 * found[key]:.1f}" for key in ("median_s", "min_s", "p99_s", "cpu_s")))
+        ms = {key: f"{1000 * value:.1f}" for key, value in found.items()}
+        between = f"{ms['cpu_min_s']}-{ms['cpu_max_s']}"
+        table.add_row(name, ms["median_s"], ms["min_s"], ms["p99_s"], ms["cpu_median_s"], between)
     return table
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ USUAL = '{"nodes": 4, "slurmd_timeout_s": 20, "cred_expire_s": 5}'
 
 # In one process. Each costs some 200 MB, and CPU for its daemons' timers.
 MOST_AT_ONCE = 3
+
+
+# Where the node's side writes by default.
+NODE_FOLDERS = (Path("/var/lib/slurm-robust"), Path("/var/log/slurm-robust"))
 
 
 class SandboxPool:
@@ -73,8 +78,20 @@ def _end_orphans() -> None:
             take_down(name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_folders_left() -> Iterator[None]:
+    """Nodes of a sandbox share the machine's /var: a hook without its configuration writes there.
+
+    That may be one that runs while a test takes its installation away. What was there before stays.
+    """
+    new = [folder for folder in NODE_FOLDERS if not folder.exists()]
+    yield
+    for folder in new:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
-def sandbox_pool() -> Iterator[SandboxPool]:
+def sandbox_pool(_no_folders_left: None) -> Iterator[SandboxPool]:
     """The session's sandboxes. Skips where none can run, or fails if SROBUST_REQUIRE_CLUSTER=1."""
     from slurm_robust.sandbox.errors import RequirementMissing
     from slurm_robust.sandbox.requirements import check_machine

@@ -30,6 +30,9 @@ def all_checks(config: NodeConfig, host: Host) -> tuple[AnyCheck, ...]:
     """Ours and the site's."""
     # Reading all modules of checks takes longer than the rest: only who runs them should.
     from slurm_robust.health.registry import CHECKS
+
+    if not config.site_checks and not (config.site_checks_dir and host.names(config.site_checks_dir)):
+        return CHECKS
     from slurm_robust.health.site import checks
 
     return *CHECKS, *checks(config, host)
