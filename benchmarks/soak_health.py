@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.samples import Summary
+from slurm_robust.node.steward import SPREAD_S
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from tests.cluster import patients
 from tests.cluster.patients import INTERVAL_S, Patients
 
 # Slurm's own ticks lie up to a second apart from what is asked for, and a look takes its time.
-FOUND_S = INTERVAL_S + 1.0
+# A check of a site may fail on many nodes at once, so each waits a little before it asks Slurm.
+FOUND_S = INTERVAL_S + 1.0 + SPREAD_S
 LOOK_S = 3.0
 POLL_S = 0.25
 PERSON = "new cables, alice"

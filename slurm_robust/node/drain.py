@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from slurm_robust.config.node import Drain
 from slurm_robust.health.report import Conclusion
 from slurm_robust.health.verdict import REASON_BYTES, TAG
-from slurm_robust.model.findings import Finding
+from slurm_robust.model.findings import Finding, Party
 from slurm_robust.model.record import Record
 from slurm_robust.node.record import DAY_S, Action, Cause, OwnDrain, causes_of, has_passed
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from slurm_robust.slurm.records import Node
 
 HOUR_S = 3600.0
+SITE_CHECKS = "site."
+"""How names of a site's own checks begin; a mistake in one is the same on all nodes."""
+
 
 # A node can be drained or returned in these base states only.
 _BASES = frozenset({"IDLE", "ALLOCATED", "MIXED"})
@@ -85,6 +88,13 @@ def decide(
     if node.is_drained:
         return _update(conclusion, record)
     return _drain(conclusion, record, shares, config, now)
+
+
+def may_be_common(conclusion: Conclusion) -> bool:
+    """Whether other nodes are likely to find the same: anything but this node's own hardware or kernel."""
+    return any(
+        found.blame is not Party.NODE or found.check.startswith(SITE_CHECKS) for found in conclusion.causes
+    )
 
 
 def untouchable(node: Node) -> str:

@@ -46,8 +46,9 @@ LOCK_S = 2.0
 SETTLE_S = 1.1
 """Until Slurm's clock has left the second in which a drain was made."""
 
-SPREAD_S = 10.0
-"""What many nodes find in the same second they do not ask Slurm about in the same second."""
+SPREAD_S, OWN_SPREAD_S = 10.0, 1.0
+"""What many nodes find in the same second they do not ask Slurm about in the same second. The second is for
+faults of a node's own hardware, which seldom fails on many."""
 
 BACK_OFF_S = 300.0
 """Until a node asks again for which there was no room; twice as long after each time more."""
@@ -127,7 +128,8 @@ def after(
     deadline = clock() + budget_s
     if not conclusion.fit and config.drain.mode == "act" and _is_new(file, now):
         # Before the lock, for which others wait only shortly.
-        pause(chance() * min(SPREAD_S, budget_s / 3))
+        spread_s = SPREAD_S if drain.may_be_common(conclusion) else OWN_SPREAD_S
+        pause(chance() * min(spread_s, budget_s / 3))
     with file.locked(min(LOCK_S, budget_s)) as held:
         if not held:
             if not conclusion.fit and config.drain.mode == "act":

@@ -106,12 +106,10 @@ class HookSlurm(FakeSlurm):
 
     def node(self, name: str) -> Node:
         """See the protocol."""
-        self._ask(Rpc.PARTITIONS, lambda: None)
         return self._ask(Rpc.NODE, lambda: super(HookSlurm, self).node(name))
 
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """See the protocol. As of scontrol, which always loads the whole table."""
-        self._ask(Rpc.PARTITIONS, lambda: None)
         return self._ask(Rpc.ALL_NODES, lambda: super(HookSlurm, self).nodes(names))
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
@@ -131,8 +129,13 @@ class HookSlurm(FakeSlurm):
         self._ask(Rpc.RELEASE, lambda: super(HookSlurm, self).delete_reservation(name))
 
     def _ask(self, kind: Rpc, request: Callable[[], T]) -> T:
-        left_s = min(self._limit_s, self._deadline - self._daemon.time.clock.now)
-        if left_s <= 0:
+        """One command. What asks about nodes asks for the partitions as well, within the same time."""
+        clock, daemon = self._daemon.time.clock, self._daemon
+        ends = min(clock.now + self._limit_s, self._deadline)
+        if ends <= clock.now:
             raise errors.SlurmTimeout("no time is left")
-        self._daemon.askers[self._node] += 1
-        return self._daemon.answer(kind, request, left_s)
+        daemon.askers[self._node] += 1
+        answer = daemon.answer(kind, request, ends - clock.now)
+        if kind in _READS:
+            daemon.answer(Rpc.PARTITIONS, lambda: None, ends - clock.now)
+        return answer

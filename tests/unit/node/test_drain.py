@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from slurm_robust.config.node import Drain
 from slurm_robust.health.report import Conclusion
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.node.drain import HOUR_S, Share, beyond_cap, decide, shares_of
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.node.drain import HOUR_S, Share, beyond_cap, decide, may_be_common, shares_of
 from slurm_robust.node.record import Action, Cause, OwnDrain
 from slurm_robust.slurm.records import Node
 
@@ -237,6 +237,22 @@ def test_of_nodes_that_drain_at_once_just_as_many_stay_as_the_caps_allow(
     assert len(stay) == min(most, len(ours))
     times = {n.name: n.reason_time for n in nodes}
     assert set(stay) == set(sorted(ours, key=lambda name: (times[name] or 0.0, name))[: len(stay)])
+
+
+@pytest.mark.parametrize(
+    ("check", "blame", "common"),
+    [
+        ("gpu.xid", Party.NODE, False),
+        ("mounts.answer", Party.STORAGE, True),
+        ("services.munge", Party.SITE, True),
+        ("infiniband.port", Party.FABRIC, True),
+        ("site.fan", Party.NODE, True),
+    ],
+)
+def test_what_other_nodes_are_likely_to_find_as_well(check: str, blame: Party, common: bool) -> None:
+    cause = Finding(check=check, outcome=Outcome.FAIL, blame=blame, suggestion=Suggestion.RESET)
+    assert may_be_common(Conclusion(fit=False, causes=(cause,))) is common
+    assert may_be_common(Conclusion(fit=False, causes=(XID, cause))) is common
 
 
 # -- flapping ---------------------------------------------------------------------------------------------

@@ -130,6 +130,7 @@ def test_a_node_that_a_person_returned_is_judged_anew(hooked: Hooked) -> None:
 def test_flapping_ends_with_a_drain_that_stays(hooked: Hooked) -> None:
     for _ in range(3):
         hooked.run(bad())
+        hooked.cluster.clock.advance(60)  # else Slurm has not heard of it since the last resume
         for _ in range(3):
             hooked.run(good())
     assert hooked.reason == "srobust: gpu3 XID 79 (drained 3 times in 24 h, stays)"
@@ -239,7 +240,6 @@ def test_of_nodes_that_drain_at_the_same_time_never_more_are_drained_than_the_ca
     assert [hook.file.load().reason for hook in others] == ["", "", ""]
     assert [hook.log.names for hook in others] == [["not_drained"]] * 3
     assert all(hook.file.load().drains == () for hook in others)
-    assert cluster.reservations == {}
 
 
 # -- suspicions -------------------------------------------------------------------------------------------
