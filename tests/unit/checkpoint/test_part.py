@@ -14,6 +14,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_robust.checkpoint import dcp
 from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.part import MAGIC, Sidecar, encode_sidecar, read_sidecar, verify_part
@@ -164,3 +165,24 @@ def test_another_format_version_is_told(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<8sIIQ", MAGIC, 99, 0, 0) + b"whatever")
     with pytest.raises(ForeignPart, match="format version 99"):
         read_sidecar(path)
+
+
+def test_an_old_torch_loads_only_what_nobody_else_could_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before torch 2.6 even ``weights_only`` runs what the file says (CVE-2025-32434)."""
+    store = CheckpointStore(tmp_path)
+    state = Snapshot(own={"model": {"none": torch.empty(0, 3)}}, shared={}, rng={})
+    DiskTier(store, run_id="run", rank=0, world_size=1).save(REF, state)
+    path = store.parts(REF)[0]
+    data = store.data_path(REF, 0)
+    monkeypatch.setattr(dcp, "_LOADS_SAFELY", False)
+    data.chmod(0o644)
+    assert read(path)[1].own["model"]["none"].shape == (0, 3)
+    data.chmod(0o664)
+    with pytest.raises(ForeignPart, match="CVE-2025-32434") as error:
+        read(path)
+    assert "torch 2.6" in str(error.value)
+    assert f"chmod go-w {data}" in str(error.value)
+    monkeypatch.setattr(dcp, "_LOADS_SAFELY", True)
+    assert read(path)[1].own["model"]["none"].shape == (0, 3)
