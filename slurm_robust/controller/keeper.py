@@ -115,20 +115,29 @@ class Keeper:
             self._child = subprocess.Popen(command, start_new_session=True, pass_fds=(theirs,))
             self._given, self._pending = self._pending, []
             for number in self._given:
-                self._child.send_signal(number)
+                os.kill(self._child.pid, number)
         except OSError as error:
             say(f"no controller can be started: {error}")
+            os.close(ours)
             return int(ExitCode.JOB_DIR), None
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.WATCHED)
             os.close(theirs)
-        code = self._child.wait()
-        self._child = None
+        code = self._wait(self._child)
         told = _read(ours)
         os.close(ours)
         # Who died has not done what it was told.
         self._pending[:0] = [] if told else list(dict.fromkeys(self._given))
         return code, int(told) if told else None
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        """The exit code of ``child``; whatever of the orphans ends meanwhile is buried."""
+        pid = status = 0
+        while pid != child.pid:
+            pid, status = os.waitpid(-1, 0)
+        self._child = None
+        child.returncode = os.waitstatus_to_exitcode(status)
+        return child.returncode
 
     def _judge(self, code: int, lived_s: float) -> int | None:
         """Pause as long as it takes; the exit code where another controller is of no use."""
@@ -182,12 +191,11 @@ class Keeper:
         if number in _OTHERS:
             return
         # One that comes between two controllers is kept for the next.
-        child = self._child
-        if child is not None and child.returncode is None:
-            self._given.append(number)
-            child.send_signal(number)
-        else:
+        if self._child is None:
             self._pending.append(number)
+        else:
+            self._given.append(number)
+            os.kill(self._child.pid, number)  # not Popen's, which may bury it
 
 
 def _read(descriptor: int) -> bytes:

@@ -5,7 +5,6 @@ CURVE lets nobody in without the job's key, but every connection costs a descrip
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from slurm_robust.wire import openfiles, portfilter
+from slurm_robust.wire.attendant import Attendant
 from slurm_robust.wire.portfilter import Address
 from slurm_robust.wire.strangers import Strangers
 
@@ -31,7 +31,7 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-class Gate(threading.Thread):
+class Gate(Attendant):
     """Follows the connections that ``served`` accepts on ``listener``, until their context ends."""
 
     def __init__(
@@ -42,19 +42,19 @@ class Gate(threading.Thread):
         agents: int,
     ) -> None:
         """``agents``: so many descriptors are for them."""
-        super().__init__(name="srobust-gate", daemon=True)
+        served.monitor(_MONITOR, zmq.EVENT_ACCEPTED)
+        events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        # Never full: ZeroMQ would wait for us before it serves anybody.
+        events.rcvhwm = 0
+        events.linger = 0
+        events.connect(_MONITOR)
+        super().__init__("srobust-gate", events)
         self._listener = listener
         allowance = max(_LEAST_UNPROVEN, min(_MOST_UNPROVEN, openfiles.spare(agents) // 4))
         self._strangers: Strangers[Address] = Strangers(allowance)
         self._lock = threading.Lock()  # of it
         self.floods = 0
         """How often a source was kept out."""
-        served.monitor(_MONITOR, zmq.EVENT_ACCEPTED)
-        self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        # Never full: ZeroMQ would wait for us before it serves anybody.
-        self._events.rcvhwm = 0
-        self._events.linger = 0
-        self._events.connect(_MONITOR)
 
     def proved(self, source: str) -> None:
         """A connection from the address ``source`` has the job's key. From any thread."""
@@ -65,32 +65,28 @@ class Gate(threading.Thread):
         with self._lock:
             self._strangers.proved(found)
 
-    def run(self) -> None:
-        """Until the context ends."""
-        try:
-            while True:
-                self._wait()
-        except zmq.ContextTerminated:
-            pass
-        finally:
-            self._events.close(linger=0)
-
-    def _wait(self) -> None:
+    def attend(self) -> None:
+        """One connection that came, or the end of a time in which a source was kept out."""
         with self._lock:
             left_s = self._strangers.next_change(time.monotonic())
-        is_over = not self._events.poll(None if left_s is None else int(1000 * left_s) + 1)
-        came = (
-            None if is_over else _source(int(parse_monitor_message(self._events.recv_multipart())["value"]))
-        )
-        with self._lock:
-            now = time.monotonic()
-            is_flood = came is not None and self._strangers.came(came, now)
-            banned = self._strangers.banned(now)
-        if is_flood or is_over:
-            self.floods += is_flood
-            self._keep_out(banned)
+        if self.source.poll(None if left_s is None else int(1000 * left_s) + 1):
+            self._hear(parse_monitor_message(self.source.recv_multipart())["value"])
+        else:
+            self._keep_out()
 
-    def _keep_out(self, banned: frozenset[Address]) -> None:
+    def _hear(self, descriptor: int) -> None:
+        source = _source(descriptor)
+        if source is None:
+            return  # it is gone already
+        with self._lock:
+            is_flood = self._strangers.came(source, time.monotonic())
+        if is_flood:
+            self.floods += 1
+            self._keep_out()
+
+    def _keep_out(self) -> None:
+        with self._lock:
+            banned = self._strangers.banned(time.monotonic())
         try:
             portfilter.drop(self._listener, banned)
         except OSError:
@@ -99,7 +95,12 @@ class Gate(threading.Thread):
 
 def _source(descriptor: int) -> Address | None:
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            return portfilter.address(connection.getpeername()[0])
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        return portfilter.address(connection.getpeername()[0])
     except (OSError, ValueError):
         return None
+    finally:
+        connection.detach()  # it is ZeroMQ's

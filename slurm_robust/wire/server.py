@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 
 import zmq
@@ -13,6 +12,7 @@ from zmq.utils import z85
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.wire import messages
+from slurm_robust.wire.attendant import Attendant
 from slurm_robust.wire.gate import Gate, listen
 from slurm_robust.wire.keys import ServerKeys
 from slurm_robust.wire.messages import FromController, MalformedMessage, ToController
@@ -86,9 +86,10 @@ class ControllerSocket:
     def recv(self) -> tuple[bytes, ToController] | None:
         """The next message with the name of its sender, for :meth:`send`; None when there is none.
 
-        Raises ``RuntimeError`` when nobody can be let in any more.
+        Raises ``RuntimeError`` when nobody can be let in, or floods are not seen, any more.
         """
         self._doorkeeper.check()
+        self._gate.check()
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -133,7 +134,7 @@ class ControllerSocket:
         self._gate.join()
 
 
-class _Doorkeeper(threading.Thread):
+class _Doorkeeper(Attendant):
     """Answers ZeroMQ's question whether a connection may come in (ZAP, RFC 27).
 
     Not ``zmq.auth``: its thread brings asyncio, and its key folder has a format of its own, for what
@@ -144,31 +145,16 @@ class _Doorkeeper(threading.Thread):
         self, context: zmq.Context[zmq.Socket[bytes]], client_public: str, let_in: Callable[[str], None]
     ) -> None:
         """``let_in`` is told the address of each connection that may come in."""
-        super().__init__(name="srobust-zap", daemon=True)
+        super().__init__("srobust-zap", context.socket(zmq.REP))
         self._let_in = let_in
         self._client = z85.decode(client_public)
         self.refused = 0
-        self._died: BaseException | None = None
-        self._socket = context.socket(zmq.REP)
         # Before the ROUTER listens, so that no connection is ever judged without us.
-        self._socket.bind("inproc://zeromq.zap.01")
+        self.source.bind("inproc://zeromq.zap.01")
 
-    def run(self) -> None:
-        """Answer until the context ends."""
-        try:
-            while True:
-                self._answer(self._socket.recv_multipart())
-        except zmq.ContextTerminated:
-            pass
-        except BaseException as error:  # noqa: BLE001 - check() raises it, in the thread that can end all
-            self._died = error
-        finally:
-            self._socket.close(linger=0)
-
-    def check(self) -> None:
-        """Raise ``RuntimeError`` if this thread has died."""
-        if self._died is not None:
-            raise RuntimeError("the thread that lets agents in has died") from self._died
+    def attend(self) -> None:
+        """One question."""
+        self._answer(self.source.recv_multipart())
 
     def _answer(self, request: list[bytes]) -> None:
         # version, request id, domain, address, routing id, mechanism, client key (32 bytes raw)
@@ -179,4 +165,4 @@ class _Doorkeeper(threading.Thread):
             self.refused += 1
         code, text = (b"200", b"OK") if known else (b"400", b"not a key of this job")
         identifier = request[1] if len(request) > 1 else b""
-        self._socket.send_multipart([b"1.0", identifier, code, text, b"", b""])
+        self.source.send_multipart([b"1.0", identifier, code, text, b"", b""])

@@ -229,13 +229,19 @@ def test_a_message_beyond_all_measure_is_dropped(controller: ControllerSocket, k
 
 
 @pytest.mark.parametrize("kind", [ValueError, MemoryError, OSError])
-def test_whoever_listens_learns_that_nobody_is_let_in_any_more(
-    controller: ControllerSocket, keys: ClientKeys, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+@pytest.mark.parametrize(("thread", "work"), [("_doorkeeper", "_let_in"), ("_gate", "_hear")])
+def test_whoever_listens_learns_of_the_death_of_a_thread_beside(
+    controller: ControllerSocket,
+    keys: ClientKeys,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
+    thread: str,
+    work: str,
 ) -> None:
-    def fail(_: str) -> NoReturn:
+    def fail(*_: object) -> NoReturn:
         raise kind("no")
 
-    monkeypatch.setattr(controller._doorkeeper, "_let_in", fail)
+    monkeypatch.setattr(getattr(controller, thread), work, fail)
 
     def told() -> bool:
         with closing(AgentSocket(keys, "a")) as agent:
@@ -243,7 +249,7 @@ def test_whoever_listens_learns_that_nobody_is_let_in_any_more(
             try:
                 controller.recv()
             except RuntimeError as error:
-                return "lets agents in has died" in str(error)
+                return "has died" in str(error)
             return wait_briefly(agent)
 
     def wait_briefly(agent: AgentSocket) -> bool:
