@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from slurm_robust import __version__
 from slurm_robust.cli import (
     admin,
     check,
@@ -60,6 +61,7 @@ def make_parser() -> Parser:
         description="Keeps long PyTorch jobs on plain Slurm productive: detect, isolate, replace, resume.",
         epilog="'srobust COMMAND --help' tells more. SROBUST_DEBUG=1 shows where an error comes from.",
     )
+    parser.add_argument("--version", action="version", version=f"srobust {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.register(commands)

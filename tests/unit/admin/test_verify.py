@@ -26,3 +26,26 @@ def test_a_periodic_check_ends_before_slurm_kills_it(
     assert [point.what for point in points if not point.good and "HealthCheckTimeout" in point.what] == bad
     by_systemd = verify.cluster_points(live, config, timer=True)
     assert not [point for point in by_systemd if "HealthCheckTimeout" in point.what]
+
+
+@pytest.mark.parametrize(
+    ("program", "fix"),
+    [
+        ((), "--apply makes it"),
+        (
+            ("/usr/sbin/nhc",),
+            "--systemd-timer on every node; or link /usr/sbin/nhc into",
+        ),
+    ],
+)
+def test_the_fix_for_the_periodic_checks_is_one_that_helps(program: tuple[str, ...], fix: str) -> None:
+    """A program of the site stays, whatever --apply changes."""
+    live = {"healthcheckprogram": program, "healthcheckinterval": ("60 sec",)}
+    (point,) = (
+        point
+        for point in verify.cluster_points(live, NodeConfig(), timer=False)
+        if point.what.startswith("HealthCheckProgram")
+    )
+    assert not point.good
+    assert fix in point.fix
+    assert ("--apply" in point.fix) != bool(program)
