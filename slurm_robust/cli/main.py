@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import traceback
@@ -33,6 +32,7 @@ from slurm_robust.cli.parsing import Parser, UsageError
 from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.text import message
 
 COMMANDS = (
     run,
@@ -113,7 +113,5 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _tell(error: SrobustError) -> int:
     if os.environ.get("SROBUST_DEBUG") == "1":
         traceback.print_exc()
-    # Lines after the first are indented: none of them can be taken for one of ours.
-    text = re.sub(r"\r?\n(?=\S)", "\n  ", error.in_full())
-    print(f"srobust: error: {text}", file=sys.stderr)
+    print(f"srobust: error: {message(error.in_full())}", file=sys.stderr)
     return error.exit_code

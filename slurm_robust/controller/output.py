@@ -8,16 +8,16 @@ import time
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import count, visible
+from slurm_robust.model.text import count, message
 from slurm_robust.slurm.hostlist import fold
 
 
 def say(text: str) -> None:
-    """Print ``text``; lines after the first stay lines."""
+    """Print ``text``; lines after the first stay lines, indented."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
     try:
         # In one piece: threads say something too, and print() would write text and line end apart.
-        print(f"srobust: {stamp} {visible(text)}\n", end="", flush=True)
+        print(f"srobust: {stamp} {message(text)}\n", end="", flush=True)
     except OSError:
         # A full or lost file system under the job's output must not end the job's supervision; what
         # was to be said stands in the journal.
