@@ -117,6 +117,7 @@ for name in UNIT_FILES:
     find "$LIB" -name __pycache__ -type d -prune -exec rm -rf {} +
     gzip -9n "$STAGE"/usr/share/man/man*/*
     install -D -m 644 LICENSE "$STAGE/usr/share/doc/slurm-robust/copyright"
+    gzip -9nc CHANGELOG.md >"$STAGE/usr/share/doc/slurm-robust/changelog.gz"
     # Checked by hash never: root alone writes here, and hooks start faster.
     "$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -s "$STAGE" -p / "$LIB"
     find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
@@ -128,6 +129,13 @@ build_deb() {
     out=$DIST/slurm-robust_${VERSION}-1_$arch.deb
     cp -a "$STAGE" "$tree"
     install -d "$tree/DEBIAN"
+    gzip -9nc >"$tree/usr/share/doc/slurm-robust/changelog.Debian.gz" <<EOF
+slurm-robust (${VERSION}-1) unstable; urgency=medium
+
+  * Version $VERSION; changelog.gz tells what is new.
+
+ -- $MAINTAINER  $(date -R -d "@$SOURCE_DATE_EPOCH")
+EOF
     cat >"$tree/DEBIAN/control" <<EOF
 Package: slurm-robust
 Version: ${VERSION}-1

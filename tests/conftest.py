@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from slurm_robust.sandbox import Sandbox, SandboxConfig
 
 pytest_plugins = ["tests.flaky"]
+
+# A busy machine makes an example slow, which is no defect of what it tests.
+settings.register_profile("srobust", deadline=None)
+settings.load_profile("srobust")
 
 # What most tests need: a lost node is noticed and a job comes back within seconds, not minutes.
 USUAL = '{"nodes": 4, "slurmd_timeout_s": 20, "cred_expire_s": 5}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
 from slurm_robust.model.text import as_json, one_line
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 
 DAY_S = 86400.0
@@ -224,16 +225,24 @@ def _words(event: dict[str, Any]) -> str:
 
 
 def main(
-    nodes: str, *, lemons: bool, days: float, json: bool, config_file: Path | None, logs: Sequence[Path] = ()
+    nodes: str,
+    *,
+    lemons: bool,
+    days: float,
+    json: bool,
+    config_file: Path | None,
+    logs: Sequence[Path] = (),
+    slurm: SlurmClient | None = None,
 ) -> int:
-    """Print the history or the scores; 0, also when there are lemons."""
+    """Print the history or the scores; 0, also when there are lemons. Raises ``InvalidNode``."""
     from slurm_robust.config.nodefile import FILE, load
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
     names = set(chosen(nodes))
     config = load(config_file or FILE)
     files = logs or own_log(Path(config.paths.log))
-    history = gather(CliSlurmClient(SLURMDBD_S), files, days, time.time())
+    slurm = slurm or CliSlurmClient(SLURMDBD_S)
+    history = gather(slurm, files, days, time.time())
 
     def is_chosen(name: str) -> bool:
         return not names or name in names
@@ -241,11 +250,24 @@ def main(
     if lemons:
         # The whole fleet is compared, whatever is shown of it.
         since = history.until - days * DAY_S
-        scores = score(work_of(history), failures_of(history), since, history.until)
-        _print_scores([s for s in scores if is_chosen(s.node)], json, days)
+        every = score(work_of(history), failures_of(history), since, history.until)
+        scores = [s for s in every if is_chosen(s.node)]
+        _must_be_known(slurm, names - {s.node for s in scores})
+        _print_scores(scores, json, days)
     else:
-        _print_timeline({n: e for n, e in timeline(history).items() if is_chosen(n)}, json)
+        entries = {node: own for node, own in timeline(history).items() if is_chosen(node)}
+        _must_be_known(slurm, names - entries.keys())
+        _print_timeline(entries, json)
     return 0
+
+
+def _must_be_known(slurm: SlurmClient, names: Collection[str]) -> None:
+    """That nothing happened to a node can be said of one that there is. Raises ``InvalidNode``."""
+    try:
+        if names:
+            slurm.nodes(sorted(names))
+    except (ControllerUnreachable, SlurmTimeout):
+        pass  # History does not need slurmctld.
 
 
 def _print_scores(scores: list[Score], json: bool, days: float) -> None:

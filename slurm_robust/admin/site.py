@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from glob import escape, glob
 from pathlib import Path
 
 from slurm_robust.admin import items, slurmconf
@@ -131,6 +132,12 @@ class Site:
                 f"slurm.conf is as it was: {error}{undone}", "see the log of slurmctld, then try again"
             ) from error
         return backups
+
+    def backups(self) -> list[Path]:
+        """What :meth:`apply` has left beside slurm.conf and the files that it includes."""
+        real = [os.path.realpath(self.tree.path(name)) for name in self.slurm_files()]
+        stamp = "[0-9]" * 8 + "T" + "[0-9]" * 6
+        return [Path(path) for name in real for path in sorted(glob(f"{escape(name)}.slurm-robust-{stamp}"))]
 
     def _told_again(self) -> str:
         try:

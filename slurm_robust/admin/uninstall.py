@@ -14,6 +14,7 @@ from slurm_robust.admin.files import InstallError
 from slurm_robust.admin.install import systemctl, told
 from slurm_robust.admin.site import Site, must_be_root
 from slurm_robust.admin.verify import matches
+from slurm_robust.model.text import one_line
 from slurm_robust.slurm.configuration import ConfigurationRefused
 
 _RUN_TIME = ("/var/lib/slurm-robust", "/var/log/slurm-robust", "/run/slurm-robust")
@@ -35,8 +36,8 @@ def main(
     plan = slurmconf.without_ours(files)
     steps = site.tree.steps(())
     print(plan.diff() or "slurm.conf: nothing to change")
-    print(told(steps) or "files: none of ours")
     if dry_run:
+        print(told(steps) or "files: none of ours")
         return 0
     if apply and plan.diff():
         for backup in site.apply(plan, time.strftime("%Y%m%dT%H%M%S")):
@@ -46,14 +47,26 @@ def main(
             f"nothing was removed: {names}",
             "first 'srobust admin uninstall --apply' on the controller, then 'uninstall' on every node",
         )
+    print(told(steps) or "files: none of ours")
     if site.has_timer:
         systemctl(site, "disable", "--now", items.TIMER, items.WATCH)
     kept = site.tree.carry_out(steps, (), __version__)
     if kept:
         print(f"left as they are:\n{told(kept)}")
+    _leave_or_purge(site, purge=purge)
+    return 0
+
+
+def _leave_or_purge(site: Site, *, purge: bool) -> None:
+    """State, events and backups of slurm.conf go only when that is asked for."""
+    backups = site.backups()
     for name in _RUN_TIME if purge else ():
         shutil.rmtree(site.tree.path(name), ignore_errors=True)
-    return 0
+    for backup in backups:
+        if purge:
+            backup.unlink(missing_ok=True)
+        else:
+            print(f"left as it is: {one_line(str(backup))} (--purge removes it)")
 
 
 def still_named(site: Site) -> str:

@@ -167,10 +167,20 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
         if timer
         else f"HealthCheckProgram: {program or 'none'}, {interval} s",
         why="without it only starting and ending jobs are looked at, and drained nodes never come back",
-        fix=f"{fix}; beside a program of the site: srobust admin install --systemd-timer",
+        fix=_health_check_fix(program, fix),
     )
     if not timer:
         yield from _health_check_limit(live, interval, config.hooks.periodic_s)
+
+
+def _health_check_fix(program: str, fix: str) -> str:
+    """A program of the site stays, so no change of slurm.conf brings ours."""
+    if not program or _OURS in program:
+        return fix
+    return (
+        f"srobust admin install --systemd-timer on every node; or link {program} into "
+        f"/etc/slurm-robust/periodic.d and set HealthCheckProgram={items.HEALTH_CHECK}"
+    )
 
 
 def _health_check_limit(live: Live, interval: int, budget: float) -> Iterator[Point]:

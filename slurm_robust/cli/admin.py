@@ -98,7 +98,11 @@ def _register_uninstall(commands: Commands) -> None:
     parser = commands.add_parser("uninstall", help=text, description=text.capitalize() + ".")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--apply", action="store_true", help="undo the change of slurm.conf")
-    parser.add_argument("--purge", action="store_true", help="remove the state and the log of events as well")
+    parser.add_argument(
+        "--purge",
+        action="store_true",
+        help="also remove the state, the log of events and backups of slurm.conf",
+    )
     _add_slurm_conf(parser)
     parser.set_defaults(handler=_uninstall)
 

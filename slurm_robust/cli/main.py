@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 
+from slurm_robust import __version__
 from slurm_robust.cli import (
     admin,
     check,
@@ -32,6 +32,7 @@ from slurm_robust.cli.parsing import Parser, UsageError
 from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.text import message
 
 COMMANDS = (
     run,
@@ -60,6 +61,7 @@ def make_parser() -> Parser:
         description="Keeps long PyTorch jobs on plain Slurm productive: detect, isolate, replace, resume.",
         epilog="'srobust COMMAND --help' tells more. SROBUST_DEBUG=1 shows where an error comes from.",
     )
+    parser.add_argument("--version", action="version", version=f"srobust {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.register(commands)
@@ -111,7 +113,5 @@ def _parse(words: list[str]) -> argparse.Namespace:
 def _tell(error: SrobustError) -> int:
     if os.environ.get("SROBUST_DEBUG") == "1":
         traceback.print_exc()
-    # Lines after the first are indented: none of them can be taken for one of ours.
-    text = re.sub(r"\r?\n(?=\S)", "\n  ", error.in_full())
-    print(f"srobust: error: {text}", file=sys.stderr)
+    print(f"srobust: error: {message(error.in_full())}", file=sys.stderr)
     return error.exit_code

@@ -11,7 +11,7 @@ from collections import deque
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import count, visible
+from slurm_robust.model.text import count, message
 from slurm_robust.slurm.hostlist import fold
 
 PATIENCE_S = 0.2
@@ -19,13 +19,13 @@ _MOST_LINES = 10_000
 
 
 def say(text: str) -> None:
-    """Print ``text``; lines after the first stay lines. Waits 0.2 s at most for who takes it.
+    """Print ``text``; lines after the first stay lines, indented. Waits 0.2 s at most for who takes it.
 
     The job's output may lie on storage that hangs or is full, which must not end the job's supervision: what
     was to be said stands in the journal.
     """
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S")
-    _output.print(f"srobust: {stamp} {visible(text)}\n")
+    _output.print(f"srobust: {stamp} {message(text)}\n")
 
 
 def settle(timeout_s: float) -> None:

@@ -50,6 +50,11 @@ def one_line(text: str, most: int | None = None) -> str:
     return line if most is None or len(line) <= most else line[: most - 1].rstrip() + "…"
 
 
+def message(text: str) -> str:
+    """``text``, visible, with every line after the first indented: none can be taken for one of ours."""
+    return re.sub(r"\n(?=\S)", "\n  ", visible(text))
+
+
 def settled(log: str) -> str:
     """A log without what was written over: of each line of a progress bar its last state."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in log.split("\n"))

@@ -20,9 +20,13 @@ from slurm_robust.admin.history import (
     timeline,
     work_of,
 )
+from slurm_robust.admin.history import (
+    main as history_main,
+)
 from slurm_robust.analysis.lemons import score
 from slurm_robust.cli.main import main
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.slurm.errors import InvalidNode
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -174,6 +178,25 @@ def test_gathered_from_slurm_and_a_log_with_damage(tmp_path: Path) -> None:
 def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(LogUnreadable, match="No such file"):
         read_log(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("lemons", [False, True])
+def test_a_node_that_does_not_exist_is_no_node_to_which_nothing_happened(
+    lemons: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "log").touch()
+    slurm = FakeSlurm(FakeCluster(), user="root")
+
+    def ask(nodes: str) -> int:
+        return history_main(
+            nodes, lemons=lemons, days=28, json=False, config_file=None, logs=[tmp_path / "log"], slurm=slurm
+        )
+
+    assert ask("n1") == 0
+    with pytest.raises(InvalidNode, match="nX"):
+        ask("n1,nX")
+    # nothing is said of the one that there is, as if that were the answer
+    assert capsys.readouterr().out.count("\n") <= 2
 
 
 @pytest.mark.parametrize("words", [["nodes", "n[1-"], ["admin", "quarantine", "n[1-"]])

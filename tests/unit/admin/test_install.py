@@ -187,6 +187,25 @@ def test_files_stay_while_slurm_names_them(machine: Machine) -> None:
     assert machine.tree() == {**before, CONF.lstrip("/"): "ClusterName=c\n"}
 
 
+def test_what_is_not_done_is_not_announced_and_backups_are_named(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.apply()
+    (backup,) = machine.conf.parent.glob("slurm.conf.slurm-robust-*")
+    capsys.readouterr()
+    with pytest.raises(InstallError, match="nothing was removed"):
+        machine.uninstall()
+    assert "remove  /" not in capsys.readouterr().out
+    machine.uninstall(apply=True)
+    said = capsys.readouterr().out
+    assert "remove  /etc/slurm-robust/slurm.d/prolog/50-slurm-robust" in said
+    for left in machine.conf.parent.glob("slurm.conf.slurm-robust-*"):
+        assert f"left as it is: {left} (--purge removes it)" in said
+    assert backup.exists()
+    machine.uninstall(purge=True)
+    assert [path.name for path in machine.conf.parent.iterdir()] == ["slurm.conf"]
+
+
 def test_a_folder_of_the_site_never_becomes_empty(machine: Machine) -> None:
     own = machine.path("/etc/slurm/prolog.d/10-own")
     own.parent.mkdir()

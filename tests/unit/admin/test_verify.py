@@ -58,3 +58,26 @@ def test_the_hooks_beside_slurmctld_can_write_their_events(tmp_path: Path) -> No
     assert point.good
     assert not list(verify.allocation_points(live, site, "n1"))
     assert not list(verify.allocation_points({**live, "prologslurmctld": ("/site.sh",)}, site, "head"))
+
+
+@pytest.mark.parametrize(
+    ("program", "fix"),
+    [
+        ((), "--apply makes it"),
+        (
+            ("/usr/sbin/nhc",),
+            "--systemd-timer on every node; or link /usr/sbin/nhc into",
+        ),
+    ],
+)
+def test_the_fix_for_the_periodic_checks_is_one_that_helps(program: tuple[str, ...], fix: str) -> None:
+    """A program of the site stays, whatever --apply changes."""
+    live = {"healthcheckprogram": program, "healthcheckinterval": ("60 sec",)}
+    (point,) = (
+        point
+        for point in verify.cluster_points(live, NodeConfig(), timer=False)
+        if point.what.startswith("HealthCheckProgram")
+    )
+    assert not point.good
+    assert fix in point.fix
+    assert ("--apply" in point.fix) != bool(program)

@@ -369,7 +369,7 @@ def test_the_log_of_a_job_and_of_a_node(tmp_path: Path, text: str) -> None:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         say(f"rank 3 on n1: {text}")
-    assert all(char.isprintable() or char == "\n" for char in out.getvalue())
+    harmless(out.getvalue())
     file = tmp_path / "events.jsonl"
     file.unlink(missing_ok=True)
     name = os.fsdecode(text.encode() + b"\xff\x9b")

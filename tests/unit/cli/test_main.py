@@ -53,6 +53,15 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"usage: {name}" in capsys.readouterr().out
 
 
+def test_the_version_as_everybody_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    asked = capsys.readouterr().out
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == asked
+
+
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
     heavy = ("torch", "rich", "yaml", "zmq", "psutil", "ClusterShell", "numpy")
     code = "import sys, slurm_robust.cli.main as m; m.make_parser(); print(*sys.modules)"
