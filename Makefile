@@ -7,7 +7,7 @@ SOAK_S ?= 3600
 PYTEST := SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-cluster test-gpu test-slurm demo bench matrix matrix-code soak packages clean
+.PHONY: help setup lint test test-unit test-cluster test-gpu test-slurm test-versions demo bench matrix matrix-code soak packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-gpu: setup ## Tests that need an NVIDIA GPU, some GB of its memory and of /
 test-slurm: setup ## Tests and a short demo on another release of Slurm: RELEASE=22.05, 24.11 or 26.05 (root, Debian).
 	@tools/setup.sh debootstrap debootstrap
 	SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) tools/slurm_release.sh $(RELEASE)
+
+# Needs neither root nor .venv; fetches some GB of PyTorch for each pair.
+test-versions: ## Unit tests that touch PyTorch with the oldest and the newest Python and PyTorch (TESTS="files").
+	tools/test_versions.sh
 
 demo: setup ## A training on a real Slurm of six nodes loses a rank, then a node, and ends bitwise the same.
 	$(PYTHON) demo/run.py

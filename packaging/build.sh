@@ -17,6 +17,7 @@ readonly WORK=${WORK:-$PWD/build/packages}
 readonly DIST=${DIST:-$PWD/dist}
 readonly STAGE=$WORK/root
 readonly LIB=$STAGE/usr/lib/slurm-robust
+readonly DOC=$STAGE/usr/share/doc/slurm-robust
 readonly MAINTAINER='slurm_robust maintainers <maintainers@users.noreply.github.com>'
 readonly SUMMARY='checks the health of Slurm nodes in prolog, epilog and between jobs'
 
@@ -47,6 +48,8 @@ modules() {
     find "$LIB" -name __pycache__ -type d -prune -exec rm -rf {} +
     # Programs of the modules; py-spy is for agents, which run in the environment of the training.
     rm -rf "$LIB"/bin "$LIB"/py_spy-*
+    # What is for compiling against pyzmq.
+    find "$LIB/zmq" \( -name '*.pxd' -o -name '*.h' -o -name '*.c' \) -delete
 }
 
 # Isolated (-I): no module of the user's, of PYTHONPATH or of the current folder in a program that root runs.
@@ -116,8 +119,9 @@ for name in UNIT_FILES:
 ' "$STAGE")
     find "$LIB" -name __pycache__ -type d -prune -exec rm -rf {} +
     gzip -9n "$STAGE"/usr/share/man/man*/*
-    install -D -m 644 LICENSE "$STAGE/usr/share/doc/slurm-robust/copyright"
-    gzip -9nc CHANGELOG.md >"$STAGE/usr/share/doc/slurm-robust/changelog.gz"
+    install -d "$DOC"
+    "$VENV" packaging/copyright.py text "$LIB" >"$DOC/copyright" || fail "the licences above are not told"
+    gzip -9n <CHANGELOG.md >"$DOC/changelog.gz"
     # Checked by hash never: root alone writes here, and hooks start faster.
     "$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -s "$STAGE" -p / "$LIB"
     find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
@@ -128,14 +132,14 @@ build_deb() {
     arch=$(dpkg --print-architecture)
     out=$DIST/slurm-robust_${VERSION}-1_$arch.deb
     cp -a "$STAGE" "$tree"
-    install -d "$tree/DEBIAN"
-    gzip -9nc >"$tree/usr/share/doc/slurm-robust/changelog.Debian.gz" <<EOF
+    gzip -9n >"$tree${DOC#"$STAGE"}/changelog.Debian.gz" <<EOF
 slurm-robust (${VERSION}-1) unstable; urgency=medium
 
-  * Version $VERSION; changelog.gz tells what is new.
+  * $VERSION, built from its own tree: changelog.gz says what is new.
 
  -- $MAINTAINER  $(date -R -d "@$SOURCE_DATE_EPOCH")
 EOF
+    install -d "$tree/DEBIAN"
     cat >"$tree/DEBIAN/control" <<EOF
 Package: slurm-robust
 Version: ${VERSION}-1
@@ -164,12 +168,14 @@ build_rpm() {
     local top=$WORK/rpm
     mkdir -p "$top"
     (cd "$STAGE" && find etc/slurm-robust etc/logrotate.d usr \( -type f -o -type l \) | sort |
-        sed -e 's,^etc,%config(noreplace) /etc,' -e 's,^usr,"/usr,' -e '/^"/s,$,",') >"$top/files"
+        sed -e 's,^etc,%config(noreplace) /etc,' -e 's,^usr,"/usr,' -e '/^"/s,$,",' -e 's,^"/.*/copyright"$,%license &,') >"$top/files"
     (cd "$STAGE" && find etc/slurm-robust usr/{lib,libexec,share/doc}/slurm-robust -type d | sort |
         sed 's,.*,%dir "/&",') >>"$top/files"
     rpmbuild -bb --quiet --define "_topdir $top" --define "_rpmdir $DIST" --define "_build_name_fmt \
 %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm" --define "our_stage $STAGE" --define "our_files $top/files" \
         --define "our_version $VERSION" --define "our_python /usr/bin/python$PYTHON_VERSION" \
+        --define "our_license $("$VENV" packaging/copyright.py expression)" \
+        --define "our_maintainer $MAINTAINER" --define "our_date $(date -d "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y')" \
         --define "our_summary $SUMMARY" --define "our_prerm $PWD/packaging/prerm" packaging/slurm-robust.spec
     ls "$DIST"/slurm-robust-"$VERSION"-1.*.rpm
 }

@@ -59,7 +59,7 @@ def tell_end(descriptor: int | None, code: int) -> None:
 
 
 def keep(directory: Path, run_id: str = "") -> int:
-    """Run controllers on ``directory``, that of ``run_id``, until one says that all is over; its exit code."""
+    """Run controllers on ``directory``, that of ``run_id``, until one says that all is over; its code."""
     openfiles.raise_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
     return Keeper((*command, "--run-id", run_id)).run()

@@ -120,6 +120,10 @@ def works_by_hand(cluster: Cluster) -> None:
     assert launcher.startswith("#!/usr/bin/python3")
     cluster.run("n1", "/usr/lib/slurm-robust/python", "-m", "slurm_robust.cli", "version")
     assert "srobust" in cluster.run("n1", "zcat", "/usr/share/man/man8/srobust-node.8.gz")
+    doc = "/usr/share/doc/slurm-robust"
+    assert "Mozilla Public License" in cluster.run("n1", "cat", f"{doc}/copyright")
+    assert cluster.run("n1", "zcat", f"{doc}/changelog.Debian.gz").startswith("slurm-robust (")
+    assert cluster.run("n1", "zcat", f"{doc}/changelog.gz").startswith("# Changelog")
 
 
 def both_prologs_run(cluster: Cluster) -> None:
