@@ -10,6 +10,7 @@ _MOST_LINKS = 40
 """As the kernel has it."""
 
 ROOT = (0,)
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 def distrust(path: str, owners: Collection[int] = ROOT) -> str:
@@ -41,13 +42,18 @@ def distrust(path: str, owners: Collection[int] = ROOT) -> str:
 
 
 def distrust_folder(folder: str, owners: Collection[int] = ROOT) -> str:
-    """The same for all that a folder holds; "" also where there is no such folder."""
+    """The same for all that a folder holds; "" also where there is no such folder.
+
+    Python's own folder holds those of installed packages, of which a virtual environment uses none: a folder
+    of packages counts where it is named itself.
+    """
     if not os.path.isdir(folder):
         return ""
     if why := distrust(folder, owners):
         return why
     # No link is followed on the way down; each is looked at for itself.
     for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _PACKAGES]
         for path in (os.path.join(place, name) for name in (*folders, *files)):
             try:
                 found = os.lstat(path)

@@ -77,6 +77,7 @@ def test_one_module_of_a_user_among_many_is_seen(tmp_path: Path) -> None:
     assert distrust_folder(str(tmp_path / "none")) == ""
     os.chown(package / "m7.py", ALICE, 0)
     assert distrust_folder(root) == f"{package / 'm7.py'} does not belong to root, but to uid {ALICE}"
+    assert distrust_folder(str(tmp_path)) == ""  # as Python's own folder, whose packages are not imported
     (package / "m7.py").unlink()
     theirs = tmp_path / "theirs"
     theirs.mkdir()
