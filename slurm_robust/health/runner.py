@@ -209,7 +209,7 @@ class _Run:
 
 
 def _of(check: AnyCheck, finding: Finding) -> Finding:
-    if finding.confirm == check.confirm or finding.outcome is not Outcome.FAIL:
+    if finding.confirm >= check.confirm or finding.outcome is not Outcome.FAIL:
         return finding
     return msgspec.structs.replace(finding, confirm=check.confirm)
 

@@ -91,7 +91,7 @@ class Finding(Record):
     ``mlx5_0/1``, ``/scratch``; empty: the node). ``value`` was measured, ``limit`` allowed, ``source`` says
     where the value is from. ``text`` says in a few words what is wrong (``XID 79, fell off the bus``).
     ``count``: how often it happened lately, where the check counts that; 0 elsewhere. ``confirm``: in how
-    many periodic runs in a row it must be so before it keeps jobs away; the runner sets it to the check's.
+    many periodic runs in a row it must be so before it keeps jobs away; never less than the check's.
     """
 
     check: str

@@ -160,3 +160,14 @@ def test_what_users_can_write_is_no_alert_against_a_node(confirm: int, blame: Pa
 
 def test_who_is_an_ordinary_user() -> None:
     assert {writer for writer in Writer if writer.is_user} == {Writer.OWNER, Writer.USER}
+
+
+def test_a_judge_may_ask_for_more_looks_than_its_check_never_for_less(tmp_path: Path) -> None:
+    def said(confirm: int, check: AnyCheck) -> int:
+        finding = Finding(check=check.name, outcome=Outcome.FAIL, confirm=confirm)
+        asked = msgspec.structs.replace(check, judge=lambda view, config: [finding])
+        node = Node(tmp_path / f"{check.name}-{confirm}", asked)
+        return node.run(Context.PERIODIC, FULL, job_gone=True).warnings[0].confirm
+
+    assert [said(confirm, named("disks.space")) for confirm in (1, 3, 5)] == [3, 3, 5]
+    assert [said(confirm, named("disks.errors")) for confirm in (1, 3, 5)] == [1, 3, 5]

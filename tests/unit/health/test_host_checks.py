@@ -55,6 +55,7 @@ EVERYTHING_WRONG = {
     "processes": view(
         ProcessFacts(
             count=9,
+            daemons=("systemd",),
             cpus=1,
             load=(99.0, 99.0, 99.0),
             waiting=dict.fromkeys(range(99), 1),
