@@ -160,6 +160,8 @@ class _Run:
         self, sources: Sequence[AnySource], budget_s: float, calls: Callable[..., dict[str, Answer]]
     ) -> None:
         """Read these parts of the machine, side by side."""
+        # What may take longest begins first: behind the others it might have no time to be found hanging.
+        sources = sorted(sources, key=lambda source: -source.timeout_s)
         tasks = {source.name: self._task(source) for source in sources}
         limits = {source.name: source.timeout_s for source in sources}
         self.answers = calls(tasks, limits, budget_s, shared=True)

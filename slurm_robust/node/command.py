@@ -130,9 +130,9 @@ def _begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tu
     from slurm_robust.node.log import EventLog
 
     config, problem = _configuration(file)
-    limit_s = _budget_s(name, config) - (time.monotonic() - begun)
+    limit_s = max(0.0, _budget_s(name, config) - (time.monotonic() - begun))
     is_closed = name == "prolog" and config.hooks.on_error == "closed"
-    tell(msgspec.msgpack.encode((is_closed, config.paths)), limit_s + 0.5)
+    tell(msgspec.msgpack.encode((is_closed, config.paths)), limit_s)
     if problem:
         EventLog(config.paths, node_name(environ)).write("configuration_refused", problem=problem)
     return config, limit_s

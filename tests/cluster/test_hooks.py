@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.releases, pytest.mark.timeout(600)]
 
 FAULT = "/run/srobust-fault"  # each node has its own /run
-LOG = "/run/srobust-events.jsonl"
+LOG, ALLOCATIONS = "/run/srobust-events.jsonl", "/run/slurmctld/srobust-events.jsonl"
 HOOKS = {"prolog": "prolog.sh", "epilog": "epilog.sh", "periodic": "healthcheck.sh"}
 PROLOG_S, EPILOG_S, PERIODIC_S = 6.0, 6.0, 6.0
 # A check of the site: bad, hanging or good as the node's file says.
@@ -167,9 +167,11 @@ def test_a_bad_node_refuses_the_job_which_runs_elsewhere_and_is_not_held(cluster
     assert cluster.node("n1") == "drained srobust: fan stands still"
     [refused] = [event for event in cluster.events("n1") if event["exit_code"]]
     assert (refused["hook"], refused["job"]) == ("prolog", int(job["JobId"]))
-    heard = [event["event"] for event in map(json.loads, cluster.root("head", f"cat {LOG}").splitlines())]
+    heard = [
+        event["event"] for event in map(json.loads, cluster.root("head", f"cat {ALLOCATIONS}").splitlines())
+    ]
     assert heard.count("allocated") == 2
-    wait_for(lambda: '"ended"' in cluster.root("head", f"cat {LOG}"), 20)
+    wait_for(lambda: '"ended"' in cluster.root("head", f"cat {ALLOCATIONS}"), 20)
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.health.check import AnyCheck, AnySource, Check, Context, Hang, Source, View
 from slurm_robust.health.host import Host
+from slurm_robust.health.isolate import Answer, directly
 from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import Report
 from slurm_robust.health.runner import choose, failing_runs, inspect
@@ -145,6 +146,33 @@ def test_what_the_budget_cuts_is_unknown_and_not_hung(node: Node) -> None:
     assert outcomes(report) == {"dead.stuck": UNKNOWN, "fans.speed": PASS}
     assert report.findings[0].text.startswith("left out, budget")
     assert report.left_out == {"dead.stuck": "budget"}
+
+
+def test_what_may_take_longest_begins_first(node: Node) -> None:
+    """A mount that hangs is only found to hang if the budget lasts as long as it may take to answer."""
+    begun: list[str] = []
+
+    def in_order(
+        tasks: Mapping[str, Callable[[], bytes]], *limits: object, **options: object
+    ) -> dict[str, Answer]:
+        begun.extend(tasks)
+        return directly(tasks, {}, 0.0)
+
+    slow, quick = (source(name, rpm, timeout_s=limit) for name, limit in (("slow", 25.0), ("quick", 1.0)))
+    checks = [Check(one.name, one, too_slow, "") for one in (quick, FANS, slow)]
+    host = Host(node.root)
+    report = inspect(
+        NodeConfig(),
+        Context.PERIODIC,
+        checks=checks,
+        host=host,
+        memory=None,
+        now=1.0,
+        budget_s=9.0,
+        calls=in_order,
+    )
+    assert begun == ["slow", "fans", "quick"]
+    assert len(report.findings) == 3
 
 
 def test_what_cannot_be_read_or_judged_is_unknown(node: Node) -> None:
