@@ -170,7 +170,7 @@ def hindrance(
     )
     if not words:
         return ""
-    return f"{words}: test it (srobust admin quarantine {node.name}), or return it if it is well: {resume}"
+    return f"{words}; if the node is well, return it: {resume}"
 
 
 def _unseen(cause: Cause, findings: Sequence[Finding], left_out: Mapping[str, str]) -> str:
@@ -178,7 +178,7 @@ def _unseen(cause: Cause, findings: Sequence[Finding], left_out: Mapping[str, st
     if cause.check in left_out:
         return f" is not looked at: {left_out[cause.check]}"
     if not own:
-        return " is not looked at by the periodic check (removed, or looked at closely only)"
+        return " is not looked at by the periodic check (removed, or only in srobust admin quarantine)"
     if cause.subject and all(found.subject not in (cause.subject, "") for found in own):
         return " is not there any more"
     return " is unknown"
