@@ -73,8 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _explain(error: Exception, keeper: int | None) -> int:
     """What the keeper starts the next controller on; all that we leave behind are these words."""
-    # That a command of Slurm's is missing is no matter of storage.
-    if not isinstance(error, SlurmError) and (refused := storage_error(error)) is not None:
+    if (refused := storage_error(error)) is not None:
         say(f"the job's folder does not let a controller work: {refused}")
         return int(ExitCode.JOB_DIR)
     if isinstance(error, SrobustError):

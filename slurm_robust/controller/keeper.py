@@ -24,6 +24,7 @@ from slurm_robust.controller.output import say
 from slurm_robust.controller.signals import Signals
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.wire import openfiles
+from slurm_robust.wire.keys import KeysError
 
 # So many ends within the window are bad luck; more are a defect that another start does not mend.
 MOST_ENDS = 6
@@ -40,13 +41,11 @@ _KILLED = range(-signal.NSIG, 0)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def storage_error(error: BaseException | None) -> OSError | None:
-    """The refusal of storage that ``error`` comes from; None where no file refused anything."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            return error
-        error = error.__cause__
-    return None
+def storage_error(error: BaseException) -> OSError | None:
+    """The refusal of the job's folder that ``error`` is or comes from; None for any other error."""
+    refused = error.__cause__ if isinstance(error, KeysError) else error
+    lacking = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host
+    return refused if isinstance(refused, OSError) and refused.errno not in lacking else None
 
 
 def tell_end(descriptor: int | None, code: int) -> None:

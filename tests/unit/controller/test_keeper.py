@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,9 @@ import pytest
 
 from slurm_robust.controller.keeper import MOST_ENDS, storage_error
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.keys import KeysError
+from slurm_robust.wire.server import PortTaken
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow  # each starts some interpreters
@@ -180,10 +183,25 @@ def test_other_signals_end_nobody(world: World, number: int) -> None:
     assert keeper.wait(10) == 0
 
 
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 def test_what_storage_refused_is_told_from_other_errors() -> None:
-    refused = OSError(116, "Stale file handle")
-    caused = KeysError("cannot read the key")
-    caused.__cause__ = refused
-    assert storage_error(refused) is storage_error(caused) is refused
-    assert storage_error(ValueError("no")) is None
-    assert storage_error(OSError(24, "Too many open files")) is None
+    refused = OSError(errno.ESTALE, "Stale file handle")
+    assert storage_error(refused) is storage_error(caused(KeysError("no key"), refused)) is refused
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no"),
+        OSError(errno.EMFILE, "Too many open files"),
+        KeysError("others may read it"),
+        caused(PortTaken(7, "in use"), OSError(errno.EADDRINUSE, "in use")),
+        caused(SlurmError("no srun"), FileNotFoundError(errno.ENOENT, "srun")),
+    ],
+)
+def test_what_is_no_refusal_of_storage_is_not_waited_for(error: Exception) -> None:
+    assert storage_error(error) is None
