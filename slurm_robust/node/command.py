@@ -70,10 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
     """Run the hook in a child that is left behind at the end of its time, whatever it hangs in."""
-    begun = time.monotonic()
 
     def task() -> bytes:
-        config, limit_s = _begin(name, file, environ, begun)
+        config, limit_s = _begin(name, file, environ)
         return _run(name, config, environ, limit_s)
 
     answer = call({name: task}, {name: CONFIGURATION_S}, _NO_LIMIT_S)[name]
@@ -101,10 +100,8 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
         pass
 
     def look(one: Round, known: str) -> str | None:
-        begun = time.monotonic()
-
         def task() -> bytes:
-            config, limit_s = _begin(WATCH, file, environ, begun)
+            config, limit_s = _begin(WATCH, file, environ)
             before = known if one.only else None
             ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
             return ended.failing.encode()
@@ -121,14 +118,16 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
 # -- in the child -----------------------------------------------------------------------------------------
 
 
-def _begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tuple[NodeConfig, float]:
+def _begin(name: str, file: str, environ: Mapping[str, str]) -> tuple[NodeConfig, float]:
     """The configuration, and how long the hook may still take, which the parent learns as well."""
     _import_msgspec()
     import msgspec
 
+    from slurm_robust.config import nodefile  # noqa: F401 - before the clock runs
     from slurm_robust.health.runner import node_name
     from slurm_robust.node.log import EventLog
 
+    begun = time.monotonic()
     config, problem = _configuration(file)
     limit_s = max(0.0, _budget_s(name, config) - (time.monotonic() - begun))
     is_closed = name == "prolog" and config.hooks.on_error == "closed"
