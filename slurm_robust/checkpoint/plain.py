@@ -7,6 +7,7 @@ needed.
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from slurm_robust.checkpoint.errors import UnsupportedState
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _DICTS = (dict, OrderedDict, Counter)
+# What torch 2.4 does not read back as plain data yet; later releases do.
+torch.serialization.add_safe_globals([complex, set, codecs.encode])
 # torch 2.4 has no Buffer.
 _TENSORS = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
 

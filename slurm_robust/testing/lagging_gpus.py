@@ -152,7 +152,8 @@ class LaggingGpus:
 
     def launch(self, kernel: Callable[[], object], *changed: torch.Tensor) -> None:
         """Enqueue what changes these tensors in place, in the training's stream or in the graph."""
-        torch.autograd.graph.increment_version(changed)
+        for tensor in changed:
+            torch.autograd.graph.increment_version(tensor)
         work = _Work(kernel)
         if self._graph is not None:
             self._graph.append(work)

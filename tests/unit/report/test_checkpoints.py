@@ -257,7 +257,7 @@ def loaded(folder: Path) -> dict[str, Any]:
         "model": {"buffer": torch.zeros(4), "weight": torch.zeros(6)},
         "rank-00001": {"model": {"buffer": torch.zeros(4)}},
     }
-    dcp.load(found, checkpoint_id=str(folder), no_dist=True)
+    dcp.load(found, checkpoint_id=str(folder))
     return found
 
 

@@ -74,7 +74,8 @@ def test_the_recorder_is_served_silently_where_there_are_collectives(
 ) -> None:
     """Also the end of such a process, and of a fork of it that tears the interpreter down, is a quiet one."""
     code = (
-        "import torch\n"
+        "import warnings, torch\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # of Python 3.12 at a fork beside threads
         + PREPARE
         + (
             "print(os.path.exists(sys.argv[1].replace('.rec', '.sock')), flush=True)\n"
