@@ -64,4 +64,4 @@ def test_what_was_said_is_out_when_all_goes_well(capfd: pytest.CaptureFixture[st
     output.say("one\ntwo")
     text = said()
     assert text.startswith("srobust: ")
-    assert text.endswith(" one\ntwo\n")
+    assert text.endswith(" one\n  two\n")
