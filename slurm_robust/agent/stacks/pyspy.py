@@ -78,13 +78,15 @@ def parse(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
         threads = _output.decode(output)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CannotTake(f"py-spy: {error}") from None
+    # A process of Python 3.10 that is not stopped gets no ids; the interpreter's first thread is listed last.
+    known = any(thread.os_thread_id is not None for thread in threads)
     return tuple(
         ThreadStack(
             name=thread.thread_name or "",
-            is_main=thread.os_thread_id == pid,
+            is_main=thread.os_thread_id == pid if known else number == len(threads),
             frames=tuple(_frame(frame) for frame in thread.frames if not frame.name.startswith("0x")),
         )
-        for thread in threads
+        for number, thread in enumerate(threads, start=1)
     )
 
 

@@ -57,6 +57,20 @@ def test_threads_are_parsed() -> None:
     )
 
 
+def test_without_ids_the_last_thread_is_the_main_one() -> None:
+    """As of a process of Python 3.10 that py-spy does not stop; recorded with thread names."""
+    entries = ",".join(
+        f'{{"pid": 5, "thread_id": {number}, "thread_name": "{name}", "os_thread_id": null, "active": true,'
+        ' "owns_gil": false, "frames": []}'
+        for number, name in ((140624299939520, "Thread-1 (other)"), (140624309451648, "MainThread"))
+    )
+    threads = pyspy.parse(f"[{entries}]".encode(), 5)
+    assert [(thread.name, thread.is_main) for thread in threads] == [
+        ("Thread-1 (other)", False),
+        ("MainThread", True),
+    ]
+
+
 @pytest.mark.parametrize(
     "output", [b"", b"[", b"{}", b"Process 5: python", NATIVE[:-40], b'[{"pid": 5}]', b'["\xff"]']
 )
