@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.flaky"]
 
 # A busy machine makes an example slow, which is no defect of what it tests.
-settings.register_profile("srobust", deadline=None)
+settings.register_profile("srobust", parent=settings(), deadline=None)
 settings.load_profile("srobust")
 
 # What most tests need: a lost node is noticed and a job comes back within seconds, not minutes.
