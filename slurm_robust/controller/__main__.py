@@ -137,6 +137,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
         for line in introduction(plan, directory, core.state):
             say(line)
         code = loop.run()
+    if code == ExitCode.OTHER_CONTROLLER:
+        journal.abandon()
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code

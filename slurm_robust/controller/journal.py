@@ -155,6 +155,11 @@ class Journal:
             self._changed.wait_for(lambda: not self._unwritten or self._error or self._died, timeout_s)
             return not self._unwritten
 
+    def abandon(self) -> None:
+        """Forget what is not on storage: another controller writes there now."""
+        with self._changed:
+            self._unwritten.clear()
+
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Try for the last time, ``timeout_s`` at most; whether all is on storage."""
         with self._changed:

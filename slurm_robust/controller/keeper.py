@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from slurm_robust.controller.output import say
+from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.controller.signals import Signals
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.wire import openfiles
@@ -43,7 +44,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def storage_error(error: BaseException) -> OSError | None:
     """The refusal of the job's folder that ``error`` is or comes from; None for any other error."""
-    refused = error.__cause__ if isinstance(error, KeysError) else error
+    refused = error.__cause__ if isinstance(error, KeysError | PreflightError) else error
     lacking = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host
     return refused if isinstance(refused, OSError) and refused.errno not in lacking else None
 
@@ -141,7 +142,10 @@ class Keeper:
     def _judge(self, code: int, lived_s: float) -> int | None:
         """Pause as long as it takes; the exit code where another controller is of no use."""
         now = time.monotonic()
-        self._early = 0 if lived_s >= LIVED_S else self._early + 1
+        if lived_s >= LIVED_S:
+            self._early, self._no_agents_since = 0, None
+        else:
+            self._early += 1
         if code not in (ExitCode.INTERNAL, *_KILLED) or code == -signal.SIGBUS:
             return self._wait_for_storage(now)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "met an error of its own"
@@ -176,9 +180,9 @@ class Keeper:
 
     def _rest(self, seconds: float) -> None:
         """Until then, or until a signal is to be passed on."""
-        until = time.monotonic() + seconds
+        until, known = time.monotonic() + seconds, len(self._pending)
         _read(self._wake)
-        while not self._pending and (left := until - time.monotonic()) > 0:
+        while len(self._pending) == known and (left := until - time.monotonic()) > 0:
             select.select([self._wake], [], [], left)
             _read(self._wake)
 
@@ -194,7 +198,10 @@ class Keeper:
             self._pending.append(number)
         else:
             self._given.append(number)
-            os.kill(self._child.pid, number)  # not Popen's, which may bury it
+            try:
+                os.kill(self._child.pid, number)  # not Popen's, which may bury it
+            except ProcessLookupError:
+                pass  # buried just now: the next one is given what this one was
 
 
 def _read(descriptor: int) -> bytes:

@@ -104,10 +104,14 @@ class Memory:
         self._ran |= set(ran)
 
     def keeping_away(self, name: str) -> int:
-        """In how many periodic runs in a row the subject has failed so that it keeps jobs away, the one just
-        counted included.
+        """In how many periodic runs the subject has failed so that it keeps jobs away, since it last passed,
+        the one just counted included.
         """
-        return self._counted(self._contents.away, self._away).get(name, 0)
+        return self._counted(self._contents.away, self._away, self._passed).get(name, 0)
+
+    @property
+    def _passed(self) -> set[str]:
+        return {name for name, failed in self._failed.items() if not failed}
 
     @property
     def _failing(self) -> set[str]:
@@ -116,7 +120,7 @@ class Memory:
     def changes(self) -> tuple[list[str], list[str]]:
         """Subjects that fail since the run just counted, and those that do so no longer."""
         before = self._contents.failing.keys()
-        now = self._counted(self._contents.failing, self._failing).keys()
+        now = self._counted(self._contents.failing, self._failing, self._passed).keys()
         return sorted(now - before), sorted(before - now)
 
     def save(self) -> bool:
@@ -145,15 +149,15 @@ class Memory:
             facts[name] = joined(facts.get(name, []), stored, source.history_s)
         return _Contents(
             facts=facts,
-            failing=self._counted(contents.failing, self._failing),
-            away=self._counted(contents.away, self._away),
+            failing=self._counted(contents.failing, self._failing, self._passed),
+            away=self._counted(contents.away, self._away, self._passed),
         )
 
-    def _counted(self, before: Mapping[str, int], now: set[str]) -> dict[str, int]:
-        kept = {name: count for name, count in before.items() if name.partition(" ")[0] not in self._ran}
+    def _counted(self, before: Mapping[str, int], now: set[str], over: set[str]) -> dict[str, int]:
+        """``now`` counts once more, ``over`` and what is no more begin anew."""
+        gone = {name for name in before if name.partition(" ")[0] in self._ran and name not in self._failed}
         more = {name: before.get(name, 0) + 1 for name in now}
-        over = self._failed.keys() - more.keys()
-        return {name: count for name, count in (kept | more).items() if name not in over}
+        return {name: count for name, count in (dict(before) | more).items() if name not in over | gone}
 
 
 class ProcessMemory(Memory):

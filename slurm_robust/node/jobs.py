@@ -13,6 +13,9 @@ from slurm_robust.health.host import Host
 
 _STEP = re.compile(rb"slurmstepd: \[(\d+)[.+]")
 _STEP_DAEMON = b"slurmstepd\n"
+_OF_NO_STEP = b"infinity"
+"""With cgroup/v2 slurmd keeps a ``slurmstepd infinity``, which holds the control group of all steps."""
+
 _KNOWN_BYTES = 256
 
 
@@ -29,6 +32,8 @@ def running_jobs(host: Host) -> frozenset[int] | None:
         if host.real_uid(name) not in (0, os.getuid()):
             continue
         words = _read(f"{proc}/{name}/cmdline")
+        if words.split(b"\0")[1:2] == [_OF_NO_STEP]:
+            continue
         if match := _STEP.match(words):
             found.add(int(match[1]))
         elif words:

@@ -324,7 +324,7 @@ class _Stewardship:
             self._keep(conclusion)
         if not known:
             self._tell("not_drained", why=decision.why, reason=conclusion.reason)
-        return Done(action=decision.action, why=decision.why, reason=self._record.reason)
+        return Done(action=decision.action, why=decision.why, reason=self._record.reason if known else "")
 
     def _drain_in_turn(self, node: Node, conclusion: Conclusion, slurm: SlurmClient) -> Done:
         """Drain if there is room, which only the node sees truly whose turn it is."""

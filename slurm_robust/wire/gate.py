@@ -69,6 +69,9 @@ class Gate(Attendant):
         """One connection that came, or the end of a time in which a source was kept out."""
         with self._lock:
             left_s = self._strangers.next_change(time.monotonic())
+        if left_s == 0:
+            self._keep_out()  # also while others come all the time
+            return
         if self.source.poll(None if left_s is None else int(1000 * left_s) + 1):
             self._hear(parse_monitor_message(self.source.recv_multipart())["value"])
         else:

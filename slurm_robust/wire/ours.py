@@ -92,9 +92,11 @@ def make_own_folder(path: Path | str) -> None:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        info = os.lstat(path)
-        if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and info.st_mode & _OTHERS:
-            os.chmod(path, 0o700)
+        pass
+    # Also what we made: lists for access that a folder inherits can override the mode.
+    info = os.lstat(path)
+    if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and info.st_mode & _OTHERS:
+        os.chmod(path, 0o700)
     check_own_folder(path)
 
 

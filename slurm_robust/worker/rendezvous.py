@@ -21,6 +21,8 @@ _LIMIT_S = 30.0
 _LONGEST_PAUSE_S = 0.25
 # Arguments of torch's TCPStore between is_master and master_listen_fd.
 _BEFORE_LISTENER = 3
+# Events of Python's audit hooks: this process starts another one.
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"})
 # Connections a second that rank 0's node gets from all waiting ranks together.
 _PROBES_PER_S = 20_000
 
@@ -28,7 +30,7 @@ _PROBES_PER_S = 20_000
 def listen_on(listener: int) -> None:
     """Have torch's store in this process, rank 0's, use the listening socket, which has ``MASTER_PORT``.
 
-    Where torch cannot take it, or when the script starts interpreters of its own, one of which may want the
+    Where torch cannot take it, or when the script starts processes of its own, one of which may want the
     port, it is closed and the port is free.
     """
     held = [listener]
@@ -53,16 +55,24 @@ def listen_on(listener: int) -> None:
             named["master_listen_fd"] = held.pop()  # the store closes it
         original(self, host_name, port, world_size, is_master, *rest, **named)
 
+    def let_go() -> None:
+        while held:
+            os.close(held.pop())
+
+    def on_event(event: str, _: object) -> None:
+        if held and event in _STARTS:
+            let_go()
+
     process_starts: Any = util
     start = process_starts.spawnv_passfds
 
     def start_afresh(*args: Any) -> Any:
-        while held:
-            os.close(held.pop())
+        let_go()
         return start(*args)
 
     store.__init__ = init
-    process_starts.spawnv_passfds = start_afresh
+    process_starts.spawnv_passfds = start_afresh  # of which Python tells no hook
+    sys.addaudithook(on_event)
 
 
 def await_rank_zero() -> None:

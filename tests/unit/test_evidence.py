@@ -137,10 +137,19 @@ def test_a_full_tmp_drains_no_node_while_the_job_runs_nor_at_once_when_it_ends(t
     assert not node.run(Context.PROLOG, FULL, job_gone=True).fit
 
 
-def test_a_job_in_between_begins_the_count_anew(tmp_path: Path) -> None:
+def test_runs_in_which_a_job_may_be_the_cause_do_not_count(tmp_path: Path) -> None:
+    """Else a node whose jobs fail of a full /tmp, one after the other, would never be found out."""
     node = Node(tmp_path, named("disks.space"))
-    gone = [True, True, False, True, True]
+    gone = [True, False, True, False, False]
     assert all(node.run(Context.PERIODIC, FULL, job_gone=job_gone).fit for job_gone in gone)
+    assert not node.run(Context.PERIODIC, FULL, job_gone=True).fit
+
+
+def test_a_run_in_between_that_passes_begins_the_count_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path, named("disks.space"))
+    roomy = DisksFacts(spaces={"/tmp": Space(total_mb=10_000, free_mb=9_000)}, asked={"/tmp": ("/tmp",)})
+    for facts in (FULL, FULL, roomy, FULL, FULL):
+        assert node.run(Context.PERIODIC, facts, job_gone=True).fit
     assert not node.run(Context.PERIODIC, FULL, job_gone=True).fit
 
 

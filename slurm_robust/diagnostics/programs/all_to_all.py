@@ -25,6 +25,7 @@ def run(part: Part) -> Found:
     ranks = Ranks(
         count=count, first=0, world=count, address="127.0.0.1", port=holder.port, on_gpus=bool(gpus)
     )
+    holder.open()
     try:
         return run_ranks(ranks, exchange, part)
     finally:

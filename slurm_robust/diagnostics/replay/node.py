@@ -68,6 +68,8 @@ def main() -> int:
     place = _await_place(folder, deadline)
     if place is None:
         return 3
+    if holder is not None:
+        holder.open()
     ranks = range(index * task.nproc, (index + 1) * task.nproc)
     _watch(folder, node, {rank: _start(task, place, rank) for rank in ranks}, deadline)
     return 0

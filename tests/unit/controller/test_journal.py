@@ -174,3 +174,15 @@ def test_what_another_controller_has_written_is_not_cut_off(tmp_path: Path) -> N
     assert old.close()
     assert read(tmp_path / "j") == EVENTS[:4]
     new.close()
+
+
+def test_what_waits_when_another_controller_took_over_is_not_written(tmp_path: Path) -> None:
+    path, disk = tmp_path / "j", FaultyDisk()
+    journal = Journal(path, disk)
+    journal.append(EVENTS[0])
+    disk.fail(errno.ENOSPC)
+    journal.append(EVENTS[1])
+    journal.abandon()
+    disk.heal()
+    assert journal.close()
+    assert read(path) == EVENTS[:1]

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller.keeper import MOST_ENDS, storage_error
+from slurm_robust.controller.preflight import PreflightError, load_plan
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.keys import KeysError
 from slurm_robust.wire.server import PortTaken
@@ -191,6 +193,12 @@ def caused(error: Exception, cause: Exception) -> Exception:
 def test_what_storage_refused_is_told_from_other_errors() -> None:
     refused = OSError(errno.ESTALE, "Stale file handle")
     assert storage_error(refused) is storage_error(caused(KeysError("no key"), refused)) is refused
+
+
+def test_a_plan_that_storage_does_not_give_is_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError) as caught:
+        load_plan(JobDirectory(tmp_path / "gone"))
+    assert storage_error(caught.value) is not None
 
 
 @pytest.mark.parametrize(

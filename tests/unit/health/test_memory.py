@@ -129,8 +129,8 @@ def test_runs_in_a_row_are_counted_for_each_subject(tmp_path: Path) -> None:
     assert run("gpu.ecc gpu0", "gpu.ecc gpu1") == [2, 2]
     assert run(ran=("disks.io",)) == [2, 2]
     assert run("gpu.ecc gpu1", passed=("gpu.ecc gpu0",)) == [0, 3]
-    assert run(told=("gpu.ecc gpu1",)) == [0, 0]  # it fails still, but is no reason to keep jobs away
-    assert run("gpu.ecc gpu1") == [0, 1]
+    assert run(told=("gpu.ecc gpu1",)) == [0, 3]  # it fails still, but is no reason to keep jobs away now
+    assert run("gpu.ecc gpu1") == [0, 4]
     assert run(passed=("gpu.ecc",)) == [0, 0]  # all well, said of the node: gpu1's failures are over
     both = ["gpu.ecc gpu0", "gpu.ecc gpu1"]
     nothing = ([], [])

@@ -179,7 +179,7 @@ def test_a_users_vfork_is_no_process_that_cannot_be_killed(tmp_path: Path) -> No
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o666)
     os.chmod(fifo, 0o666)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     code = (
         "import os, sys; os.setgid(1234); os.setuid(1234)\n"

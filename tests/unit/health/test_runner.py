@@ -159,7 +159,7 @@ def test_what_may_take_longest_begins_first(node: Node) -> None:
         return directly(tasks, {}, 0.0)
 
     slow, quick = (source(name, rpm, timeout_s=limit) for name, limit in (("slow", 25.0), ("quick", 1.0)))
-    checks = [Check(one.name, one, too_slow, "") for one in (quick, FANS, slow)]
+    checks = [Check(one.name, one, too_slow, "", Writer.KERNEL) for one in (quick, FANS, slow)]
     host = Host(node.root)
     report = inspect(
         NodeConfig(),

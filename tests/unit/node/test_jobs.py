@@ -35,6 +35,8 @@ def host_of(folder: Path, uids: str = "0 0 0 0", **processes: str) -> Host:
         ({"slurmstepd": "slurmstepd: [5.extern]", "slurmstepd_": "slurmstepd: [6+1.0]"}, {5, 6}),
         ({"slurmstepd": "/usr/sbin/slurmstepd"}, None),  # has no name yet
         ({"slurmstepd": ""}, set()),  # is ending
+        ({"slurmstepd": "/usr/sbin/slurmstepd\0infinity\0"}, set()),  # slurmd's own, with cgroup/v2
+        ({"slurmstepd": "/usr/sbin/slurmstepd\0infinity\0", "slurmstepd_": "slurmstepd: [7.0]"}, {7}),
     ],
 )
 def test_jobs_are_told_by_their_steps(
@@ -65,7 +67,7 @@ def test_no_command_line_of_a_user_is_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 @pytest.mark.skipif(not os.path.exists("/usr/bin/su"), reason="needs a program that runs as root for users")
 def test_a_program_of_root_that_a_user_starts_is_no_steps_daemon(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     (tmp_path / "slurmstepd").symlink_to("/usr/bin/su")
     us, them = os.openpty()

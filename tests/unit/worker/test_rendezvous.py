@@ -48,8 +48,6 @@ STORES = {
         "del store\nprint(1)\n"
     ),
     "by an interpreter that the script starts": (
-        "import multiprocessing\n"
-        "multiprocessing.get_context('spawn').Semaphore()\n"
         "import subprocess, sys\n"
         "code = f'import socket; socket.create_server(({chr(34)}{chr(34)}, {port})); print(1)'\n"
         "done = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)\n"
