@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(strangers: int, words: bytes, agents: int) -> dict[str, float]:
-    """One round with so many processes of strangers."""
+    """Run one round against ``strangers`` processes that flood the port."""
     with child(serve) as (server, said):
         port = int(said())
         with several(strangers, lambda tell: flood(port, words, tell)) as counts:

@@ -1,6 +1,6 @@
 """One fault on all nodes at once: how many are drained or refused, and what slurmctld is asked meanwhile.
 
-The real steward of each node, with its real files, runs in virtual time against the shipped Slurm in memory,
+The real steward of each node, with its real files, runs in virtual time against the shipped in-memory Slurm,
 behind a slurmctld that takes one request after the other (``slurm_robust.testing.fake_slurmctld``): one that
 is well, 50 times slower, silent for five minutes, or restarted in the middle.
 """
@@ -108,7 +108,7 @@ class Fleet:
             self.daemon.is_down = lambda now: 2.0 <= now - begun < 32.0
 
     def run(self, minutes: float) -> None:
-        """All hooks of so many minutes."""
+        """Run all hooks of ``minutes`` minutes."""
         for hook, at_s in self._plan(60.0 * minutes):
             for name in self.names:
                 self.time.at(self.begun + at_s, partial(self._hook, name, hook))

@@ -46,7 +46,8 @@ from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S = 10.0
 TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
-# Storage is tried again after ever longer pauses, so training goes on some time after storage does.
+# After a cut TCP tries again after ever longer pauses, up to two minutes (RFC 6298), and so does storage:
+# training resumes some time after they do.
 EXCUSED_S, MOST_EXCUSED_S = 30.0, 150.0
 PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
 
@@ -178,7 +179,7 @@ class Core:
         if seconds < TOLD_STALL_S:
             return
         if self.state.running:
-            self.excuse(min(max(2 * seconds, EXCUSED_S), MOST_EXCUSED_S), now)
+            self.excuse_cut(seconds, now)
         text = (
             f"nothing was decided for {seconds:.0f} s, since the storage of the job's folder did not take "
             "the journal; nobody is blamed for it, and ETTR counts it as training"
@@ -298,6 +299,10 @@ class Core:
     def excuse(self, seconds: float, now: Now) -> None:
         """Begin the vitals anew and tell no hang for ``seconds``: what was stopped has to get going again."""
         self._vitals = Vitals(self, now, self.vitals(now).history, seconds)
+
+    def excuse_cut(self, seconds: float, now: Now) -> None:
+        """Excuse what a cut network or a silent storage of ``seconds`` has held up."""
+        self.excuse(min(max(2 * seconds, EXCUSED_S), MOST_EXCUSED_S), now)
 
     def open_incident(self, symptom: Symptom, detail: str, detect_s: float, now: Now) -> None:
         """Training stopped being productive; a symptom of an open incident is added to it."""

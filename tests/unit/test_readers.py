@@ -26,9 +26,8 @@ from slurm_robust.checkpoint.part import Item, Sidecar, encode_sidecar, read_sid
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of, unflatten
-from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.journal import JournalDamaged, parse
-from slurm_robust.controller.preflight import Plan, PreflightError, load_plan
+from slurm_robust.controller.preflight import PreflightError, load_plan
 from slurm_robust.health.kmsg import parse as parse_kernel_record
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
@@ -39,6 +38,7 @@ from slurm_robust.wire import copychannel, messages, spawning
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeyPair, KeysError, load_client
 from slurm_robust.wire.record import RecordError, StepRecord
+from tests.unit.plans import plan
 
 Use = Callable[[bytes], object]
 
@@ -82,22 +82,6 @@ def spoiled(good: bytes) -> st.SearchStrategy[bytes]:
 def job_spec() -> JobSpec:
     return JobSpec(
         run_id="n1", job_id=7, kind=CommandKind.SCRIPT, command=("train.py",), cwd="/", nproc_per_node=1
-    )
-
-
-def plan() -> Plan:
-    return Plan(
-        run_id="n1",
-        job_id=7,
-        kind=CommandKind.SCRIPT,
-        command=("train.py",),
-        cwd="/",
-        slots=1,
-        spares=0,
-        nproc_per_node=1,
-        restart_count=0,
-        nodes=("n1",),
-        config=JobConfig(),
     )
 
 

@@ -17,9 +17,6 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.slurm.hostlist import fold
 
 ASK_EVERY_S = 5.0
-# TCP tries again after ever longer pauses, up to two minutes (RFC 6298), so collectives go on some time after
-# the network does.
-EXCUSED_S, RETRANSMITTED_S = 30.0, 150.0
 
 
 class Unreachable:
@@ -67,7 +64,7 @@ class Unreachable:
         core.emit(Say(text=why))
         failed = self._begin.failed
         if failed is None:
-            core.excuse(min(max(2 * (now.mono - self._since), EXCUSED_S), RETRANSMITTED_S), now)
+            core.excuse_cut(now.mono - self._since, now)
             return ToRunning(agents=self._begin.agents)
         silent = tuple(node for node in failed.lost if node in self._silent)
         alive = tuple(node for node in core.state.slots if node not in silent)

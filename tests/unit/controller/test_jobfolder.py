@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from slurm_robust.agent.__main__ import CannotBegin, read_spec
-from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import jobfolder, preflight
 from slurm_robust.controller.jobfolder import Folder, judge
-from slurm_robust.controller.preflight import Plan, PreflightError
+from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.keys import KeysError, create_keys, load_client
+from tests.unit.plans import plan
 from tests.users import run_as
 
 ME, OTHER = 65533, 65534
@@ -138,22 +138,6 @@ def scratch() -> Iterator[Path]:
 def spec(run_id: str = "7-x", command: str = "train.py") -> JobSpec:
     return JobSpec(
         run_id=run_id, job_id=7, kind=CommandKind.SCRIPT, command=(command,), cwd="/", nproc_per_node=1
-    )
-
-
-def plan(run_id: str = "7-x") -> Plan:
-    return Plan(
-        run_id=run_id,
-        job_id=7,
-        kind=CommandKind.SCRIPT,
-        command=("train.py",),
-        cwd="/",
-        slots=1,
-        spares=0,
-        nproc_per_node=1,
-        restart_count=0,
-        nodes=("n1",),
-        config=JobConfig(),
     )
 
 
