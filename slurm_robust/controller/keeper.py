@@ -75,6 +75,7 @@ class Keeper:
         self._child: subprocess.Popen[bytes] | None = None
         self._given: list[int] = []  # signals that the present controller was given
         self._pending: list[int] = []  # those that the next one is to be given
+        self._came = False  # any of them while there was no controller
         self._ends: deque[float] = deque()  # of controllers, within the window, that not storage ended
         self._early = 0  # controllers in a row that ended early
         self._no_agents_since: float | None = None
@@ -113,7 +114,7 @@ class Keeper:
             # A session of its own: Ctrl-C and Slurm's signals come once, through us.
             command = (*self._command, "--keeper", str(theirs))
             self._child = subprocess.Popen(command, start_new_session=True, pass_fds=(theirs,))
-            self._given, self._pending = self._pending, []
+            self._given, self._pending, self._came = self._pending, [], False
             for number in self._given:
                 os.kill(self._child.pid, number)
         except OSError as error:
@@ -179,10 +180,10 @@ class Keeper:
         return self._pauses_s[min(self._early, len(self._pauses_s)) - 1] if self._early else 0.0
 
     def _rest(self, seconds: float) -> None:
-        """Until then, or until a signal is to be passed on."""
-        until, known = time.monotonic() + seconds, len(self._pending)
+        """Until then, or until a signal that no controller has had or that tells us to end."""
+        until = time.monotonic() + seconds
         _read(self._wake)
-        while len(self._pending) == known and (left := until - time.monotonic()) > 0:
+        while not self._came and self._told_to_end() is None and (left := until - time.monotonic()) > 0:
             select.select([self._wake], [], [], left)
             _read(self._wake)
 
@@ -196,6 +197,7 @@ class Keeper:
         # One that comes between two controllers is kept for the next.
         if self._child is None:
             self._pending.append(number)
+            self._came = True
         else:
             self._given.append(number)
             try:

@@ -25,9 +25,11 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.slow  # each starts some interpreters
 
 KEEPER = """
-import json, sys
+import json, os, sys
 from slurm_robust.controller import keeper
 keeper.STORAGE_S = 0.5
+if len(sys.argv) > 3:
+    keeper.say = lambda text: os.kill(os.getpid(), int(sys.argv[3]))
 sys.exit(keeper.Keeper(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])).run())
 """
 WATCHING = """
@@ -55,11 +57,14 @@ class World:
         self.folder = folder
         self._keepers: list[subprocess.Popen[str]] = []
 
-    def keep(self, script: str, pauses: str = "[0.01]") -> subprocess.Popen[str]:
-        """A keeper of controllers that are this script of the shell; each leaves a mark."""
+    def keep(self, script: str, pauses: str = "[0.01]", *options: str) -> subprocess.Popen[str]:
+        """A keeper of controllers that are this script of the shell; each leaves a mark.
+
+        With a signal's number as ``options`` the keeper sends itself that one instead of saying something.
+        """
         command = json.dumps(["bash", "-c", f"echo >> starts; {script}", "controller"])
         keeper = subprocess.Popen(
-            [sys.executable, "-c", KEEPER, command, pauses],
+            [sys.executable, "-c", KEEPER, command, pauses, *options],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             text=True,
@@ -157,13 +162,17 @@ def test_a_signal_that_comes_before_a_controller_watches_is_not_lost(world: Worl
     assert world.text("signals") == f"[{int(number)}] "
 
 
-def test_a_signal_to_a_controller_that_dies_is_given_to_the_next_one(world: World) -> None:
+@pytest.mark.parametrize(("number", "pauses"), [(signal.SIGUSR1, "[0.01]"), (signal.SIGTERM, "[60]")])
+def test_a_signal_to_a_controller_that_dies_is_given_to_the_next_one(
+    world: World, number: int, pauses: str
+) -> None:
+    """One that tells it to end waits for no pause."""
     (world.folder / "watching.py").write_text(WATCHING)
-    keeper = world.keep(f'exec {sys.executable} watching.py "$@"')
+    keeper = world.keep(f'exec {sys.executable} watching.py "$@"', pauses)
     wait_for(lambda: world.text("begun") == "x", 10)
-    os.kill(keeper.pid, signal.SIGUSR1)
+    os.kill(keeper.pid, number)
     assert keeper.wait(20) == 7
-    assert world.text("signals") == f"[{int(signal.SIGUSR1)}] " * 2
+    assert world.text("signals") == f"[{int(number)}] " * 2
 
 
 def test_who_is_told_to_end_while_no_controller_can_begin_ends(world: World) -> None:
@@ -174,6 +183,11 @@ def test_who_is_told_to_end_while_no_controller_can_begin_ends(world: World) -> 
     os.kill(keeper.pid, signal.SIGTERM)
     assert keeper.wait(10) == ExitCode.TERMINATED
     assert world.starts == 2, "one more may have known what to do"
+
+
+def test_a_signal_just_before_a_pause_ends_it(world: World) -> None:
+    assert world.keep("exit 73", "[30]", str(int(signal.SIGTERM))).wait(10) == ExitCode.TERMINATED
+    assert world.starts == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
