@@ -2,7 +2,7 @@
 
 Everything about streams, events and registered memory goes through one object, :class:`Gpus`, so that tests
 of order and failure need no GPU: :class:`slurm_robust.testing.lagging_gpus.LaggingGpus` is one whose device
-is a thread. Both are held to :class:`slurm_robust.testing.gpus_contract.GpusContract`.
+is a thread. Both are held to :class:`tests.contracts.gpus.GpusContract`.
 """
 
 from __future__ import annotations

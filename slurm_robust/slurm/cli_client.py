@@ -84,14 +84,6 @@ class CliSlurmClient:
                 self._version = parse_version(self._output(commands.version()))
             return self._version
 
-    def ping(self) -> bool:
-        """See the protocol."""
-        try:
-            done = self._complete(commands.ping())
-        except SlurmTimeout:
-            return False
-        return text.parse_ping(done.stdout)
-
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """See the protocol."""
         if names is not None and not names:
@@ -234,10 +226,6 @@ class CliSlurmClient:
             raise JobNotPending(f"job {job_id} is running; its required nodes can no longer be changed")
         self._output(commands.update_job(job_id, "ReqNodeList", fold(nodes)))
 
-    def set_node_count(self, job_id: int, nodes: int) -> None:
-        """See the protocol."""
-        self._output(commands.update_job(job_id, "NumNodes", f"{nodes}-{nodes}"))
-
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """See the protocol."""
         if not keep:
@@ -250,10 +238,6 @@ class CliSlurmClient:
             self._output(commands.cancel(job_id, step_id, signal))
         except (JobNotFound, JobFinished, StepNotFound):
             pass  # It has ended, which is what was asked for.
-
-    def set_comment(self, job_id: int, text: str) -> None:
-        """See the protocol."""
-        self._output(commands.update_job(job_id, "Comment", one_line(text)))
 
     def submit(self, request: SubmitRequest) -> int:
         """See the protocol."""
@@ -296,11 +280,7 @@ class CliSlurmClient:
 
     def create_reservation(self, request: ReservationRequest) -> None:
         """See the protocol."""
-        self._output(commands.reservation(request, create=True))
-
-    def update_reservation(self, request: ReservationRequest) -> None:
-        """See the protocol."""
-        self._output(commands.reservation(request, create=False))
+        self._output(commands.create_reservation(request))
 
     def delete_reservation(self, name: str) -> None:
         """See the protocol."""

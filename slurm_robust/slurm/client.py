@@ -58,10 +58,6 @@ class SlurmClient(Protocol):
         """Release of the client side. Asked once, then remembered."""
         ...
 
-    def ping(self) -> bool:
-        """Whether a slurmctld answers. Never raises for one that does not."""
-        ...
-
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """The nodes ``names`` in that order, or all. Raises InvalidNode for an unknown name."""
         ...
@@ -172,10 +168,6 @@ class SlurmClient(Protocol):
         """Set ReqNodeList; empty clears it. Raises as :meth:`set_excluded_nodes`."""
         ...
 
-    def set_node_count(self, job_id: int, nodes: int) -> None:
-        """Set NumNodes of a pending job. Raises JobNotFound, JobFinished."""
-        ...
-
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """Give back all nodes of a running job but ``keep``, which must hold the batch host.
 
@@ -186,10 +178,6 @@ class SlurmClient(Protocol):
 
     def cancel(self, job_id: int, *, step_id: str | None = None, signal: str | None = None) -> None:
         """scancel the job or one step, or only send ``signal`` (``USR1``). Harmless if it has ended."""
-        ...
-
-    def set_comment(self, job_id: int, text: str) -> None:
-        """Set the job's comment (one line; line breaks become blanks). Raises JobNotFound."""
         ...
 
     def submit(self, request: SubmitRequest) -> int:
@@ -230,10 +218,6 @@ class SlurmClient(Protocol):
         """Reserve nodes from now on. Raises PermissionDenied, InvalidNode, CommandFailed, and
         ReservationExists for a name that is taken: of several who ask, exactly one gets it.
         """
-        ...
-
-    def update_reservation(self, request: ReservationRequest) -> None:
-        """Change nodes, node count, users or flags of a reservation. Raises ReservationNotFound."""
         ...
 
     def delete_reservation(self, name: str) -> None:

@@ -49,11 +49,6 @@ def version() -> list[str]:
     return ["sinfo", "--version"]
 
 
-def ping() -> list[str]:
-    """``Slurmctld(primary) at vm is UP``."""
-    return ["scontrol", "ping"]
-
-
 def show_nodes(names: Sequence[str] | None, *, parser: str) -> list[str]:
     """Not ``-o``: in the form with one property group a line a reason cannot pass for a field."""
     return ["scontrol", *_json(parser), "show", "node", *([fold(names)] if names else [])]
@@ -176,15 +171,11 @@ def cancel(job_id: int, step_id: str | None, signal: str | None) -> list[str]:
     return ["scancel", *([f"--signal={signal}"] if signal else []), target]
 
 
-def reservation(request: ReservationRequest, *, create: bool) -> list[str]:
-    """Create from now on, or change what the request names."""
-    words = ["scontrol", "create", "reservation"] if create else ["scontrol", "update"]
-    words.append(f"reservationname={request.name}")
-    if create:
-        minutes = "UNLIMITED" if request.duration_s is None else str(_minutes(request.duration_s))
-        words += ["starttime=now", f"duration={minutes}"]
-    elif request.duration_s is not None:
-        words.append(f"duration={_minutes(request.duration_s)}")
+def create_reservation(request: ReservationRequest) -> list[str]:
+    """A reservation that begins now."""
+    minutes = "UNLIMITED" if request.duration_s is None else str(_minutes(request.duration_s))
+    words = ["scontrol", "create", "reservation", f"reservationname={request.name}"]
+    words += ["starttime=now", f"duration={minutes}"]
     if request.nodes:
         words.append(f"nodes={fold(request.nodes)}")
     if request.node_count is not None:

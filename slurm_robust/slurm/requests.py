@@ -54,7 +54,7 @@ class StepRequest(Record):
 
 
 class ReservationRequest(Record):
-    """A reservation to be created, or with ``name`` of an existing one the fields to change.
+    """A reservation to be created.
 
     Either ``nodes`` or ``node_count``. ``duration_s`` None is UNLIMITED. ``flags`` are Slurm's words
     (``IGNORE_JOBS``, ``REPLACE_DOWN``, …); REPLACE_DOWN needs ``node_count``.

@@ -347,11 +347,6 @@ def parse_config(text: str) -> dict[str, str]:
     return found
 
 
-def parse_ping(text: str) -> bool:
-    """True when any slurmctld is UP, the primary or a backup."""
-    return re.search(r"(?m)^Slurmctld\(.*\) at .* is UP", text) is not None
-
-
 def parse_accounting(text: str) -> tuple[AccountingRow, ...]:
     """Output of ``sacct --parsable2`` with its header, which tells an empty answer from none."""
     lines = text.splitlines()

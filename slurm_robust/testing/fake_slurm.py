@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from slurm_robust.model.text import one_line
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.client import StepHandle
@@ -62,10 +60,6 @@ class FakeSlurm:
     def version(self) -> SlurmVersion:
         """See the protocol."""
         return SlurmVersion(major=22, minor=5, micro=8)
-
-    def ping(self) -> bool:
-        """See the protocol."""
-        return not self.cluster.unreachable
 
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """See the protocol."""
@@ -219,11 +213,6 @@ class FakeSlurm:
             job = world.changeable(job_id, nodes)
             world.put(job, required_nodes=tuple(sorted(set(nodes))))
 
-    def set_node_count(self, job_id: int, nodes: int) -> None:
-        """See the protocol."""
-        with self._world() as world:
-            world.put(world.changeable(job_id, ()), num_nodes=nodes)
-
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """See the protocol."""
         if not keep:
@@ -246,11 +235,6 @@ class FakeSlurm:
                         step.end(137)
             elif job_id in world.jobs and not world.jobs[job_id].is_finished:
                 world.finish(job_id, "CANCELLED")
-
-    def set_comment(self, job_id: int, text: str) -> None:
-        """See the protocol."""
-        with self._world() as world:
-            world.put(world.find(job_id), comment=one_line(text))
 
     def submit(self, request: SubmitRequest) -> int:
         """See the protocol. The command is not run: the job runs until it is ended."""
@@ -336,23 +320,6 @@ class FakeSlurm:
                 flags=frozenset(request.flags),
                 start_time=now,
                 end_time=now + (_YEAR_S if request.duration_s is None else request.duration_s),
-            )
-
-    def update_reservation(self, request: ReservationRequest) -> None:
-        """See the protocol."""
-        with self._administered() as world:
-            world.check_nodes(request.nodes)
-            if request.name not in world.reservations:
-                raise errors.ReservationNotFound("Requested reservation is invalid")
-            old = world.reservations[request.name]
-            nodes = request.nodes or old.nodes
-            world.reservations[request.name] = msgspec.structs.replace(
-                old,
-                nodes=nodes,
-                node_count=len(nodes),
-                users=request.users or old.users,
-                accounts=request.accounts or old.accounts,
-                flags=old.flags | frozenset(request.flags),
             )
 
     def delete_reservation(self, name: str) -> None:

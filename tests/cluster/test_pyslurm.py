@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from slurm_robust.slurm.pyslurm_client import HELPER_COMMAND, PyslurmClient, PyslurmHelper
-from slurm_robust.testing.slurm_contract import SlurmContract
 from tests.cluster.test_slurm_contract import SETTINGS, RealWorld
+from tests.contracts.slurm import SlurmContract
 
 if TYPE_CHECKING:
     from slurm_robust.sandbox import Sandbox

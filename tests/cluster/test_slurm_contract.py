@@ -18,8 +18,8 @@ from slurm_robust.slurm.records import Step
 from slurm_robust.slurm.requests import SubmitRequest, whole_node_steps
 from slurm_robust.slurm.requeue import SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
-from slurm_robust.testing.history_contract import HistoryContract
-from slurm_robust.testing.slurm_contract import SlurmContract, running_job
+from tests.contracts.history import HistoryContract
+from tests.contracts.slurm import SlurmContract, running_job
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.gpus import CUDA
-from slurm_robust.testing.gpus_contract import GpusContract
+from tests.contracts.gpus import GpusContract
 from tests.gpu.device import occupy
 
 
 class CudaWorld:
-    """See :class:`~slurm_robust.testing.gpus_contract.GpusWorld`."""
+    """See :class:`~tests.contracts.gpus.GpusWorld`."""
 
     gpus = CUDA
 

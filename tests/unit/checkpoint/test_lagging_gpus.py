@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import torch
 
-from slurm_robust.testing.gpus_contract import GpusContract
 from slurm_robust.testing.lagging_gpus import LaggingGpus
+from tests.contracts.gpus import GpusContract
 
 
 class LaggingWorld:
-    """See :class:`~slurm_robust.testing.gpus_contract.GpusWorld`."""
+    """See :class:`~tests.contracts.gpus.GpusWorld`."""
 
     def __init__(self, gpus: LaggingGpus) -> None:
         self.gpus = gpus

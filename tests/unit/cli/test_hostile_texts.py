@@ -37,11 +37,11 @@ from slurm_robust.report.screen import Screen
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
-from slurm_robust.testing.replayer_contract import run as replayed
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
 from slurm_robust.wire.server import ControllerSocket
+from tests.contracts.replayer import run as replayed
 from tests.unit.controller.fleetwork import Job, doing
 from tests.unit.report import incident_journal as made_up
 from tests.unit.report import test_stacks

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller.disk import Disk
-from slurm_robust.testing.disk_contract import DiskContract
 from slurm_robust.testing.faulty_disk import FaultyDisk
+from tests.contracts.disk import DiskContract
 from tests.unit.controller.room import room_for
 
 

@@ -14,9 +14,9 @@ from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Outcome
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.testing.diagnoser_contract import NODES, DiagnoserContract
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.contracts.diagnoser import NODES, DiagnoserContract
 from tests.waiting import wait_for
 
 FAULTY = Path(__file__).with_name("faulty")

@@ -10,7 +10,7 @@ from rich.console import Console
 from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.report.replay import Code, code_of, render
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
-from slurm_robust.testing.replayer_contract import NODES, run
+from tests.contracts.replayer import NODES, run
 
 
 def printed(verdict: ReplayVerdict) -> str:

@@ -140,7 +140,6 @@ def test_no_answer_in_time() -> None:
     client = CliSlurmClient(3.0, run=run)
     with pytest.raises(errors.SlurmTimeout, match="scontrol gave no answer within 3 s"):
         client.release(7)
-    assert not client.ping()
     with pytest.raises(ValueError, match="timeout_s"):
         CliSlurmClient(0)
 

@@ -105,7 +105,7 @@ def test_reservations() -> None:
     request = ReservationRequest(
         name="spare", nodes=("n1", "n2"), users=("alice", "bob"), flags=("IGNORE_JOBS",), partition="main"
     )
-    assert commands.reservation(request, create=True) == [
+    assert commands.create_reservation(request) == [
         "scontrol",
         "create",
         "reservation",
@@ -117,14 +117,8 @@ def test_reservations() -> None:
         "flags=IGNORE_JOBS",
         "partition=main",
     ]
-    change = ReservationRequest(name="spare", node_count=3, duration_s=7200)
-    assert commands.reservation(change, create=False) == [
-        "scontrol",
-        "update",
-        "reservationname=spare",
-        "duration=120",
-        "nodecnt=3",
-    ]
+    counted = commands.create_reservation(ReservationRequest(name="spare", node_count=3, duration_s=7200))
+    assert counted[4:] == ["starttime=now", "duration=120", "nodecnt=3"]
 
 
 def test_cancel() -> None:

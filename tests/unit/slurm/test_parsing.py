@@ -155,11 +155,6 @@ def test_config() -> None:
     assert config["SlurmctldHost[0]"].startswith("head")
 
 
-def test_ping() -> None:
-    assert text.parse_ping("Slurmctld(primary) at head is DOWN\nSlurmctld(backup) at b is UP\n")
-    assert not text.parse_ping("Slurmctld(primary) at head is DOWN\n")
-
-
 def test_topology() -> None:
     spine, leaf = text.parse_topology(
         "SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=leaf[1-2] \n"

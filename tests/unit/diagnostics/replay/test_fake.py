@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.testing.fake_replayer import FakeReplayer
-from slurm_robust.testing.replayer_contract import Make, ReplayerContract
+from tests.contracts.replayer import Make, ReplayerContract
 
 
 class TestFakeReplayer(ReplayerContract):

@@ -20,8 +20,8 @@ from slurm_robust.slurm.records import Allocation, Step
 from slurm_robust.slurm.requests import StepRequest
 from slurm_robust.testing.fake_replayer import Fault
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from slurm_robust.testing.replayer_contract import NODES, SCRIPT, Make, ReplayerContract, run
 from slurm_robust.worker.replay import End, Gradients, Machine, add_line
+from tests.contracts.replayer import NODES, SCRIPT, Make, ReplayerContract, run
 from tests.waiting import wait_for
 
 JOB = Allocation(job_id=7, nodes=NODES)

@@ -1,12 +1,12 @@
 """The contract of SlurmClient about the past and about jobs that are waited for.
 
-Beside :mod:`slurm_robust.testing.slurm_contract`.
+Beside :mod:`tests.contracts.slurm`.
 """
 
 from __future__ import annotations
 
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.testing.slurm_contract import World, gone, running_job
+from tests.contracts.slurm import World, gone, running_job
 
 HOUR_S = 3600.0
 

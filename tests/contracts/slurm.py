@@ -91,9 +91,8 @@ class SlurmContract:
     """The tests. Each docstring is the promise."""
 
     def test_says_what_it_is(self, world: World) -> None:
-        """Version, ping, configuration and topology are readable."""
+        """Version, configuration and topology are readable."""
         assert world.client.version().major >= 22
-        assert world.client.ping()
         config = world.client.config()
         assert config["ClusterName"]
         assert "sec" in config["KillWait"]
@@ -150,7 +149,6 @@ class SlurmContract:
             lambda: client.start_now(NO_SUCH_JOB),
             lambda: client.set_excluded_nodes(NO_SUCH_JOB, []),
             lambda: client.set_required_nodes(NO_SUCH_JOB, []),
-            lambda: client.set_comment(NO_SUCH_JOB, "x"),
         ):
             with refused(errors.JobNotFound):
                 call()
@@ -215,7 +213,7 @@ class SlurmContract:
     def test_held_job(self, world: World) -> None:
         """A held job can be changed, and starts where it may once released."""
         names = [node.name for node in world.client.nodes()]
-        with job_of(world, 2, hold=True) as job_id:
+        with job_of(world, 1, hold=True) as job_id:
             client = world.client
             job = client.job(job_id)
             assert job.held
@@ -232,7 +230,6 @@ class SlurmContract:
             client.set_required_nodes(job_id, [])
             assert client.job(job_id).required_nodes == ()
             client.set_excluded_nodes(job_id, names[:1])
-            client.set_node_count(job_id, 1)
             client.release(job_id)
             world.wait(lambda: client.job(job_id).is_running, "the released job runs")
             assert len(client.job(job_id).nodes) == 1
@@ -302,12 +299,6 @@ class SlurmContract:
             with refused(errors.JobFinished):
                 client.set_excluded_nodes(job.job_id, [])
 
-    def test_comment(self, world: World) -> None:
-        """Comments are one line."""
-        with job_of(world, 1, hold=True) as job_id:
-            world.client.set_comment(job_id, "two\nlines")
-            assert world.client.job(job_id).comment == "two lines"
-
     def test_drain_and_resume(self, world: World) -> None:
         """A drain has its reason and user; after a resume the node is usable soon."""
         name = world.client.nodes()[-1].name
@@ -332,7 +323,7 @@ class SlurmContract:
             )
 
     def test_reservation(self, world: World) -> None:
-        """Created, changed, deleted; a name is given once, and unknown ones are ReservationNotFound."""
+        """Created, deleted; a name is given once, and unknown ones are ReservationNotFound."""
         names = [node.name for node in world.client.nodes()]
         flags = ("IGNORE_JOBS",)
         request = ReservationRequest(name="contract", nodes=(names[-1],), users=(world.user,), flags=flags)
@@ -345,16 +336,10 @@ class SlurmContract:
             again = ReservationRequest(name="contract", nodes=(names[0],), users=("root",), flags=flags)
             with refused(errors.ReservationExists):
                 world.operator.create_reservation(again)
-            world.operator.update_reservation(ReservationRequest(name="contract", nodes=tuple(names[-2:])))
-            made = {r.name: r for r in world.client.reservations()}["contract"]
-            assert set(made.nodes) == set(names[-2:])
-            assert made.node_count == 2
         finally:
             world.operator.delete_reservation("contract")
         with refused(errors.ReservationNotFound):
             world.operator.delete_reservation("contract")
-        with refused(errors.ReservationNotFound):
-            world.operator.update_reservation(ReservationRequest(name="contract", nodes=(names[-1],)))
 
     def test_step(self, world: World) -> None:
         """One task per node, listed while it runs; srun ends when killed, tasks when cancelled."""
