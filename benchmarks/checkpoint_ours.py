@@ -11,9 +11,9 @@ from slurm_robust.checkpoint import snapshot
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import Tier
-from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.api import Checkpointer  # as the zygote has it, before a worker begins
 from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.step_record import StepRecord
 
 # Warming up makes the buffers, whatever that takes: no snapshot is passed over for it.
 snapshot.RESERVE_S = 60.0

@@ -24,7 +24,7 @@ from benchmarks import common
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.ports import bind_free
-from slurm_robust.wire import openfiles
+from slurm_robust.util import openfiles
 from slurm_robust.wire.copychannel import Channel, Get, derive_key
 
 REPS = 40

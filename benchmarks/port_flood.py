@@ -29,7 +29,7 @@ import zmq
 from rich.table import Table
 
 from benchmarks import common
-from slurm_robust.wire import openfiles
+from slurm_robust.util import openfiles
 from slurm_robust.wire.client import Client
 from slurm_robust.wire.keys import create_keys, load_client, load_server
 from slurm_robust.wire.messages import Ping, Pong

@@ -40,7 +40,7 @@ from slurm_robust.agent.stimuli import (
 )
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.traffic import Traffic
-from slurm_robust.wire import openfiles
+from slurm_robust.util import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import (
@@ -56,7 +56,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
-from slurm_robust.wire.spawning import Exited, Ready, Spawned
+from slurm_robust.worker.spawning import Exited, Ready, Spawned
 
 NPROC = 8
 AGENTS_NICE = 5

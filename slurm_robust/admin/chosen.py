@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 
 class NotNodes(SrobustError):

@@ -16,10 +16,10 @@ from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
+from slurm_robust.util.text import as_json, one_line
 
 DAY_S = 86400.0
 SLURMDBD_S = 300.0

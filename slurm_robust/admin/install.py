@@ -18,7 +18,7 @@ from slurm_robust.admin.files import InstallError, Step
 from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, is_packaged, must_be_root
 from slurm_robust.health.trust import distrust
-from slurm_robust.model.text import one_line
+from slurm_robust.util.text import one_line
 
 SYSTEMCTL_S = 30.0
 

@@ -30,7 +30,6 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.node.drain import is_tagged, untouchable
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import (
@@ -41,6 +40,7 @@ from slurm_robust.slurm.errors import (
 )
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
+from slurm_robust.util.text import as_json, one_line
 
 PREFIX = "srobust-quarantine-"
 FLAGS = ("MAINT", "IGNORE_JOBS")

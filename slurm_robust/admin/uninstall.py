@@ -14,8 +14,8 @@ from slurm_robust.admin.files import InstallError
 from slurm_robust.admin.install import systemctl, told
 from slurm_robust.admin.site import Site, must_be_root
 from slurm_robust.admin.verify import matches
-from slurm_robust.model.text import one_line
 from slurm_robust.slurm.configuration import ConfigurationRefused
+from slurm_robust.util.text import one_line
 
 _RUN_TIME = ("/var/lib/slurm-robust", "/var/log/slurm-robust", "/run/slurm-robust")
 

@@ -21,9 +21,9 @@ from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.site import checks
 from slurm_robust.health.trust import distrust
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import one_line
 from slurm_robust.node.allocation import log_file
 from slurm_robust.slurm.configuration import ConfigurationRefused
+from slurm_robust.util.text import one_line
 
 Live = Mapping[str, tuple[str, ...]]
 _NEVER = 65534

@@ -24,11 +24,11 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.record import decoded
-from slurm_robust.wire import openfiles
+from slurm_robust.util import openfiles
+from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
 from slurm_robust.wire.keys import load_client
-from slurm_robust.wire.ours import NotOurs, check_own_folder, read_ours
-from slurm_robust.wire.spawning import Prepare
 from slurm_robust.worker.lookup import missing
+from slurm_robust.worker.spawning import Prepare
 
 CANNOT_BEGIN = 3
 

@@ -21,7 +21,7 @@ from slurm_robust.health.gpus.facts import GpuProcess, Use
 from slurm_robust.health.gpus.nvidia import read_use
 from slurm_robust.health.gpus.nvml import DriverError, Nvml
 from slurm_robust.health.host import Host
-from slurm_robust.worker.process import die_with_parent
+from slurm_robust.util.process import die_with_parent
 
 STILL_S = 30.0
 """Memory that nobody holds and that has not become less for so long will not be given back."""

@@ -10,8 +10,8 @@ import sys
 from typing import Protocol, TypeAlias
 
 from slurm_robust.model.record import Record
-from slurm_robust.wire import spawning
-from slurm_robust.wire.spawning import FromZygote, Prepare, Spawn, Sweep, ToZygote
+from slurm_robust.worker import spawning
+from slurm_robust.worker.spawning import FromZygote, Prepare, Spawn, Sweep, ToZygote
 
 
 class Gone(Record):

@@ -58,11 +58,11 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
-from slurm_robust.wire import openfiles
+from slurm_robust.util import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Phase, Pong, StacksShown
-from slurm_robust.wire.spawning import Exited, SpawnFailed
+from slurm_robust.worker.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
 TERM_GRACE_S = 10.0

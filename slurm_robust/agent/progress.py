@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slurm_robust.agent.rankenv import record_path
 from slurm_robust.wire.messages import Progress
-from slurm_robust.wire.record import RecordError, StepRecord
+from slurm_robust.worker.step_record import RecordError, StepRecord
 
 
 class StepWatch:

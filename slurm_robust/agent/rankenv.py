@@ -13,8 +13,8 @@ from slurm_robust.agent.numa import Binding, bindings_here
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
-from slurm_robust.wire.spawning import Spawn, WorkerSpec
 from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.spawning import Spawn, WorkerSpec
 
 RECORDER_ENTRIES = "2000"
 """Operations that the flight recorder keeps: more than the 1,000 or so that a host gets ahead of its GPU."""

@@ -57,7 +57,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
-from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
+from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
 LAUNCHER_STARTS = 3
 # A launcher that lived this long did not fail at its start: its end is counted anew.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 
 
 def in_short(decided: ev.Decided) -> str:

@@ -38,7 +38,7 @@ from slurm_robust.checkpoint.errors import ForeignPart
 from slurm_robust.checkpoint.part import Item, Sidecar, corrupt, data_of, name_of
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.tree import flatten
-from slurm_robust.wire.ours import only_we_write, open_plain
+from slurm_robust.util.ours import only_we_write, open_plain
 
 ALIGNMENT = 64
 

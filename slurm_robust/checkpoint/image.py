@@ -34,7 +34,7 @@ from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingChec
 from slurm_robust.checkpoint.sharedfile import BufferInUse as BufferInUse
 from slurm_robust.checkpoint.sharedfile import OnMap, SharedFile
 from slurm_robust.model.record import UNREADABLE, Record, decoded
-from slurm_robust.wire.ours import open_ours, read_ours
+from slurm_robust.util.ours import open_ours, read_ours
 
 MAGIC = b"SRIMAGE\x01"
 VERSION = 1
@@ -327,7 +327,7 @@ def open_image(path: Path) -> Image:
 
     The mapping is private: writing to it changes nothing in the file. Raises
     :class:`MissingCheckpoint` if there is none (or it is being refilled), :class:`CorruptPart`, or
-    ``OSError``, :class:`~slurm_robust.wire.ours.NotOurs` for what somebody else has put there.
+    ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for what somebody else has put there.
     """
     try:
         file = open_ours(path)
@@ -348,7 +348,7 @@ def open_image(path: Path) -> Image:
 def read_header(path: Path) -> ImageHeader | None:
     """The header of the whole image in ``path``; None for anything else.
 
-    Raises ``OSError``, :class:`~slurm_robust.wire.ours.NotOurs` for what somebody else has put there.
+    Raises ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for what somebody else has put there.
     """
     parsed = _parsed(read_ours(path, PAGE))
     return parsed[1] if parsed else None

@@ -25,7 +25,7 @@ from typing import IO
 from slurm_robust.checkpoint.image import Image, read_front
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Copy, Tier
-from slurm_robust.wire.ours import NotOurs, check_own_folder, make_own_folder, open_ours
+from slurm_robust.util.ours import NotOurs, check_own_folder, make_own_folder, open_ours
 
 _PART = re.compile(r"own-(\d{5,})|shared")
 _IMAGE = ".img"

@@ -28,7 +28,7 @@ from slurm_robust.checkpoint.image import ImageHeader, read_header
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED, Copy, Tier
 from slurm_robust.model.record import Record
-from slurm_robust.wire.ours import make_own_folder
+from slurm_robust.util.ours import make_own_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -17,7 +17,7 @@ import xxhash
 
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.model.record import Record, decoded
-from slurm_robust.wire.ours import open_plain
+from slurm_robust.util.ours import open_plain
 
 MAGIC = b"SRPART\0\n"
 VERSION = 2

@@ -32,7 +32,7 @@ from slurm_robust.cli.parsing import Parser, UsageError
 from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.text import message
+from slurm_robust.util.text import message
 
 COMMANDS = (
     run,

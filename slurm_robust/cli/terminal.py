@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
-from slurm_robust.model.text import visible
+from slurm_robust.util.text import visible
 
 
 class VisibleStream:

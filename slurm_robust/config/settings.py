@@ -18,7 +18,7 @@ import msgspec
 from slurm_robust.config.errors import InvalidSettings, InvalidValue, Problem
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.text import one_line
+from slurm_robust.util.text import one_line
 
 
 @dataclass(frozen=True)

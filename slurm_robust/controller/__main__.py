@@ -44,7 +44,7 @@ from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
-from slurm_robust.wire import openfiles
+from slurm_robust.util import openfiles
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket

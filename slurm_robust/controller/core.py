@@ -41,7 +41,7 @@ from slurm_robust.model.steps import Witness
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
 from slurm_robust.policy.restore import Ref
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S = 10.0

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_robust.model.record import Record
-from slurm_robust.wire.ours import make_own_folder
+from slurm_robust.util.ours import make_own_folder
 
 _ROOT_MODE = 0o755
 _ACL = "system.posix_acl_access"

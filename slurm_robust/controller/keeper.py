@@ -24,7 +24,7 @@ from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.controller.signals import Signals
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.wire import openfiles
+from slurm_robust.util import openfiles
 from slurm_robust.wire.keys import KeysError
 
 # So many ends within the window are bad luck; more are a defect that another start does not mend.

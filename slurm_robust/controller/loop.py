@@ -32,8 +32,8 @@ from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.policy.restore import Ref, keepers
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.knock import answering

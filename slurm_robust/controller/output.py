@@ -11,8 +11,8 @@ from collections import deque
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import count, message
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count, message
 
 PATIENCE_S = 0.2
 _MOST_LINES = 10_000

@@ -8,11 +8,11 @@ from pathlib import Path
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.requeue import Outcome, Stage, StageOutcome, requeue_without
 from slurm_robust.slurm.requeue_plan import affordable, waiting_advice
 from slurm_robust.slurm.watcher import arrange_watcher
+from slurm_robust.util.hostlist import fold
 
 Report = Callable[[str, bool, str], None]
 Answer = Callable[[RequeueAnswer], None]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.model.progress import slowest
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 
 if TYPE_CHECKING:
     from slurm_robust.controller.core import Core

@@ -22,7 +22,7 @@ from slurm_robust.diagnostics.part import Answer, Died, Found, NotHere, Part, Wr
 from slurm_robust.diagnostics.plan import BY_NAME, Program
 from slurm_robust.health import isolate
 from slurm_robust.model.diagnosis import TestResult
-from slurm_robust.worker.process import die_with_parent
+from slurm_robust.util.process import die_with_parent
 
 _LEAST_S = 2.0
 _WITHOUT_TORCH = frozenset({"dcgm", "memory", "storage"})

@@ -13,7 +13,7 @@ import torch
 
 from slurm_robust.diagnostics.part import Died, NotHere, Part, Wrong
 from slurm_robust.health import isolate
-from slurm_robust.worker.process import die_with_parent
+from slurm_robust.util.process import die_with_parent
 
 
 def gpus_of(part: Part) -> list[torch.device]:

@@ -19,8 +19,8 @@ from slurm_robust.diagnostics.places import Launched, Place
 from slurm_robust.diagnostics.plan import Plan, Round, plan
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.text import count
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.util.text import count
 
 # Outside of what the kernel hands out by itself, so that a port is rarely in use.
 _PORTS = range(20_000, 32_000)

@@ -20,7 +20,7 @@ from slurm_robust.health.host import Host
 from slurm_robust.health.trust import distrust
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import one_line
+from slurm_robust.util.text import one_line
 
 ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
 """All that a command finds in its environment: what it says must not depend on who asks."""

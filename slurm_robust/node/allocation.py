@@ -47,7 +47,7 @@ def _drained_by_us(config: NodeConfig, hostlist: str) -> dict[str, str]:
     """Reasons by node; empty also without an answer of Slurm."""
     from slurm_robust.node.steward import slurm_client
     from slurm_robust.slurm.errors import SlurmError
-    from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+    from slurm_robust.util.hostlist import InvalidHostlist, expand
 
     try:
         client = slurm_client(config, time.monotonic() + config.hooks.slurm_s)

@@ -80,7 +80,7 @@ def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
         return CLOSED if _tell_failure(name, answer, environ) else OPEN
     code, _, message = answer.value.partition(b" ")
     if message:
-        from slurm_robust.model.text import one_line
+        from slurm_robust.util.text import one_line
 
         print(f"srobust-node: {name}: {one_line(message.decode(errors='replace'))}", file=sys.stderr)
     return int(code)
@@ -205,8 +205,8 @@ def _tell_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool
 
     from slurm_robust.config.node import Paths
     from slurm_robust.health.runner import node_name
-    from slurm_robust.model.text import one_line
     from slurm_robust.node.log import EventLog
+    from slurm_robust.util.text import one_line
 
     closed, paths, error = False, Paths(), answer.error
     if answer.told:

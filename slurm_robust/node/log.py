@@ -11,7 +11,7 @@ import msgspec
 from slurm_robust.config.node import Paths
 from slurm_robust.health.isolate import call
 from slurm_robust.health.verdict import clean
-from slurm_robust.model.text import as_json
+from slurm_robust.util.text import as_json
 
 TAG = "slurm-robust"
 WRITE_S = 1.0

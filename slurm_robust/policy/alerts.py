@@ -13,7 +13,7 @@ from slurm_robust.config.detect import DetectConfig
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.findings import Party, Suggestion
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import some_of
+from slurm_robust.util.text import some_of
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.config.schema import Limits
 from slurm_robust.model.incident import EndApproaching, Verdict
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import count
+from slurm_robust.util.text import count
 
 HOUR_S = 3600.0
 MOST_RUNS_IN_VAIN = 3

@@ -8,8 +8,8 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import some_of
 from slurm_robust.policy.rules import Rules
+from slurm_robust.util.text import some_of
 
 NODE_SIGNATURE = "node "
 STUCK = "its workers cannot be killed"

@@ -7,8 +7,8 @@ from collections.abc import Collection, Container
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart, Swap
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import count
 from slurm_robust.policy.rules import Rules
+from slurm_robust.util.text import count
 
 
 def assign(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import some_of
+from slurm_robust.util.text import some_of
 
 STALLED_S = 30.0
 """So long an agent may be silent while its node gives other signs of life: storage that hangs, memory that is

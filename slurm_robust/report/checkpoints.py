@@ -35,10 +35,10 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.policy import restore
 from slurm_robust.report.find import NoSuchJob, find, load_events
 from slurm_robust.report.screen import Screen
+from slurm_robust.util.text import as_json, one_line
 from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62

@@ -26,10 +26,10 @@ from slurm_robust.health.verdict import conclude, rule_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.node.jobs import no_other_job
 from slurm_robust.report.outcomes import STYLES, rank
 from slurm_robust.report.screen import Screen
+from slurm_robust.util.text import as_json, one_line
 
 BUDGET_S = 60.0
 

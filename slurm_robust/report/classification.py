@@ -21,8 +21,8 @@ from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.model.text import as_json
 from slurm_robust.report.screen import Screen
+from slurm_robust.util.text import as_json
 
 STDIN = "-"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.records import Job
+from slurm_robust.util.hostlist import fold
 
 
 def completing_advice(slurm: SlurmClient, job: Job) -> str:

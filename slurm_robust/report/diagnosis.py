@@ -20,12 +20,12 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.outcomes import STYLES, rank
 from slurm_robust.report.screen import Screen
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
-from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+from slurm_robust.util.hostlist import InvalidHostlist, expand
+from slurm_robust.util.text import as_json, one_line
 
 
 class Code(IntEnum):

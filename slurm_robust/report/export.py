@@ -19,9 +19,9 @@ from slurm_robust.model.copies import SHARED
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.checkpoints import Place, bar, friendly, open_place, would_restore
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import as_json, one_line
 
 LATEST = "latest"
 

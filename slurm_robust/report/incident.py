@@ -31,9 +31,9 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.model.text import as_json
 from slurm_robust.report.incidents import STYLES, job_in_words, load
 from slurm_robust.report.screen import Screen
+from slurm_robust.util.text import as_json
 
 MOST_LOGS = 8
 """Files of which ``--logs`` shows the end; the folder has the others."""

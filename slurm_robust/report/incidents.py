@@ -16,12 +16,12 @@ from slurm_robust.controller.evidence.texts import count, one_line
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import as_json
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.screen import Screen
 from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.status import seconds
 from slurm_robust.report.summary import summarize
+from slurm_robust.util.text import as_json
 
 STYLES = {Standing.OPEN: "bold yellow", Standing.OVER: "green", Standing.ENDED: "bold red"}
 

@@ -15,11 +15,11 @@ from slurm_robust.model.events import RunEnded, decode_event
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
-from slurm_robust.model.text import as_json, one_line, settled, visible, without_escapes
 from slurm_robust.report.find import NoSuchJob, NotBegun, find, load_events
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
+from slurm_robust.util.text import as_json, one_line, settled, visible, without_escapes
 
 POLL_S = 0.5
 BEGIN_POLL_S = 5.0

@@ -19,11 +19,11 @@ from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.steps import StepReplayer
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.outcomes import STYLES
 from slurm_robust.report.screen import Screen
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.select import make_client
+from slurm_robust.util.text import as_json, one_line
 
 
 class Code(IntEnum):

@@ -16,7 +16,7 @@ WIDTH = 160
 class Screen(Console):
     """A console to which every string is a plain text: no markup, no emoji, nothing that a terminal obeys.
 
-    Views make their texts one line with :func:`~slurm_robust.model.text.one_line`, which reads better; what
+    Views make their texts one line with :func:`~slurm_robust.util.text.one_line`, which reads better; what
     they forget is caught here, where rich has laid out all that it is going to write.
     """
 

@@ -32,13 +32,13 @@ from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
-from slurm_robust.model.text import as_json
 from slurm_robust.report.asking import ended, unanswered
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.screen import Screen
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.hostlist import fold as fold_nodes
+from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.text import as_json
 from slurm_robust.wire.client import Client
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import load_client

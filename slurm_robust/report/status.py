@@ -7,15 +7,15 @@ import time
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from slurm_robust.model.text import as_json, one_line
 from slurm_robust.report.completing import completing_advice
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.screen import Screen
 from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.summary import Summary, summarize
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.requeue_plan import waiting_advice
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import as_json, one_line
 
 
 def main(name: str, *, json: bool, job_dir: str | None) -> int:

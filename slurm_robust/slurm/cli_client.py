@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from slurm_robust.model.text import one_line
 from slurm_robust.slurm import commands, jsonforms, text
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.errors import (
@@ -24,7 +23,6 @@ from slurm_robust.slurm.errors import (
     UnparsableOutput,
     classify,
 )
-from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.process import (
     CommandTimeout,
     CompletedCommand,
@@ -45,6 +43,8 @@ from slurm_robust.slurm.records import (
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 from slurm_robust.slurm.values import parse_version
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import one_line
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-from slurm_robust.model.text import one_line
-from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.records import SlurmVersion
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import one_line
 
 # The JSON to ask a release for, from the first release that has it. Slurm drops each some releases later.
 _DATA_PARSERS = (((26, 5), "v0.0.45"), ((25, 11), "v0.0.44"), ((24, 11), "v0.0.42"))

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from slurm_robust.slurm.errors import NotInAllocation
-from slurm_robust.slurm.hostlist import InvalidHostlist, expand
 from slurm_robust.slurm.records import Allocation
+from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 
 def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_robust.model.record import Record
-from slurm_robust.slurm.hostlist import expand
 from slurm_robust.slurm.process import CommandTimeout, CompletedCommand, run_command
 from slurm_robust.slurm.records import TERMINAL_STATES
+from slurm_robust.util.hostlist import expand
 
 _UNKNOWN_JOB = "Invalid job id specified"
 

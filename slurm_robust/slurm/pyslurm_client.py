@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slurm_robust.model.text import one_line
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.errors import BackendUnavailable, CommandFailed, SlurmTimeout, classify
 from slurm_robust.slurm.process import CommandTimeout, CompletedCommand, LineProcess
 from slurm_robust.slurm.records import Job, Node, SlurmVersion
 from slurm_robust.slurm.values import parse_version
+from slurm_robust.util.text import one_line
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust.slurm.hostlist import expand
 from slurm_robust.slurm.records import Gres, Job, Node
 from slurm_robust.slurm.values import parse_gres, parse_job_states, parse_states
+from slurm_robust.util.hostlist import expand
 
 # pyslurm publishes no types, and what it gives differs between its releases.
 Module = Any

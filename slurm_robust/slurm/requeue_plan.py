@@ -20,8 +20,8 @@ from slurm_robust.slurm.errors import (
     SlurmCommandError,
     SlurmTimeout,
 )
-from slurm_robust.slurm.hostlist import fold
 from slurm_robust.slurm.records import Job, Node
+from slurm_robust.util.hostlist import fold
 
 # How long a job is left pending before it is told to start: see "deadly" above. One second is what
 # Slurm needs, the other is for the age of what we see.

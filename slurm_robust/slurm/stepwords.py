@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from slurm_robust.model.steps import Outlook, StepEnd
-from slurm_robust.slurm.hostlist import InvalidHostlist, expand
+from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 _MOST_LINES = 4
 _MOST_TEXT = 600

@@ -6,8 +6,8 @@ import re
 from datetime import datetime
 
 from slurm_robust.slurm.errors import UnparsableOutput
-from slurm_robust.slurm.hostlist import InvalidHostlist, expand
 from slurm_robust.slurm.records import Gres, SlurmVersion
+from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 # A job is PENDING beside these, but text shows one word of all its states.
 _WAITING = frozenset({"EXPEDITING", "REQUEUE_HOLD", "SPECIAL_EXIT"})

@@ -29,11 +29,11 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.hostlist import expand, fold
 from slurm_robust.slurm.process import CompletedCommand, run_command
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.slurm.requeue import Outcome, StageOutcome, Until, watch_until_running
 from slurm_robust.slurm.select import BACKENDS, make_client
+from slurm_robust.util.hostlist import expand, fold
 
 
 def survives_the_job(config: Mapping[str, str]) -> bool:

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from slurm_robust.model.text import one_line
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import AccountingRow, Gres, Job, Node, NodeEvent, Reservation, Step, Switch
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.clock import FakeClock
+from slurm_robust.util.text import one_line
 
 # After a requeue slurmctld sets the begin time to cred_expire (120 s) + 1 s ahead.
 BEGIN_DELAY_S = 121.0

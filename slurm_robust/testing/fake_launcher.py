@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from slurm_robust.agent.launcher import Gone, LauncherMessage
 from slurm_robust.model.record import Record
-from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawn, Spawned, WorkerSpec
+from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned, WorkerSpec
 
 
 class Behaviour(Record):

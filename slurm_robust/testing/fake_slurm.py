@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.model.text import one_line
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.process import CompletedCommand
@@ -23,6 +22,7 @@ from slurm_robust.slurm.records import (
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster, FakeStep
+from slurm_robust.util.text import one_line
 
 _YEAR_S = 365 * 86400.0
 

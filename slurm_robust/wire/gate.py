@@ -12,7 +12,8 @@ import time
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from slurm_robust.wire import openfiles, portfilter
+from slurm_robust.util import openfiles
+from slurm_robust.wire import portfilter
 from slurm_robust.wire.attendant import Attendant
 from slurm_robust.wire.portfilter import Address
 from slurm_robust.wire.strangers import Strangers

@@ -44,7 +44,7 @@ class Checkpointer:
     same effect, with a warning.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse`, and under ``srobust run``
-    :class:`~slurm_robust.wire.record.RecordError` or ``OSError`` without a step record.
+    :class:`~slurm_robust.worker.step_record.RecordError` or ``OSError`` without a step record.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ from msgspec import structs
 
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
-from slurm_robust.wire import spawning
-from slurm_robust.wire.spawning import Spawn, WorkerSpec
-from slurm_robust.worker import crash, dump, process, rendezvous, script, stepcount
+from slurm_robust.util import process
+from slurm_robust.worker import crash, dump, rendezvous, script, spawning, stepcount
+from slurm_robust.worker.spawning import Spawn, WorkerSpec
 
 _HIDDEN = script.RUNNER_FILES | {__file__}
 # The shell's codes for a program that is not there, or is no program.

@@ -25,7 +25,7 @@ class BadWorkerEnvironment(ValueError):
 class WorkerEnvironment(Record):
     """One worker's place in its run.
 
-    ``record`` is the path of its step record (:mod:`slurm_robust.wire.record`); ``restore`` the
+    ``record`` is the path of its step record (:mod:`slurm_robust.worker.step_record`); ``restore`` the
     checkpoint to continue from as ``CheckpointRef.token()``, ``""`` for a fresh start;
     ``checkpoint_dir`` the folder of the run's checkpoints on shared storage. ``layout`` is the identity of
     the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none; ``local`` the

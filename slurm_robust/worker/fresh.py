@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-from slurm_robust.wire import spawning
-from slurm_robust.wire.spawning import Prepare, Spawn, WorkerSpec
-from slurm_robust.worker import bootstrap, dump, process
+from slurm_robust.util import process
+from slurm_robust.worker import bootstrap, dump, spawning
+from slurm_robust.worker.spawning import Prepare, Spawn, WorkerSpec
 from slurm_robust.worker.zygote import prepare
 
 

@@ -23,8 +23,8 @@ from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
 from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.util.ours import read_ours
 from slurm_robust.wire.copychannel import transfer_s
-from slurm_robust.wire.ours import read_ours
 from slurm_robust.worker.environment import WorkerEnvironment
 
 # How often to look whether the agent has fetched a part.

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
-from slurm_robust.wire.record import RankPhase, RecordError, StepRecord
 from slurm_robust.worker.environment import RECORD
+from slurm_robust.worker.step_record import RankPhase, RecordError, StepRecord
 
 _log = logging.getLogger(__name__)
 

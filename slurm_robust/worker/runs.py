@@ -32,11 +32,11 @@ from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
-from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker import phases
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from slurm_robust.worker.replay import REPLAY, ReplayRun
+from slurm_robust.worker.step_record import StepRecord
 
 _log = logging.getLogger(__name__)
 _UNUSABLE = (CorruptPart, ForeignPart, MissingCheckpoint)

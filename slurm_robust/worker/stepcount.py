@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from slurm_robust.wire.record import RecordError, StepRecord
+from slurm_robust.worker.step_record import RecordError, StepRecord
 
 
 def count_optimizer_steps(record: str) -> None:

@@ -24,9 +24,11 @@ import traceback
 from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
-from slurm_robust.model.text import one_line
-from slurm_robust.wire import openfiles, spawning
-from slurm_robust.wire.spawning import (
+from slurm_robust.util import openfiles
+from slurm_robust.util.text import one_line
+from slurm_robust.worker import crash, driver, script, spawning
+from slurm_robust.worker.bootstrap import become_worker
+from slurm_robust.worker.spawning import (
     Exited,
     Fatal,
     FromZygote,
@@ -38,8 +40,6 @@ from slurm_robust.wire.spawning import (
     Sweep,
     WorkerSpec,
 )
-from slurm_robust.worker import crash, driver, script
-from slurm_robust.worker.bootstrap import become_worker
 
 _MOST_SAID = 300  # characters of an error's message in the reason, which is told in one line
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
-from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawn, Spawned
+from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned
 
 M = TypeVar("M", bound=LauncherMessage)
 _PATIENCE_S = 30.0

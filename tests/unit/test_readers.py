@@ -34,10 +34,11 @@ from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.node.hints import Job, judge
 from slurm_robust.slurm import text as slurm_text
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.wire import copychannel, messages, spawning
+from slurm_robust.wire import copychannel, messages
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeyPair, KeysError, load_client
-from slurm_robust.wire.record import RecordError, StepRecord
+from slurm_robust.worker import spawning
+from slurm_robust.worker.step_record import RecordError, StepRecord
 from tests.unit.plans import plan
 
 Use = Callable[[bytes], object]

@@ -13,8 +13,8 @@ from slurm_robust.checkpoint.image import MAGIC, ImageHeader, read_header
 from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder, kind_of
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.copies import SHARED
+from slurm_robust.util.ours import open_ours
 from slurm_robust.wire.messages import Launch
-from slurm_robust.wire.ours import open_ours
 
 # A pass may take this share of a core, whatever the number of buffers and the speed of the machine.
 _SHARE = 0.005

@@ -23,7 +23,7 @@ from slurm_robust.agent.inspection.looked import Looked, encode
 from slurm_robust.config.nodefile import FILE
 from slurm_robust.health.host import Host
 from slurm_robust.model.job import InspectionSpec
-from slurm_robust.worker.process import die_with_parent
+from slurm_robust.util.process import die_with_parent
 
 # Below the workers, above nothing that anybody waits for.
 _NICE = 10

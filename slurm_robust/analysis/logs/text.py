@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from slurm_robust.model.text import without_escapes
+from slurm_robust.util.text import without_escapes
 
 HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
 """Of a huge log so many characters of its beginning and of its end are read: causes stand in either."""

@@ -18,7 +18,7 @@ from slurm_robust.analysis.stacks.ranks import RankView, views, without_librarie
 from slurm_robust.analysis.stacks.recorder import recorded, unclear
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.text import count
+from slurm_robust.util.text import count
 
 MOST_SHARE = 0.25
 """Of all nodes: more than these are never blamed together."""

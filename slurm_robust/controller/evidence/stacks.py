@@ -18,7 +18,7 @@ from slurm_robust.controller.evidence.flight import flight
 from slurm_robust.controller.evidence.texts import count, named, one_line
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Frame, Localisation, ProcessStacks, RankStacks
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 
 MOST_FRAMES = 60
 """Calls of one thread in the text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from slurm_robust.analysis.stacks.groups import fold
-from slurm_robust.model import text
+from slurm_robust.util import text
 
 MOST_TEXT = 600
 """Characters of one text that are shown; the journal has the whole."""

@@ -17,7 +17,7 @@ from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.policy.restore import in_words
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 
 MOST_LINES = 20
 """Last lines of a worker that are shown as those that decided."""

@@ -13,9 +13,9 @@ from slurm_robust.controller.stages.watch import all_done, find_trouble, leave
 from slurm_robust.controller.transitions import ToLocalising, ToRunning, ToStopping, Transition, Why
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.text import count
 from slurm_robust.policy.evidence import worth_tests
 from slurm_robust.policy.stacks import moved_with_ranks, place
+from slurm_robust.util.text import count
 
 # A rank that only takes long moves on within seconds; evicting its node would be for nothing.
 HANG_ROUNDS = 4

@@ -26,7 +26,7 @@ from slurm_robust.model.progress import slowest
 from slurm_robust.policy import decide
 from slurm_robust.policy.lateness import Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Beat, Launch, Phase
 
 RESEND_S = 2.0

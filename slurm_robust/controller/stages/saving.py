@@ -11,7 +11,7 @@ from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
 from slurm_robust.policy.restore import RestorePlan
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Save
 
 RESEND_S = 2.0

@@ -14,7 +14,7 @@ from slurm_robust.controller.transitions import (
     ToUnreachable,
     Transition,
 )
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 
 ASK_EVERY_S = 5.0
 

@@ -20,7 +20,7 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import GenerationFailed, NodeExit, Symptom
 from slurm_robust.policy.silence import Silence, judge
-from slurm_robust.slurm.hostlist import fold
+from slurm_robust.util.hostlist import fold
 
 # Agents notice within about 3 s that their controller is gone and look for the next one.
 RECONNECT_S = 8.0

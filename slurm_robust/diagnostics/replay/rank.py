@@ -9,7 +9,8 @@ import os
 import sys
 
 from slurm_robust.model.job import CommandKind
-from slurm_robust.worker import process, rendezvous, replay, script
+from slurm_robust.util import process
+from slurm_robust.worker import rendezvous, replay, script
 
 PARENT = "SROBUST_REPLAY_PARENT"
 """Process id of the node's part, with which every rank ends."""

@@ -35,7 +35,7 @@ time.sleep(1000)
 
 STEPPER = """
 import os, time
-from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.step_record import StepRecord
 record = StepRecord.open(os.environ["SROBUST_RECORD"])
 for step in range(100000):
     time.sleep(0.01)

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_robust.agent.numa import NOWHERE, Binding, bindings
 from slurm_robust.health.host import Host
-from slurm_robust.worker import process
+from slurm_robust.util import process
 from tests.unit.health.trees import plant
 
 DEVICES = "/sys/bus/pci/devices"
@@ -85,7 +85,7 @@ def test_where_nothing_is_known_or_to_be_gained_nothing_is_bound(tmp_path: Path)
 
 BOUND = """
 import os
-from slurm_robust.worker import process
+from slurm_robust.util import process
 cpu = min(os.sched_getaffinity(0))
 process.bind((cpu,), {node})
 print(sorted(os.sched_getaffinity(0)) == [cpu])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.rankenv import record_path
-from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.step_record import StepRecord
 
 
 def test_first_steps_and_the_requested_checkpoint_are_news_other_steps_are_not(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.wire.messages import Inject, Launch, Phase, RequestCheckpoint, Shutdown, Stop
-from slurm_robust.wire.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
+from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
 
 class Machine:

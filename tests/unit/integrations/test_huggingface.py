@@ -12,8 +12,8 @@ import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.model.pace import CHECKPOINT, EVALUATION, FINISHED
-from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.step_record import StepRecord
 from tests.unit.integrations.breaking import surroundings
 
 pytestmark = pytest.mark.slow  # for the import of transformers

@@ -11,7 +11,7 @@ import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.model.pace import CHECKPOINT, EVALUATION
-from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.step_record import StepRecord
 from tests.unit.integrations.breaking import surroundings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # for the import of lightning

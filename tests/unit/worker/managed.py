@@ -7,8 +7,8 @@ from pathlib import Path
 from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.step_record import StepRecord
 
 RUN = "11-cafe"
 

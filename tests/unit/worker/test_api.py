@@ -27,8 +27,8 @@ from slurm_robust.checkpoint.errors import (
 )
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.wire.messages import Progress
-from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.step_record import StepRecord
 from tests.sharding import needs_fsdp2
 from tests.unit.worker import training
 

@@ -14,10 +14,10 @@ import slurm_robust as sr
 from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.model.pace import CHECKPOINT, FINISHED
-from slurm_robust.wire.record import StepRecord
 from slurm_robust.worker.environment import RECORD, WorkerEnvironment
 from slurm_robust.worker.environment import RESTORE as RESTORE_VARIABLE
 from slurm_robust.worker.phases import PhaseSwitch
+from slurm_robust.worker.step_record import StepRecord
 
 
 class Spy:

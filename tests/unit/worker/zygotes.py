@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.model.job import CommandKind
-from slurm_robust.wire.record import StepRecord
-from slurm_robust.wire.spawning import Exited, Prepare, Ready, Spawn, WorkerSpec
+from slurm_robust.worker.spawning import Exited, Prepare, Ready, Spawn, WorkerSpec
+from slurm_robust.worker.step_record import StepRecord
 
 M = TypeVar("M")
 

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.stacks import ProcessKind, RankStacks
-from slurm_robust.wire.spawning import Exited
+from slurm_robust.worker.spawning import Exited
 from tests.unit.agent.stacks.programs import state_of
 from tests.unit.agent.stacks.workers import (
     AS_NOBODY,

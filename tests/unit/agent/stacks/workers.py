@@ -20,8 +20,8 @@ from slurm_robust.agent.runtime import SHARED_MEMORY
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.stacks import ProcessKind, ProcessStacks, RankStacks
-from slurm_robust.wire.record import StepRecord
-from slurm_robust.wire.spawning import Exited, FromZygote, Prepare, Ready, Spawn, Spawned, WorkerSpec
+from slurm_robust.worker.spawning import Exited, FromZygote, Prepare, Ready, Spawn, Spawned, WorkerSpec
+from slurm_robust.worker.step_record import StepRecord
 from tests.waiting import wait_for
 
 TRAINING = Path(__file__).with_name("training.py")

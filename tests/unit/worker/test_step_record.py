@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.wire.messages import Beat, Phase, decode_to_controller, encode
-from slurm_robust.wire.record import NO_STEP, RankPhase, RecordError, StepRecord
+from slurm_robust.worker.step_record import NO_STEP, RankPhase, RecordError, StepRecord
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_half_written_phase_does_not_exist(record: StepRecord) -> None:
 
 WRITER = """
 import sys
-from slurm_robust.wire.record import StepRecord
+from slurm_robust.worker.step_record import StepRecord
 record = StepRecord.open(sys.argv[1])
 step = 0
 while True:

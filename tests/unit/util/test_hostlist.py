@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.slurm.hostlist import InvalidHostlist, expand, fold
+from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
 
 
 @pytest.mark.parametrize(

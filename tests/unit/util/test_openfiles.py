@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.util.openfiles import OTHERS, shortage
 from slurm_robust.wire.keys import create_keys
-from slurm_robust.wire.openfiles import OTHERS, shortage
 
 HUNDRED_AGENTS = """
 import sys, time
@@ -17,7 +17,7 @@ import zmq
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client, load_server
 from slurm_robust.wire.messages import Beat, Phase
-from slurm_robust.wire.openfiles import raise_limit
+from slurm_robust.util.openfiles import raise_limit
 from slurm_robust.wire.server import ControllerSocket
 
 raise_limit()

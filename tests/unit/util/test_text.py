@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.model.text import as_json, one_line, settled, visible, without_escapes
+from slurm_robust.util.text import as_json, one_line, settled, visible, without_escapes
 
 
 @pytest.mark.parametrize(
