@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Protocol
 
-from slurm_robust.agent.slowfiles import SlowFiles
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.wire.messages import StacksTaken, TakeStacks
 
 
@@ -30,7 +30,7 @@ class Dumps:
     def __init__(self, taker: StackTaking, node: str) -> None:
         self._taker = taker
         self._node = node
-        self._thread: SlowFiles[StacksTaken] = SlowFiles()
+        self._thread: SerialExecutor[StacksTaken] = SerialExecutor("srobust-stacks")
         self._number = (0, 0)  # epoch and number of the newest order
         self._answer: StacksTaken | None = None
 

@@ -20,6 +20,7 @@ from slurm_robust.agent.dumps import Dumps, StackTaking
 from slurm_robust.agent.dying import DeathWatch
 from slurm_robust.agent.gpuwait import FREE, GpuWait
 from slurm_robust.agent.inspection.service import Inspection
+from slurm_robust.agent.jobfiles import EpochLooked, look_up, make_log_folders, read_tail
 from slurm_robust.agent.launcher import Gone, Launcher
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.oomkills import OomKills
@@ -27,7 +28,6 @@ from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.ports import PortHolder, local_address
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.runtime import RuntimeFolder
-from slurm_robust.agent.slowfiles import EpochLooked, SlowFiles, look_up, make_log_folders, read_tail
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -59,6 +59,8 @@ from slurm_robust.agent.stimuli import (
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.util import openfiles
+from slurm_robust.util.executor import SerialExecutor
+from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Phase, Pong, StacksShown
@@ -111,12 +113,13 @@ class Agent:
         self._book.data_address = setup.data_address
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
-        self._files: SlowFiles[EpochLooked | TailRead] = SlowFiles()
+        self._files: SerialExecutor[EpochLooked | TailRead] = SerialExecutor("srobust-files")
         self._dumps = Dumps(stacks, setup.node)
         self._steps = StepWatch()
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
+        self._wakeup = WakeUp()
         self._beat_wanted = True
         self._beat_due = 0.0
         self._polled = 0.0
@@ -127,9 +130,8 @@ class Agent:
 
     def run(self) -> None:
         """Serve until ordered to end or told so by Slurm (TERM). Main thread only."""
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self._copies.wake_by(partial(_wake, wake_write))
+        self._wakeup.on_signals()
+        self._copies.wake_by(self._wakeup.wake)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_term)
         # A job's early warning (--signal) is for the controller. A handler and not SIG_IGN, since
@@ -141,7 +143,7 @@ class Agent:
                 self._book.note(note)
             self._carry_out(StartLauncher())
             while not self._ended:
-                self._turn(wake_read)
+                self._turn()
         finally:
             self._close()
 
@@ -162,8 +164,8 @@ class Agent:
 
     # -- one turn ----------------------------------------------------------------------------------
 
-    def _turn(self, wake: int) -> None:
-        self._wait(wake)
+    def _turn(self) -> None:
+        self._wait()
         if self._terms:
             self._terms = 0
             self._take(TermCame(grace_s=TERM_GRACE_S))
@@ -189,19 +191,16 @@ class Agent:
         self._follow_controller(now)
         self._beat(now)
 
-    def _wait(self, wake: int) -> None:
+    def _wait(self) -> None:
         poller = zmq.Poller()
         for socket, flags in self._socket.pollers(writing=self._beat_wanted):
             poller.register(socket, flags)
-        sources = (self._files, self._dumps, self._launcher, self._inspection, self._gpus)
-        for descriptor in (wake, *(source.fileno() for source in sources)):
-            if descriptor >= 0:
+        sources = (self._wakeup, self._files, self._dumps, self._launcher, self._inspection, self._gpus)
+        for source in sources:
+            if (descriptor := source.fileno()) >= 0:
                 poller.register(descriptor, zmq.POLLIN)
         poller.poll(max(0, int(1000 * self._patience(time.monotonic())) + 1))
-        try:
-            os.read(wake, 4096)
-        except BlockingIOError:
-            pass
+        self._wakeup.clear()
 
     def _patience(self, now: float) -> float:
         """Seconds until something is due without any news."""
@@ -224,11 +223,11 @@ class Agent:
         self._copies.follow(self._state.phase, self._state.generation)
         for text in self._copies.notes():
             self._book.note(text)
-            self._beat_wanted = True
+        self._beat_wanted = True
         if 0 <= self._flush <= self._copies.flush_over:
             self._flush = -1
             self._steps.ask_flush(-1)  # workers need not keep it any more
-            self._beat_wanted = True
+        self._beat_wanted = True
 
     def _follow_inspection(self, now: float) -> None:
         phase = self._state.phase
@@ -279,7 +278,7 @@ class Agent:
             self._take(EpochSeen(epoch=controller.epoch))
             self._socket.connect(controller.endpoints)
             self._book.forget()
-            self._beat_wanted = True
+        self._beat_wanted = True
 
     def _beat(self, now: float) -> None:
         for text in self._state.new_notes:
@@ -390,13 +389,6 @@ class Agent:
         except OSError as error:
             self._book.note(f"{error}; the next launch may find its port taken")
         self._book.port = self._ports.port
-
-
-def _wake(descriptor: int) -> None:
-    try:
-        os.write(descriptor, b"x")
-    except OSError:
-        pass  # full of wake-ups already, or over
 
 
 def _tail(job: JobDirectory, generation: int, rank: int) -> TailRead:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
+
+from slurm_robust.util.wakeup import Inbox
 
 Work: TypeAlias = Callable[[], Callable[[], None]]
 Failed: TypeAlias = Callable[[BaseException, str], None]
@@ -24,12 +25,11 @@ class Background:
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Work, Failed]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
-        self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._results: Inbox[Callable[[], None]] = Inbox()
 
     def fileno(self) -> int:
         """Readable when something is to be taken by :meth:`drain`."""
-        return self._wake
+        return self._results.fileno()
 
     def run(self, work: Work, failed: Failed) -> None:
         """Do ``work`` in a thread; the function it returns is called by :meth:`drain`.
@@ -55,21 +55,8 @@ class Background:
     def post(self, then: Callable[[], None]) -> None:
         """Have ``then`` called by :meth:`drain`. From any thread."""
         self._results.put(then)
-        try:
-            os.write(self._waker, b"x")
-        except BlockingIOError:
-            pass  # the pipe is full of wake-ups already
 
     def drain(self) -> None:
         """Call what has been posted. From the loop's thread only."""
-        try:
-            while os.read(self._wake, 4096):
-                pass
-        except BlockingIOError:
-            pass
-        while True:
-            try:
-                then = self._results.get_nowait()
-            except queue.Empty:
-                return
+        for then in self._results.take():
             then()

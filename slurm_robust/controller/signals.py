@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
+
+from slurm_robust.util.wakeup import WakeUp
 
 
 class Signals:
@@ -15,8 +16,8 @@ class Signals:
     WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
     def __enter__(self) -> Signals:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._wakeup = WakeUp()
+        self._old_fd = self._wakeup.on_signals()
         self._old = {number: signal.signal(number, lambda *_: None) for number in self.WATCHED}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.WATCHED)
         return self
@@ -25,16 +26,12 @@ class Signals:
         signal.set_wakeup_fd(self._old_fd)
         for number, handler in self._old.items():
             signal.signal(number, handler)
-        os.close(self._read)
-        os.close(self._write)
+        self._wakeup.close()
 
     def fileno(self) -> int:
         """Readable when a signal came."""
-        return self._read
+        return self._wakeup.fileno()
 
     def taken(self) -> list[int]:
         """Numbers of the signals that came since the last call."""
-        try:
-            return [n for n in os.read(self._read, 256) if n in self.WATCHED]
-        except BlockingIOError:
-            return []
+        return [number for number in self._wakeup.clear() if number in self.WATCHED]

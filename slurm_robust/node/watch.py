@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from slurm_robust.config.node import Watch
 from slurm_robust.health.kmsg import KernelLog
 from slurm_robust.model.record import Record
+from slurm_robust.util.wakeup import WakeUp
 
 if TYPE_CHECKING:
     from slurm_robust.config.node import NodeConfig
@@ -110,7 +111,7 @@ class _Watch:
     def run(self) -> int:
         ended = _Ended()
         poller = select.poll()
-        poller.register(ended.fd, select.POLLIN)
+        poller.register(ended.fileno(), select.POLLIN)
         log = _kernel_log()
         if log is not None:
             poller.register(log.fileno(), select.POLLIN)
@@ -118,7 +119,7 @@ class _Watch:
         while True:
             due, wait_s = schedule.next(time.monotonic())
             ready = {fd for fd, _ in poller.poll(wait_s * 1000)}
-            if ended.fd in ready:
+            if ended.fileno() in ready:
                 return 0
             if log is not None and log.fileno() in ready and _has_warned(log):
                 schedule.spoken(time.monotonic())
@@ -139,11 +140,13 @@ class _Ended:
     """SIGTERM and SIGINT as something to poll for, so that none is missed between two looks."""
 
     def __init__(self) -> None:
-        self.fd, writes = os.pipe()
-        os.set_blocking(writes, False)
-        signal.set_wakeup_fd(writes)
+        self._wakeup = WakeUp()
+        self._wakeup.on_signals()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
+
+    def fileno(self) -> int:
+        return self._wakeup.fileno()
 
 
 def _kernel_log() -> KernelLog | None:

@@ -26,6 +26,7 @@ from slurm_robust.sandbox.control import SOCKET
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.mounts import Wanted, closed_to_others, plan_mounts, python_paths
 from slurm_robust.sandbox.node import run_node
+from slurm_robust.util.wakeup import WakeUp
 
 BRIDGE = "switch"
 IP_TIMEOUT_S = 10.0
@@ -204,13 +205,13 @@ def serve(rack: Rack, state: Path) -> None:
     os.chmod(SOCKET + ".new", 0o600)
     listener.listen(16)
     os.rename(SOCKET + ".new", SOCKET)
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    wakeup = WakeUp()
+    wakeup.on_signals()
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        readable, _, _ = select.select([listener.fileno(), wake_read], [], [])
-        if wake_read in readable:
-            os.read(wake_read, 4096)
+        readable, _, _ = select.select([listener.fileno(), wakeup.fileno()], [], [])
+        if wakeup.fileno() in readable:
+            wakeup.clear()
             _reap(rack)
         if listener.fileno() in readable:
             connection, _ = listener.accept()

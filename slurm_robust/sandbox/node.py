@@ -17,6 +17,7 @@ from typing import NoReturn, TextIO
 from slurm_robust.sandbox import linux
 from slurm_robust.sandbox.config import HEAD, SandboxConfig
 from slurm_robust.sandbox.services import service
+from slurm_robust.util.wakeup import WakeUp
 
 IP_TIMEOUT_S = 10.0
 
@@ -88,15 +89,15 @@ def _files(mounts: tuple[linux.Mount, ...]) -> None:
 
 
 def _serve(node: str, orders: socket.socket) -> NoReturn:
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    wakeup = WakeUp()
+    wakeup.on_signals()
     signal.signal(signal.SIGCHLD, lambda *_: None)
     buffer = b""
     while True:
         _reap()
-        readable, _, _ = select.select([orders.fileno(), wake_read], [], [])
-        if wake_read in readable:
-            os.read(wake_read, 4096)
+        readable, _, _ = select.select([orders.fileno(), wakeup.fileno()], [], [])
+        if wakeup.fileno() in readable:
+            wakeup.clear()
         if orders.fileno() in readable:
             received = orders.recv(65536)
             if not received:

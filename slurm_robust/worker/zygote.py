@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import openfiles
 from slurm_robust.util.text import one_line
+from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.worker import crash, driver, script, spawning
 from slurm_robust.worker.bootstrap import become_worker
 from slurm_robust.worker.spawning import (
@@ -74,25 +75,24 @@ class Zygote:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._children: dict[int, _Child] = {}
-        self._wake: tuple[int, ...] = ()
+        self._wakeup = WakeUp()
         self._is_fit = True
 
     def serve(self) -> None:
         """Answer the agent's messages and report the ends of workers; returns when the agent is gone."""
-        wake_read, wake_write = self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._wakeup.on_signals()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Whether and how workers end is the agent's decision; the end of the channel is ours.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
-        poller.register(wake_read, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
         try:
             while True:
                 ready = {descriptor for descriptor, _ in poller.poll()}
-                if wake_read in ready:
-                    os.read(wake_read, 4096)
+                if self._wakeup.fileno() in ready:
+                    self._wakeup.clear()
                     self._report_exits()
                 if self._channel.fileno() in ready:
                     packet, passed, _, _ = socket.recv_fds(
@@ -164,8 +164,7 @@ class Zygote:
     def _forget_parent(self) -> None:
         signal.set_wakeup_fd(-1)
         self._channel.close()
-        for descriptor in self._wake:
-            os.close(descriptor)
+        self._wakeup.close()
 
     def _report_exits(self) -> None:
         now = time.monotonic()

@@ -15,7 +15,7 @@ from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned
 
 M = TypeVar("M", bound=LauncherMessage)
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0
 
 
 class LauncherWorld(Protocol):

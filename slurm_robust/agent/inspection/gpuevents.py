@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import queue
 import threading
 import time
 from collections.abc import Iterable
@@ -12,6 +10,7 @@ from collections.abc import Iterable
 from slurm_robust.health import xid
 from slurm_robust.health.gpus.events import XidEvent, XidEvents
 from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.util.wakeup import Inbox
 
 _AGAIN_S = 30.0
 _AFTER_LOSS_S = 1.0
@@ -21,24 +20,16 @@ class GpuEvents:
     """Waits in a thread, since the driver may hang while somebody waits for it."""
 
     def __init__(self) -> None:
-        self._found: queue.SimpleQueue[XidEvent] = queue.SimpleQueue()
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._found: Inbox[XidEvent] = Inbox()
         threading.Thread(target=self._run, name="srobust-xids", daemon=True).start()
 
     def fileno(self) -> int:
         """Readable when :meth:`read` has something."""
-        return self._read
+        return self._found.fileno()
 
     def read(self) -> list[XidEvent]:
         """What happened since the last call."""
-        try:
-            os.read(self._read, 4096)
-        except BlockingIOError:
-            pass
-        found = []
-        while not self._found.empty():
-            found.append(self._found.get())
-        return found
+        return self._found.take()
 
     def _run(self) -> None:
         while True:
@@ -46,20 +37,13 @@ class GpuEvents:
             try:
                 with XidEvents() as events:
                     for event in events.within(math.inf):
-                        self._tell(event)
+                        self._found.put(event)
                 # A GPU is lost, and the set of events with it. Another one has the GPUs that are left.
             except (OSError, ImportError):
                 return  # no driver of NVIDIA's
             except RuntimeError:
                 pause_s = _AGAIN_S
             time.sleep(pause_s)
-
-    def _tell(self, event: XidEvent) -> None:
-        self._found.put(event)
-        try:
-            os.write(self._write, b"x")
-        except BlockingIOError:
-            pass  # full of wake-ups already
 
 
 def findings_of(events: Iterable[XidEvent]) -> list[Finding]:

@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from slurm_robust.agent.inspection.looked import Looked, decode
-from slurm_robust.agent.slowfiles import SlowFiles
 from slurm_robust.model.job import InspectionSpec
+from slurm_robust.util.executor import SerialExecutor
 
 _ENDED = "inspection: it ended and is started again; see the agent's output"
 _PACKET_BYTES = 256 * 1024
@@ -35,7 +35,7 @@ class Inspector:
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # Starting a program waits for the storage that it is on.
-        self._starter: SlowFiles[subprocess.Popen[bytes]] = SlowFiles()
+        self._starter: SerialExecutor[subprocess.Popen[bytes]] = SerialExecutor("srobust-start")
         self._start_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._began = self._heard = 0.0
