@@ -156,7 +156,7 @@ class ForgetRecords(Record):
     """The step records describe nothing any more."""
 
 
-class SendBeat(Record):
+class SendHeartbeat(Record):
     """Tell the controller now."""
 
 
@@ -182,6 +182,6 @@ Instruction: TypeAlias = (
     | DumpStacks
     | RenewPort
     | ForgetRecords
-    | SendBeat
+    | SendHeartbeat
     | End
 )

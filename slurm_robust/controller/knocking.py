@@ -21,7 +21,7 @@ _MOST = 64
 
 
 class Knocks:
-    """Looks after the nodes whose agents have missed Beats, until these count as silent or speak again."""
+    """Checks on nodes whose agents miss heartbeats, until these count as silent or speak again."""
 
     def __init__(self) -> None:
         self._looked = self._knocked = self._asked = -math.inf
@@ -46,8 +46,10 @@ class Knocks:
             step_at = _step_after(core, node, silent, heard + dead_s / 2)
             if step_at is not None:
                 self._sign(core, node, step_at, "its ranks go on", now)
-        beats = {node: views[node].beat for node in silent}
-        places = {node: (b.address, b.data_port) for node, b in beats.items() if b.address and b.data_port}
+        heartbeats = {node: views[node].heartbeat for node in silent}
+        places = {
+            node: (b.address, b.data_port) for node, b in heartbeats.items() if b.address and b.data_port
+        }
         if places:
             core.emit(Knock(places=places))
         stalled = tuple(node for node, heard in silent.items() if now.mono - heard > dead_s)
@@ -79,14 +81,14 @@ def _step_after(core: Core, node: str, silent: Iterable[str], since: float) -> f
     None if that was not later than ``since``: the step that was under way when a node died may still end.
     """
     state, views = core.state, core.fleet.views
-    newest = max((p.step for p in views[node].beat.progress), default=None)
-    if newest is None or views[node].beat.generation != state.generation:
+    newest = max((p.step for p in views[node].heartbeat.progress), default=None)
+    if newest is None or views[node].heartbeat.generation != state.generation:
         return None
     at, count = math.inf, 0
     for other in state.slots:
-        if other in silent or other not in views or views[other].beat.generation != state.generation:
+        if other in silent or other not in views or views[other].heartbeat.generation != state.generation:
             continue
-        for record in views[other].beat.progress:
+        for record in views[other].heartbeat.progress:
             count += 1
             if record.step < newest + 2:
                 return None

@@ -17,7 +17,7 @@ from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
 from slurm_robust.policy.restore import Holding, Ref, RestorePlan
-from slurm_robust.wire.messages import Beat
+from slurm_robust.wire.messages import Heartbeat
 
 if TYPE_CHECKING:
     from slurm_robust.controller.core import Core
@@ -91,12 +91,14 @@ def holdings(core: Core, now: Now) -> list[Holding]:
     foreign = {generation for generation, layout in state.layouts.items() if layout != identity}
     found = []
     for node in sorted(core.fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
-        beat = core.fleet.beat(node)
+        heartbeat = core.fleet.heartbeat(node)
         silence = core.fleet.silence(node, now.mono, now.mono)
-        if beat is None or silence > core.config.timings.node_dead_s:
+        if heartbeat is None or silence > core.config.timings.node_dead_s:
             continue
-        copies = tuple(c for c in beat.copies if c.generation not in foreign)
-        found.append(Holding(node=node, copies=copies, address=_for_copies(beat), port=beat.data_port))
+        copies = tuple(c for c in heartbeat.copies if c.generation not in foreign)
+        found.append(
+            Holding(node=node, copies=copies, address=_for_copies(heartbeat), port=heartbeat.data_port)
+        )
     return found
 
 
@@ -220,9 +222,9 @@ def judge_restored(
         core.emit(Say(text=f"checkpoint {text} is not used again: {reason}"))
 
 
-def note_shared(core: Core, beat: Beat) -> None:
+def note_shared(core: Core, heartbeat: Heartbeat) -> None:
     """Remember of which generations a shared part was ever told: restoring them needs it."""
-    core.shared_seen.update(c.generation for c in beat.copies if c.rank == SHARED)
+    core.shared_seen.update(c.generation for c in heartbeat.copies if c.rank == SHARED)
 
 
 def peers_of(core: Core) -> dict[str, tuple[Peer, ...]]:
@@ -234,12 +236,12 @@ def peers_of(core: Core) -> dict[str, tuple[Peer, ...]]:
     known = all(node in core.switches for node in placement.slots)
     switches = tuple(core.switches[node] for node in placement.slots) if known else ()
     for slot, peer in enumerate(peer_slots(layout_now(core), switches)):
-        node, beat = placement.slots[slot], core.fleet.beat(placement.slots[peer])
-        if beat is not None and beat.data_port:
-            to = Peer(rank=0, node=beat.node, address=_for_copies(beat), port=beat.data_port)
+        node, heartbeat = placement.slots[slot], core.fleet.heartbeat(placement.slots[peer])
+        if heartbeat is not None and heartbeat.data_port:
+            to = Peer(rank=0, node=heartbeat.node, address=_for_copies(heartbeat), port=heartbeat.data_port)
             found[node] = tuple(structs.replace(to, rank=rank) for rank in placement.ranks_of(node))
     return found
 
 
-def _for_copies(beat: Beat) -> str:
-    return beat.data_address or beat.address
+def _for_copies(heartbeat: Heartbeat) -> str:
+    return heartbeat.data_address or heartbeat.address

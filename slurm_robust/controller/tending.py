@@ -78,8 +78,10 @@ class Tending:
 
     def _tend_stride(self, core: Core, now: Now) -> None:
         state = core.state
-        beats = [beat for node in state.slots if (beat := core.fleet.beat(node)) is not None]
-        lag = max((b.lag_s for b in beats if b.generation == state.generation), default=0.0)
+        heartbeats = [
+            heartbeat for node in state.slots if (heartbeat := core.fleet.heartbeat(node)) is not None
+        ]
+        lag = max((b.lag_s for b in heartbeats if b.generation == state.generation), default=0.0)
         speed = self._tempo.seconds_per_step
         stride = next_stride(state.stride, speed, lag)
         if stride != state.stride and now.mono - self._changed > SETTLE_S:
@@ -125,8 +127,8 @@ class Tending:
         state, step = core.state, self._flush
         if self._reached is None and min(p.step for p in records) >= step:
             self._reached = self._tempo.completed(step)
-        beats = [core.fleet.beat(node) for node in state.slots]
-        if all(b is not None and b.generation == state.generation and b.flushed >= step for b in beats):
+        heartbeats = [core.fleet.heartbeat(node) for node in state.slots]
+        if all(b is not None and b.generation == state.generation and b.flushed >= step for b in heartbeats):
             took = now.mono - self._reached if self._reached is not None else 0.0
             core.record(ev.StorageWritten(t=now.wall, generation=state.generation, step=step, seconds=took))
             core.prune()
@@ -135,6 +137,6 @@ class Tending:
                 self._send_flush(core, now)
             return
         else:
-            late = [b.node for b in beats if b is not None and b.flushed < step]
+            late = [b.node for b in heartbeats if b is not None and b.flushed < step]
             core.note(f"step {step} did not get onto storage in time: {','.join(late)}", "", now)
         self._flush, core.stored_at = -1, now.mono

@@ -69,14 +69,18 @@ class Vitals:
 
     def judgement(self, core: Core) -> alerts.Judgement:
         """What the alerts of all nodes together mean now."""
-        beats = {node: core.fleet.beat(node) for node in (*core.state.slots, *core.state.spares)}
-        seen = {node: beat.alerts for node, beat in beats.items() if beat is not None and beat.alerts}
-        return alerts.judge(seen, core.switches, core.config.detect, nodes=len(beats))
+        heartbeats = {node: core.fleet.heartbeat(node) for node in (*core.state.slots, *core.state.spares)}
+        seen = {
+            node: heartbeat.alerts
+            for node, heartbeat in heartbeats.items()
+            if heartbeat is not None and heartbeat.alerts
+        }
+        return alerts.judge(seen, core.switches, core.config.detect, nodes=len(heartbeats))
 
     def unfit_spares(self, core: Core) -> dict[str, str]:
         """Spares that their alerts name, with the reason: a slot would be left for them in vain."""
-        beats = (core.fleet.beat(node) for node in core.state.spares)
-        if not any(beat is not None and beat.alerts for beat in beats):
+        heartbeats = (core.fleet.heartbeat(node) for node in core.state.spares)
+        if not any(heartbeat is not None and heartbeat.alerts for heartbeat in heartbeats):
             return {}
         found = self.judgement(core)
         named = {**found.network, **found.evict}
@@ -129,10 +133,10 @@ class Vitals:
         return Trouble(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s, times=late.times)
 
     def _silence(self, core: Core, records: Sequence[Progress]) -> Trouble | None:
-        beats = [core.fleet.beat(node) for node in core.state.slots]
+        heartbeats = [core.fleet.heartbeat(node) for node in core.state.slots]
         traffic = [
-            beat.traffic if beat is not None and beat.generation == self.generation else None
-            for beat in beats
+            heartbeat.traffic if heartbeat is not None and heartbeat.generation == self.generation else None
+            for heartbeat in heartbeats
         ]
         past = self._pace.history
         pause_s = max(past.pause_s, past.longest_s, past.first_step_s)
@@ -146,4 +150,4 @@ class Vitals:
 def _age(core: Core, node: str, now: Now) -> float:
     """Seconds since the newest alert of a node began."""
     view = core.fleet.views[node]
-    return min(alert.age_s for alert in view.beat.alerts) + max(0.0, now.mono - view.told)
+    return min(alert.age_s for alert in view.heartbeat.alerts) + max(0.0, now.mono - view.told)

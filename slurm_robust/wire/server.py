@@ -20,7 +20,7 @@ from slurm_robust.wire.options import joined, pieces, set_common
 
 # Messages that wait for one agent. Orders are few and repeated, so a peer with more is not reading.
 _SEND_QUEUE = 1_000
-# Beats that wait for a busy controller; 1,250 agents fill it in more than a minute.
+# Heartbeats that wait for a busy controller; 1,250 agents fill it in more than a minute.
 _RECEIVE_QUEUE = 100_000
 
 

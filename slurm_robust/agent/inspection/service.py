@@ -40,7 +40,7 @@ class Inspection:
 
     @property
     def traffic(self) -> Traffic | None:
-        """For the Beat: what the links between nodes have carried in this generation."""
+        """For the heartbeat: what the links between nodes have carried in this generation."""
         return self._meter.traffic
 
     def follow(self, now: float, generation: int, *, busy: bool = False) -> bool:
@@ -66,7 +66,7 @@ class Inspection:
         return has_news
 
     def alerts(self, now: float) -> tuple[Alert, ...]:
-        """For the Beat."""
+        """For the heartbeat."""
         return self._book.alerts(now)
 
     def notes(self) -> list[str]:

@@ -11,7 +11,7 @@ from slurm_robust.controller.transitions import ToCheckpointing, ToRunning, ToSt
 from slurm_robust.model import events as ev
 from slurm_robust.wire.messages import Progress, RequestCheckpoint
 
-# Progress in a Beat is up to a heartbeat old and the order travels: no rank may be past the step.
+# Progress in a heartbeat is up to a heartbeat old and the order travels: no rank may be past the step.
 LEAD_S = 2.0
 
 

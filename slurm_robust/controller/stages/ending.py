@@ -85,7 +85,7 @@ class Observing:
         lost = tuple(n for n in state.slots if core.fleet.silence(n, now.mono, core.started) > limit)
         exits = tuple(core.fleet.exits(state.slots, state.generation, now.mono))
         ended = all(
-            n in lost or ((b := core.fleet.beat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
+            n in lost or ((b := core.fleet.heartbeat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
             for n in state.slots
         )
         # The first that fails may have lost a peer whose node is not known to be silent yet.
@@ -135,8 +135,10 @@ class Reconnecting:
         if core.leaving:
             return ToStopping(reason=core.leaving)
         state = core.state
-        beats = {n: core.fleet.beat(n) for n in state.slots}
-        here = {n: b.agent for n, b in beats.items() if b is not None and b.generation == state.generation}
+        heartbeats = {n: core.fleet.heartbeat(n) for n in state.slots}
+        here = {
+            n: b.agent for n, b in heartbeats.items() if b is not None and b.generation == state.generation
+        }
         if len(here) == len(state.slots) or all_done(core, now):
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)

@@ -27,7 +27,7 @@ from slurm_robust.policy import decide
 from slurm_robust.policy.lateness import Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Beat, Launch, Phase
+from slurm_robust.wire.messages import Heartbeat, Launch, Phase
 
 RESEND_S = 2.0
 # A node has at least this time to start its workers, however early the others did.
@@ -51,7 +51,7 @@ class Launching:
         restoring.seal_pending(core, now)
         plan = restoring.choose(core, now)
         state = core.state
-        first = core.fleet.beat(state.slots[0])
+        first = core.fleet.heartbeat(state.slots[0])
         assert first is not None  # Gathering saw it
         core.record(
             ev.GenerationLaunched(
@@ -77,7 +77,7 @@ class Launching:
         self._since = now.mono
         self._send(core, now)
 
-    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Beat) -> None:
+    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Heartbeat) -> None:
         state, placement = core.state, core.state.placement
         peers = restoring.peers_of(core)
         for slot, node in enumerate(placement.slots):
@@ -112,7 +112,7 @@ class Launching:
         waited = now.mono - self._since
         started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
         if waited > patience_s(core.config.timings.launch_s, LEAST_S, self._started.see(started, now.mono)):
-            late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
+            late = [n for n in slots if (b := core.fleet.heartbeat(n)) is None or b.generation < generation]
             detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
             late_trouble = Trouble(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
             return leave(core, self._agents, Why(trouble=late_trouble), now)
@@ -135,8 +135,8 @@ class Launching:
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono
         for node, order in self._orders.items():
-            beat = core.fleet.beat(node)
-            if beat is None or beat.generation < order.generation:
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is None or heartbeat.generation < order.generation:
                 core.send(node, order)
 
 
@@ -223,8 +223,8 @@ def _timings(core: Core) -> dict[str, float]:
     """Slowest of each phase of the last stop and launch over all nodes, seconds."""
     worst: dict[str, float] = {}
     for node in core.state.slots:
-        beat = core.fleet.beat(node)
-        for name, seconds in (beat.timings if beat else {}).items():
+        heartbeat = core.fleet.heartbeat(node)
+        for name, seconds in (heartbeat.timings if heartbeat else {}).items():
             worst[name] = max(seconds, worst.get(name, 0.0))
     return worst
 

@@ -73,12 +73,12 @@ def find_trouble(core: Core, agents: dict[str, str], since: float, now: Now) -> 
     if (trouble := _silence(core, since, now)) is not None:
         return trouble
     for node in state.slots:
-        beat = core.fleet.beat(node)
-        if beat is not None and beat.agent != agents.get(node, beat.agent):
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is not None and heartbeat.agent != agents.get(node, heartbeat.agent):
             detail = f"{node} has a new agent: the old one and its workers are gone"
             return Trouble(symptom=Symptom.NODE_LOST, detail=detail, detect_s=0.0)
-        if beat is not None and beat.fatal:
-            return Trouble(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {beat.fatal}", detect_s=0.0)
+        if heartbeat is not None and heartbeat.fatal:
+            return Trouble(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {heartbeat.fatal}", detect_s=0.0)
     return None
 
 
@@ -107,7 +107,7 @@ def leave(core: Core, agents: dict[str, str], why: Why, now: Now) -> Transition:
     core.watch_progress(now, force=True)
     if incident is None or incident.symptom is not trouble.symptom:
         core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
-    seen = {node: view.beat.alerts for node, view in core.fleet.views.items() if view.beat.alerts}
+    seen = {node: view.heartbeat.alerts for node, view in core.fleet.views.items() if view.heartbeat.alerts}
     if seen and core.state.incident is not None:
         core.emit(SaveAlerts(number=core.state.incident.number, alerts=seen, t=now.wall))
     if core.config.mode == "observe":
@@ -183,8 +183,8 @@ def all_done(core: Core, now: Now) -> bool:
 
 def current_agents(core: Core) -> dict[str, str]:
     """Id of the agent of each slot's node as known now."""
-    beats = {node: core.fleet.beat(node) for node in core.state.slots}
-    return {node: beat.agent for node, beat in beats.items() if beat is not None}
+    heartbeats = {node: core.fleet.heartbeat(node) for node in core.state.slots}
+    return {node: heartbeat.agent for node, heartbeat in heartbeats.items() if heartbeat is not None}
 
 
 def last_words(exit: WorkerExit) -> str:

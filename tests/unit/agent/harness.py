@@ -19,12 +19,12 @@ from slurm_robust.agent.runtime import SHARED_MEMORY
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
-from slurm_robust.wire.messages import Ack, Beat, FromController, Launch, Pulse, Stop
+from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, Stop
 from slurm_robust.wire.server import ControllerSocket
 
 
 class ScriptedController:
-    """Answers Beats, remembers all of them, and sends what the test says."""
+    """Answers heartbeats, remembers all of them, and sends what the test says."""
 
     def __init__(self, job: JobDirectory, run_id: str) -> None:
         self.socket = ControllerSocket(load_server(job.keys))
@@ -38,7 +38,7 @@ class ScriptedController:
         )
         self.epoch = record.epoch
         self.identities: dict[str, bytes] = {}
-        self.beats: list[tuple[float, Beat]] = []
+        self.heartbeats: list[tuple[float, Heartbeat]] = []
         self.silent = False
         self.answering = True
 
@@ -49,32 +49,32 @@ class ScriptedController:
             identity, message = received
             if isinstance(message, Pulse):
                 message = self.meant(message)
-            assert isinstance(message, Beat)
+            assert isinstance(message, Heartbeat)
             self.identities[message.node] = identity
-            self.beats.append((time.monotonic(), message))
+            self.heartbeats.append((time.monotonic(), message))
             if self.answering:
                 self.socket.send(identity, Ack(epoch=self.epoch, seq=message.seq))
 
-    def meant(self, pulse: Pulse) -> Beat:
-        """The Beat of which the agent says that it still holds."""
-        beat = self.newest(pulse.node)
-        assert beat is not None
-        return structs.replace(beat, seq=pulse.seq)
+    def meant(self, pulse: Pulse) -> Heartbeat:
+        """The heartbeat of which the agent says that it still holds."""
+        heartbeat = self.newest(pulse.node)
+        assert heartbeat is not None
+        return structs.replace(heartbeat, seq=pulse.seq)
 
-    def newest(self, node: str) -> Beat | None:
-        """The newest Beat of ``node``."""
-        return next((b for _, b in reversed(self.beats) if b.node == node), None)
+    def newest(self, node: str) -> Heartbeat | None:
+        """The newest heartbeat of ``node``."""
+        return next((b for _, b in reversed(self.heartbeats) if b.node == node), None)
 
-    def wait_for(self, node: str, condition: Callable[[Beat], bool], timeout: float = 20.0) -> Beat:
-        """The first newest Beat of ``node`` that meets ``condition``."""
+    def wait_for(self, node: str, condition: Callable[[Heartbeat], bool], timeout: float = 20.0) -> Heartbeat:
+        """The first newest heartbeat of ``node`` that meets ``condition``."""
         deadline = time.monotonic() + timeout
         while True:
             self.pump()
-            beat = self.newest(node)
-            if beat is not None and condition(beat):
-                return beat
+            heartbeat = self.newest(node)
+            if heartbeat is not None and condition(heartbeat):
+                return heartbeat
             if time.monotonic() > deadline:
-                raise AssertionError(f"{node} never told it within {timeout} s; last Beat: {beat}")
+                raise AssertionError(f"{node} never told it within {timeout} s; last heartbeat: {heartbeat}")
 
     def send(self, node: str, message: FromController) -> None:
         """Send to the agent of ``node``, which has spoken before."""

@@ -18,7 +18,7 @@ from slurm_robust.agent.stimuli import (
     OrderCame,
     ReadTail,
     RenewPort,
-    SendBeat,
+    SendHeartbeat,
     SpawnWorkers,
     StartLauncher,
     SweepGroups,
@@ -100,7 +100,7 @@ def stop(generation: int = 1, grace_s: float = 3.0, epoch: int = 1) -> Stop:
     return Stop(epoch=epoch, generation=generation, grace_s=grace_s)
 
 
-BEAT = SendBeat()
+BEAT = SendHeartbeat()
 
 
 def test_a_launch_spawns_and_the_rendezvous_nodes_port_is_renewed() -> None:

@@ -19,7 +19,7 @@ from slurm_robust.wire import gate, portfilter
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.gate import listen
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
-from slurm_robust.wire.messages import Beat, Phase, Ping, Pong
+from slurm_robust.wire.messages import Heartbeat, Phase, Ping, Pong
 from slurm_robust.wire.options import MAX_MESSAGE_BYTES, PIECE_BYTES, joined, pieces
 from slurm_robust.wire.server import ControllerSocket
 from slurm_robust.wire.strangers import BAN_S, WINDOW_S, Strangers
@@ -201,14 +201,14 @@ def test_what_goes_in_pieces_comes_as_one(size: int) -> None:
 def test_a_message_of_megabytes_comes_through_both_ways(
     controller: ControllerSocket, keys: ClientKeys
 ) -> None:
-    beat = Beat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=("x" * (4 << 20),))
+    heartbeat = Heartbeat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=("x" * (4 << 20),))
     pong = Pong(epoch=1, host="h" * (4 << 20), pid=1)
     with closing(AgentSocket(keys, "a")) as agent:
         agent.connect([f"tcp://127.0.0.1:{controller.port}"])
-        wait_for(lambda: agent.send(beat), 5)
+        wait_for(lambda: agent.send(heartbeat), 5)
         found: list[tuple[bytes, object]] = []
         wait_for(lambda: found.append(controller.recv()) or found[-1] is not None, 10)
-        assert found[-1][1] == beat
+        assert found[-1][1] == heartbeat
         assert controller.send(found[-1][0], pong)
         wait_for(lambda: found.append(agent.recv()) or found[-1] is not None, 10)
         assert found[-1] == pong
@@ -218,8 +218,8 @@ def test_a_message_beyond_all_measure_is_dropped(controller: ControllerSocket, k
     with closing(AgentSocket(keys, "a")) as agent:
         agent.connect([f"tcp://127.0.0.1:{controller.port}"])
         notes = ("x" * MAX_MESSAGE_BYTES,)
-        beat = Beat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=notes)
-        wait_for(lambda: agent.send(beat), 5)
+        heartbeat = Heartbeat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=notes)
+        wait_for(lambda: agent.send(heartbeat), 5)
 
         def dropped() -> bool:
             assert controller.recv() is None
