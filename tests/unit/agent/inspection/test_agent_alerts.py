@@ -30,7 +30,7 @@ def gpus(tmp_path: Path) -> Gpus:
 
 @pytest.fixture
 def controller(tmp_path: Path, gpus: Gpus) -> Iterator[ScriptedController]:
-    """Of a job that runs on n1, whose inspection looks as often as it usually does."""
+    """Of a job that runs on n1, whose inspection observations as often as it usually does."""
     job = LocalJob(
         tmp_path,
         "",
@@ -45,7 +45,7 @@ def controller(tmp_path: Path, gpus: Gpus) -> Iterator[ScriptedController]:
         controller.wait_for("n1", lambda heartbeat: heartbeat.ready)
         controller.launch("n1", 1, (0, 1))
         controller.wait_for("n1", lambda heartbeat: heartbeat.phase is Phase.RUNNING)
-        gpus.set(0, recovery_action=1)  # what comes before the first look is no news
+        gpus.set(0, recovery_action=1)  # what comes before the first run is no news
         controller.wait_for("n1", lambda heartbeat: texts(heartbeat, "gpu.recovery"))
         yield controller
     finally:

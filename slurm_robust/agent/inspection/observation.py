@@ -1,4 +1,4 @@
-"""What the inspector tells the agent: the result of one look at a part of the node, sorted. Pure."""
+"""What the inspector reports to the agent: the results of one probe of the node, sorted. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record, decoded
 
 Subject = tuple[str, str]
-"""A check and what it looked at (empty: the node)."""
+"""A check and the part of the node that it is about (empty: the node)."""
 
 TOLD_WARNINGS = ("infiniband.flaps", "ethernet.flaps", "memory.pressure")
-"""What keeps no jobs away and is an alert all the same: a link that was lost once and came back is counted,
+"""Warnings that are alerts although they keep no jobs away: a link that was lost and came back is counted,
 and memory that runs out explains the kill that may follow."""
 
 
-class Looked(Record):
-    """One look. ``failed`` are reasons for an alert, ``well`` was measured and is none.
+class Observation(Record):
+    """Results of one probe. ``failed``: reasons for an alert. ``well``: measured, and in order.
 
     ``notes``: for the journal, each once. ``nbytes``: what the links between nodes have carried since they
-    count; None if that was not looked at, or there are none.
+    count; None if not read, or without such links.
     """
 
     failed: tuple[Finding, ...] = ()
@@ -33,7 +33,7 @@ class Looked(Record):
 
 
 # Made while there is one thread; see Record.
-_looked = msgspec.json.Decoder(Looked)
+_decoder = msgspec.json.Decoder(Observation)
 
 
 def subject_of(finding: Finding) -> Subject:
@@ -41,10 +41,10 @@ def subject_of(finding: Finding) -> Subject:
     return finding.check, finding.subject
 
 
-def sort(report: Report, conclusion: Conclusion, notes: Iterable[str] = ()) -> Looked:
-    """A run of the checks as the agent needs it.
+def sort(report: Report, conclusion: Conclusion, notes: Iterable[str] = ()) -> Observation:
+    """Sort the findings of one run of the checks.
 
-    What is unknown is never a reason for an alert; what users can write is none that speaks against the node.
+    Unknown is never a reason for an alert. Evidence that users can write is none against the node.
     """
     causes = (
         found
@@ -60,7 +60,7 @@ def sort(report: Report, conclusion: Conclusion, notes: Iterable[str] = ()) -> L
     known = {subject_of(found) for found in failed}
     unknown = {subject_of(found) for found in report.findings if found.outcome is Outcome.UNKNOWN}
     seen = dict.fromkeys(subject_of(found) for found in report.findings)
-    return Looked(
+    return Observation(
         failed=failed,
         well=tuple(subject for subject in seen if subject not in known | unknown),
         unknown=tuple(subject for subject in seen if subject in unknown - known),
@@ -68,11 +68,11 @@ def sort(report: Report, conclusion: Conclusion, notes: Iterable[str] = ()) -> L
     )
 
 
-def encode(looked: Looked) -> bytes:
-    """As one packet."""
-    return msgspec.json.encode(looked)
+def encode(observation: Observation) -> bytes:
+    """``observation`` as one packet."""
+    return msgspec.json.encode(observation)
 
 
-def decode(packet: bytes) -> Looked:
-    """The other way round. Raises ``msgspec.DecodeError``."""
-    return decoded(_looked, packet, msgspec.DecodeError)
+def decode(packet: bytes) -> Observation:
+    """The inverse of :func:`encode`. Raises ``msgspec.DecodeError``."""
+    return decoded(_decoder, packet, msgspec.DecodeError)
