@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.detect import DetectConfig
@@ -217,6 +217,20 @@ happenings = st.lists(
 )
 
 
+@example(
+    happenings=[
+        ("end_is_near", 0, 0.7),
+        ("cut_all_others", 0, 7.6),
+        ("nothing_is_written", 0, 57.0),
+        ("mute", 2, 0.0),
+        ("hang", 1, 7.6),
+        ("slurm_loses_answers", 1, 0.0),
+    ],
+    lasting=frozenset(["writes"]),
+    reported=True,
+    memory=False,
+    spares=True,
+)  # the end was near, and Unreachable and Stopping led to each other
 @settings(max_examples=30, deadline=None)
 @given(
     happenings=happenings,
