@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
+from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.checks import processes
 from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.host import Host
@@ -104,12 +104,8 @@ def _understood(answer: bytes, took_s: float) -> MungeFacts:
     return MungeFacts(state="works", took_s=took_s)
 
 
-MUNGE_SOURCE = Source(
-    name="munge",
-    facts=MungeFacts,
-    gather=gather_munge,
-    hang=Hang(Outcome.FAIL, "munged does not answer: restart it", Suggestion.RESET, Party.SITE),
-)
+# munged itself is waited for no longer than munge_s: what takes longer than that is not munged's doing.
+MUNGE_SOURCE = Source(name="munge", facts=MungeFacts, gather=gather_munge, timeout_s=30.0)
 
 
 def judge_running(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -184,7 +180,6 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=MUNGE_SOURCE,
         judge=judge_munge,
         written_by=Writer.USER,
-        hangs=True,
         explain=(
             "munged is asked for a credential, as every Slurm command does. One that runs but does not "
             "answer makes all of them hang: restart it; when it comes again, look at its entropy, its "
