@@ -8,18 +8,17 @@ one, it must have the sticky bit, with which only owners rename. What is higher 
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_robust.health.trust import group_name, is_private
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder
 
 _ROOT_MODE = 0o755
-_ACL = "system.posix_acl_access"
 
 
 class Folder(Record):
@@ -57,7 +56,7 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
     if folder.mode & stat.S_IWOTH:
         who = "everybody"
     elif folder.mode & stat.S_IWGRP and not folder.is_private:
-        who = f"group {_group(folder.group)}"
+        who = f"group {group_name(folder.group)}"
     else:
         return None
     mode = f"{stat.S_IMODE(folder.mode):04o}"
@@ -122,29 +121,9 @@ def _facts(path: Path, *, is_job: bool) -> Folder | None:
         owner=info.st_uid,
         mode=info.st_mode,
         group=info.st_gid,
-        is_private=bool(info.st_mode & stat.S_IWGRP) and _is_private(path, info.st_gid),
+        is_private=bool(info.st_mode & stat.S_IWGRP) and is_private(path, info.st_gid, {os.geteuid()}),
         is_job=is_job,
     )
-
-
-def _is_private(path: Path, group: int) -> bool:
-    """Whether that group is nobody's but this user's: many sites give each user one, and an umask of 002.
-
-    Where there is an access list, the group's bits are a limit for whoever is in the list.
-    """
-    try:
-        name = pwd.getpwuid(os.geteuid()).pw_name
-        found = grp.getgrgid(group)
-    except KeyError:
-        return False
-    return found.gr_name == name and set(found.gr_mem) <= {name} and not _has_list(path)
-
-
-def _has_list(path: Path) -> bool:
-    try:
-        return bool(os.getxattr(path, _ACL))
-    except OSError:
-        return False  # none, or none of this kind on this file system
 
 
 def _user(uid: int) -> str:
@@ -152,10 +131,3 @@ def _user(uid: int) -> str:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"uid {uid}"
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"gid {gid}"

@@ -17,7 +17,7 @@ from slurm_robust.health.gpus.processes import process
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
 from tests.unit.health.gpus import FAIL, PER_GPU, judge
-from tests.unit.health.nvml import Reader, environment
+from tests.unit.health.nvml import Reader, environment, start
 from tests.unit.health.trees import plant, view
 
 
@@ -236,6 +236,34 @@ def test_a_driver_that_hangs_is_named_in_bounded_time(tmp_path: Path, hanging: s
         assert 2.9 < facts.took_s < 5
     finally:
         reader.close()
+
+
+# Storage from which one module comes late, and a shorter patience with the driver, so that the test is.
+SLOW_STORAGE = """
+import sys, time
+from importlib.abc import MetaPathFinder
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.gpus import gather
+from slurm_robust.health.host import Host
+class Storage(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            time.sleep(0.9)
+sys.meta_path.insert(0, Storage())
+gather.PATIENCE_S, gather.STUCK_S = 0.7, 0.4
+facts = gather.gather_gpus(Host(), NodeConfig())
+print(facts.stuck_in, len(facts.gpus), "{module}" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["pynvml", "slurm_robust.health.gpus.nvidia"])
+def test_modules_that_come_late_are_no_silence_of_the_driver(tmp_path: Path, module: str) -> None:
+    gpus = Gpus(tmp_path / "state", "n1", 8)
+    gpus.reset()
+    with start(SLOW_STORAGE.format(module=module), gpus) as process:
+        said, _ = process.communicate(timeout=30)
+    assert said == " 8 True\n"
 
 
 def test_a_bare_process_asks_no_pynvml_where_there_is_no_library() -> None:
