@@ -128,15 +128,15 @@ def check_layout(config: JobConfig, slots: int, nproc: int) -> None:
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:
     """Where the job's folder is: ``<root>/<job id>``, or ``<root>/<job id>.<name>``."""
     base = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
-    root = base / (config.job_dir or "srobust-jobs")
+    root = base / (config.job_dir or jobfolder.JOBS)
     return JobDirectory(root / (f"{job_id}.{name}" if name else str(job_id)))
 
 
 def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_run: bool) -> tuple[str, ...]:
     """Nobody else may be able to exchange the job directory, as far as it is there. Raises PreflightError.
 
-    Returns warnings: in a ``later_run`` of a job, which was accepted once, what is wrong above its directory
-    ends nothing.
+    Returns warnings: of a group that may write above its directory; and in a ``later_run`` of a job, which
+    was accepted once, of all that is wrong there.
     """
     submitted = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
     warnings = []
@@ -148,7 +148,7 @@ def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_ru
     except OSError as error:
         raise _no_directory(directory, error) from error
     for one in filter(None, found):
-        if one.is_job or not later_run:
+        if one.is_job or not (later_run or one.is_chosen):
             raise PreflightError(one.text, fix=one.fix, code=ExitCode.JOB_DIR)
         warnings.append(f"{one.text}: {one.fix}")
     return tuple(warnings)
