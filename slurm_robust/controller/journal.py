@@ -76,10 +76,18 @@ def read(path: Path) -> list[AnyEvent]:
 
     Raises :class:`JournalDamaged`, ``OSError``.
     """
+    return parse(_content(path), str(path))[0]
+
+
+def _content(path: Path) -> bytes:
+    """What the journal holds; b"" only where storage says that there is none. Raises ``OSError``.
+
+    Not by ``exists()``, which says no where storage refuses (Python 3.14): the job would begin anew.
+    """
     try:
-        return parse(path.read_bytes(), str(path))[0]
+        return path.read_bytes()
     except FileNotFoundError:
-        return []
+        return b""
 
 
 class Journal:
@@ -100,7 +108,7 @@ class Journal:
         self.wake: Callable[[], None] = lambda: None
         """Called by the writing thread when :attr:`written` or :attr:`trouble` may have changed."""
         self._disk = disk or Disk()
-        data = path.read_bytes() if path.exists() else b""
+        data = _content(path)
         self.events, self._durable = parse(data, str(path))
         self._fd = self._disk.open(path, _FLAGS | os.O_CREAT)
         if self._durable < len(data):

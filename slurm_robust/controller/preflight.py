@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.worker.lookup import missing, missing_module
+from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0
 
@@ -80,7 +81,10 @@ def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> Non
             raise PreflightError(found.text, fix=found.fix, code=ExitCode.NO_INPUT)
         return
     script = cwd / command[0]
-    if not script.is_file():
+    mode = mode_of(script)
+    if mode is None:
+        return  # storage does not tell now; the agents look once more
+    if not stat.S_ISREG(mode):
         raise PreflightError(
             f"script not found: {script}",
             fix=f"give the path of a Python file, relative to {cwd}; any other command goes after '--'",
