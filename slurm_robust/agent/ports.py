@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-# For rank 0's store, to which all ranks connect at once; as far as net.core.somaxconn allows it.
-_BACKLOG = 4096
+from slurm_robust.worker.rendezvous import BACKLOG
 
 
 class PortHolder:
@@ -33,7 +32,7 @@ class PortHolder:
     def open(self) -> socket.socket | None:
         """Workers are about to start: the socket for rank 0, None if rank 0 binds the port by itself."""
         if self._hand_over:
-            self._held.listen(_BACKLOG)
+            self._held.listen(BACKLOG)
             return self._held
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         return None
