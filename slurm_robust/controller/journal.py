@@ -223,8 +223,7 @@ class Journal:
             self._write(data)
         except OSError as error:
             self._is_retry = True
-            if error.errno == errno.ESTALE:
-                self._reopen()
+            self._reopen()
             return error.strerror or str(error)
         self._is_retry = False
         return ""
@@ -233,6 +232,8 @@ class Journal:
         disk, fd = self._disk, self._fd
         # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it again.
         # What is not ours another controller has written.
+        if self._is_retry and disk.size(fd) < self._durable:
+            raise OSError(errno.ESTALE, "an older copy of the journal is in its place")
         if self._is_retry and data.startswith(disk.tail(fd, self._durable)):
             disk.cut(fd, self._durable)
         while data:
@@ -241,6 +242,7 @@ class Journal:
         self._durable = disk.size(fd)
 
     def _reopen(self) -> None:
+        """A descriptor may be dead for good: stale, or of a client that its file server has thrown out."""
         try:
             fd = self._disk.open(self.path, _FLAGS)
         except OSError:

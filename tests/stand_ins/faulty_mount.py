@@ -18,7 +18,6 @@ _ROOT, _FILE = 1, 2
 _HEADER = struct.Struct("=IIQQIIII")
 _SIZE_IS_SET = 1 << 3
 _DIRECT = 1  # nothing in the kernel's cache
-_OPENED = struct.pack("=QII", 0, _DIRECT, 0)
 
 
 class FaultyMount(DeadMount):
@@ -33,6 +32,7 @@ class FaultyMount(DeadMount):
         self.content: bytearray | None = None
         self._error = 0
         self._calls = _CHANGES
+        self._handle = self._dead = 0
 
     def fail(self, number: int, *, only_sync: bool = False) -> None:
         """From now on, with errno ``number``."""
@@ -42,6 +42,10 @@ class FaultyMount(DeadMount):
     def heal(self) -> None:
         """All is well again."""
         self._error = 0
+
+    def throw_out(self) -> None:
+        """Whatever is open now fails for ever, as on a Lustre client that was evicted."""
+        self._dead = self._handle
 
     def _swallow(self) -> None:
         while not self._over.is_set():
@@ -58,14 +62,16 @@ class FaultyMount(DeadMount):
     def _answer(self, code: int, node: int, body: bytes) -> tuple[int, bytes]:
         if self._error and code in self._calls:
             return self._error, b""
+        if code in (_WRITE, _FSYNC) and struct.unpack_from("=Q", body)[0] <= self._dead:
+            return errno.EIO, b""
         data = self.content
         if code == _CREATE:
             self.content = bytearray()
-            return 0, self._entry() + _OPENED
+            return 0, self._entry() + self._opened()
         if code == _GETATTR:
             return 0, struct.pack("=QII", 0, 0, 0) + self._attributes(node)
         if code in (_OPEN, _RELEASE, _FSYNC, _FLUSH):
-            return 0, _OPENED if code == _OPEN else b""
+            return 0, self._opened() if code == _OPEN else b""
         if code == _LOOKUP:
             return (0, self._entry()) if data is not None else (errno.ENOENT, b"")
         assert data is not None or code not in (_READ, _WRITE, _SETATTR)
@@ -84,6 +90,10 @@ class FaultyMount(DeadMount):
                 data[length:] = bytes(max(0, length - len(data)))
             return 0, struct.pack("=QII", 0, 0, 0) + self._attributes(_FILE)
         return errno.ENOSYS, b""
+
+    def _opened(self) -> bytes:
+        self._handle += 1
+        return struct.pack("=QII", self._handle, _DIRECT, 0)
 
     def _entry(self) -> bytes:
         return struct.pack("=4Q2I", _FILE, 0, 0, 0, 0, 0) + self._attributes(_FILE)

@@ -187,3 +187,21 @@ def test_a_file_server_that_tells_an_error(
             loses_nothing(Path(folder) / "j", refuse, mount.heal, os.strerror(number), seconds)
 
     alone(scenario, again_s=1.0 if seconds else 0.1)
+
+
+def test_a_file_server_that_throws_this_client_out(tmp_path: Path) -> None:
+    """What was open is dead for good, and what is opened anew is not."""
+
+    def scenario() -> None:
+        mount = FaultyMount(str(tmp_path))
+        with mount as folder:
+            kept = Journal(Path(folder) / "j")
+            kept.append(EVENTS[0])
+            wait_for(lambda: kept.written == 1)
+            mount.throw_out()
+            kept.append(*EVENTS[1:])
+            wait_for(lambda: kept.written == len(EVENTS))
+            assert kept.close()
+            assert read(Path(folder) / "j") == EVENTS
+
+    alone(scenario)
