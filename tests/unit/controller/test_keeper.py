@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow  # each starts some interpreters
 KEEPER = """
 import json, os, sys
 from slurm_robust.controller import keeper
-keeper.STORAGE_S, keeper.END_S = 0.5, 0.5
+keeper.STORAGE_S, keeper.END_S = 2.0, 1.0
 if len(sys.argv) > 3:
     keeper.say = lambda text: os.kill(os.getpid(), int(sys.argv[3]))
 sys.exit(keeper.Keeper(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])).run())
@@ -121,7 +121,7 @@ def test_who_does_not_die_after_its_last_word_is_not_waited_for(world: World, ha
 
 
 def test_who_has_said_nothing_has_all_the_time_though_it_closes_the_pipe(world: World) -> None:
-    script = f"fd=$2; [ $(wc -l < starts) -eq 1 ] || {{ {over(3)}; }}; exec {{fd}}>&-; sleep 1.5; exit 70"
+    script = f"fd=$2; [ $(wc -l < starts) -eq 1 ] || {{ {over(3)}; }}; exec {{fd}}>&-; sleep 2; exit 70"
     code, said = world.run(script)
     assert (code, world.starts) == (3, 2)
     assert "met an error of its own" in said
