@@ -21,11 +21,11 @@ from slurm_robust.agent.gpuwait import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.jobfiles import EpochLooked, look_up, make_log_folders, read_tail
-from slurm_robust.agent.launcher import Gone, Launcher
+from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.oomkills import OomKills
 from slurm_robust.agent.orphan import OrphanWatch
-from slurm_robust.agent.ports import PortHolder, local_address
+from slurm_robust.agent.ports import PortHolder, local_address, taken_by
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.runtime import RuntimeFolder
 from slurm_robust.agent.state import AgentState
@@ -127,6 +127,7 @@ class Agent:
         self._ended = False
         self._keep_copies = True
         self._flush = -1
+        self._master_port = 0  # of the present workers
 
     def run(self) -> None:
         """Serve until ordered to end or told so by Slurm (TERM). Main thread only."""
@@ -171,9 +172,7 @@ class Agent:
             self._take(TermCame(grace_s=TERM_GRACE_S))
         # The workers' ends before the controller's orders, which may be the answer to them.
         for message in self._launcher.read():
-            # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
-            failed = isinstance(message, Exited) and message.code != 0
-            self._take(LauncherSaid(message=message, oom=self._oom_kills.words() if failed else ""))
+            self._take(self._heard(message))
         while (order := self._socket.recv()) is not None:
             self._on_message(order)
         for result in self._files.results():
@@ -190,6 +189,14 @@ class Agent:
         self._watch_steps(now)
         self._follow_controller(now)
         self._heartbeat(now)
+
+    def _heard(self, message: LauncherMessage) -> LauncherSaid:
+        """With what this node knows of a worker's end."""
+        if not isinstance(message, Exited) or message.code == 0:
+            return LauncherSaid(message=message)
+        # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
+        taken = taken_by(self._master_port) if message.rank == 0 else ""
+        return LauncherSaid(message=message, oom=self._oom_kills.words(), taken=taken)
 
     def _wait(self) -> None:
         poller = zmq.Poller()
@@ -372,6 +379,7 @@ class Agent:
         self._files.submit(partial(make_log_folders, self._setup.job, launch.generation, launch.ranks))
         self._copies.launched(launch)  # parts of other nodes come in while the workers start
         spec, job = self._setup.spec, self._setup.job
+        self._master_port = launch.master_port
         # For rank 0, which listens there; the next one is held when the order is under way.
         listener = self._ports.open() if launch.master_port == self._ports.port and launch.slot == 0 else None
         order = rankenv.build_spawn(spec, job, launch, folder, self._copies.places)

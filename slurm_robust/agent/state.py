@@ -135,8 +135,8 @@ class AgentState:
                 return self._on_spawned(spawned, now)
             case LauncherSaid(message=SpawnFailed() as failed):
                 return self._on_spawn_failed(failed, now)
-            case LauncherSaid(message=Exited() as exited, oom=oom):
-                return self._on_exited(exited, oom, now)
+            case LauncherSaid(message=Exited() as exited, oom=oom, taken=taken):
+                return self._on_exited(exited, oom, taken, now)
             case LauncherSaid(message=Gone(reason=reason)):
                 return self._on_gone(reason, now)
             case TailRead():
@@ -287,18 +287,20 @@ class AgentState:
         worker.bury_unstarted(failed.reason, now)
         return [*self._if_all_started(now), *self._if_all_ended(now), SendHeartbeat()]
 
-    def _on_exited(self, exited: Exited, oom: str, now: float) -> list[Instruction]:
+    def _on_exited(self, exited: Exited, oom: str, taken: str, now: float) -> list[Instruction]:
         worker = self.workers.get(exited.rank)
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
         worker.ended = exited.ended
-        # Whom we kill ourselves was not killed for want of memory.
+        # Whom we end ourselves did not end for want of memory or of its port.
+        ours = self.phase is Phase.STOPPING
         worker.exit = WorkerExit(
             rank=exited.rank,
             code=exited.code,
             signal=exited.signal,
             error=exited.error,
-            oom="" if self.phase is Phase.STOPPING else oom,
+            oom="" if ours else oom,
+            taken="" if ours else taken,
         )
         done: list[Instruction] = [SendHeartbeat()]
         if worker.exit.failed and self.phase is not Phase.STOPPING:

@@ -36,10 +36,11 @@ class EpochSeen(Record):
 
 
 class LauncherSaid(Record):
-    """News of the workers or of the launcher itself. ``oom``: what ran out of memory before it."""
+    """News of the workers or of the launcher itself. ``oom``, ``taken``: as in ``WorkerExit``."""
 
     message: LauncherMessage
     oom: str = ""
+    taken: str = ""
 
 
 class TailRead(Record):

@@ -29,7 +29,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.bounds import exceeded, in_vain
-from slurm_robust.policy.evidence import AGENT_ENDED, SLOW_TO_DIE
+from slurm_robust.policy.evidence import AGENT_ENDED, PORT_TAKEN, SLOW_TO_DIE
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.rungs import LADDER
@@ -97,6 +97,8 @@ def _answer(
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
     if verdict.signature.startswith(AGENT_ENDED):
         return (Restart(),), "start the agent again and restart"
+    if verdict.signature == PORT_TAKEN:
+        return (Restart(),), "restart in place, with another port"
     if verdict.signature.startswith("restore failed"):
         return (Restart(),), "restart from what else is there"
     return (Restart(),), "restart in place"

@@ -14,6 +14,11 @@ from slurm_robust.util.text import some_of
 NODE_SIGNATURE = "node "
 STUCK = "its workers cannot be killed"
 NOT_FREE = "GPU memory not free yet"
+PORT_TAKEN = "MASTER_PORT taken"
+"""It counts as no attempt of the job's: somebody else was faster."""
+
+MOST_PORTS = 5
+"""So many are tried one after the other."""
 _GPU_OOM = "gpu_oom"
 SLOW_TO_DIE = "workers slow to die"
 AGENT_ENDED = "agent ended on "
@@ -204,6 +209,25 @@ def slow_to_die(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         reason=f"{unexplained(failed).reason}; {some_of(failed.stuck)}: killed workers are still there",
         confidence=0.5,
         allowed=rules.limits.total,
+    )
+
+
+def port_taken(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: a process of another user listened on the port that rank 0 was to bind by itself.
+
+    The next launch has another port. Nothing but a failed bind speaks of it where the program logs nothing,
+    so after a few ports it is judged like any other end.
+    """
+    found = next((e for e in failed.exits if e.exit.failed and e.exit.taken), None)
+    if found is None or sum(a.signature == PORT_TAKEN for a in state.in_vain) >= MOST_PORTS:
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=PORT_TAKEN,
+        reason=f"{found.exit.describe()} on {found.node}, where {found.exit.taken}, its MASTER_PORT",
+        confidence=0.8,
+        allowed=MOST_PORTS,
     )
 
 

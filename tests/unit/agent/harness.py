@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,6 +24,7 @@ from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
 from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, Stop
 from slurm_robust.wire.server import ControllerSocket
+from tests.users import run_as
 
 
 class ScriptedController:
@@ -183,6 +187,32 @@ class LocalJob:
             controller.close()
         for folder in SHARED_MEMORY.glob(f"srobust-{os.getuid()}-{self.spec.run_id}-*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def rival(port: int, uid: int) -> Iterator[None]:
+    """A process of that user listens on ``port``, which nobody listens on yet. For root."""
+    (begun, begin), (over, end) = os.pipe(), os.pipe()
+
+    def take() -> None:
+        os.close(end)
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", port))
+            server.listen()
+            os.write(begin, b"x")
+            os.read(over, 1)
+
+    process = threading.Thread(target=run_as, args=(uid, take))
+    process.start()
+    try:
+        assert select.select([begun], [], [], 10)[0], "it does not listen"
+        yield
+    finally:
+        os.close(end)
+        process.join(10)
+        for pipe in (begun, begin, over):
+            os.close(pipe)
 
 
 def is_alive(pid: int) -> bool:

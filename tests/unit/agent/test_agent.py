@@ -18,8 +18,8 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
 from slurm_robust.wire.knock import answering
-from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
-from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause
+from slurm_robust.wire.messages import Beat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
+from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause, rival
 from tests.unit.agent.nodes import MIB, fill
 from tests.waiting import wait_for
 
@@ -175,6 +175,34 @@ def test_an_exception_of_a_script_comes_with_its_place(make_job: MakeJob) -> Non
     assert (error.type, error.message, error.file, error.line) == ("ValueError", "no", "train.py", 4)
     assert heartbeat.exits[0].tail[0] == "last words"
     assert heartbeat.exits[0].tail[-1] == "ValueError: no"
+
+
+BINDS = """
+import os, pathlib, socket, time
+port = int(os.environ["MASTER_PORT"])
+pathlib.Path("port").write_text(str(port))
+while not pathlib.Path("rival").exists():
+    time.sleep(0.02)
+socket.create_server(("", port))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_program_whose_port_another_user_took_says_so_and_the_next_has_another(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(BINDS))
+    controller = job.controller()
+    job.start_agent("n1")
+    port = controller.wait_for("n1", lambda b: b.ready).rendezvous_port
+    controller.launch("n1", 1, (0,))
+    wait_for((job.folder / "port").exists, 20)
+    with rival(port, 65534):
+        (job.folder / "rival").touch()
+        beat = controller.wait_for("n1", lambda b: bool(b.exits))
+    assert beat.exits[0].code == 1
+    assert f"(uid 65534) listens on port {port}" in beat.exits[0].taken
+    controller.launch("n1", 2, (0,))
+    beat = controller.wait_for("n1", lambda b: b.generation == 2 and bool(b.exits))
+    assert (beat.exits[0].code, beat.exits[0].taken) == (0, "")
 
 
 def test_a_preload_that_cannot_be_imported_is_fatal(make_job: MakeJob) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -73,6 +75,41 @@ def test_an_address_of_ipv6_is_dropped_as_well(listener: socket.socket, others: 
 def test_more_addresses_than_a_program_holds_are_no_error(listener: socket.socket) -> None:
     portfilter.drop(listener, [ip_address(2**96 + n) for n in range(2 * portfilter.MOST)])
     assert connects(listener.getsockname()[1])
+
+
+class Short(socket.socket):
+    """A listening socket of a kernel that has memory for programs of so many instructions."""
+
+    most = 100
+
+    def setsockopt(self, level: int, option: int, value: bytes, *rest: int) -> None:  # type: ignore[override]
+        if isinstance(value, bytes) and struct.unpack("HL", value)[0] > self.most:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        super().setsockopt(level, option, value, *rest)
+
+
+def test_without_memory_for_all_addresses_some_are_dropped() -> None:
+    dropped = [ip_address(f"127.0.0.{n}") for n in range(2, 202)]
+    with Short() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        portfilter.drop(listener, dropped)
+        assert not connects(listener.getsockname()[1], STRANGER)
+        assert connects(listener.getsockname()[1])
+        listener.most = 2
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            portfilter.drop(listener, dropped)
+
+
+def test_a_number_that_is_no_connection_of_the_networks_by_now_has_no_source() -> None:
+    """ZeroMQ tells numbers of descriptors, which are used again for anything."""
+    one, other = socket.socketpair()
+    with one, other, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink, socket.socket() as idle:
+        ends = os.pipe()
+        for number in (one.fileno(), netlink.fileno(), idle.fileno(), *ends, 1 << 20):
+            assert gate._source(number) is None
+        for end in ends:
+            os.close(end)  # they are still ours
 
 
 def test_an_address_is_the_same_however_a_socket_shows_it() -> None:
