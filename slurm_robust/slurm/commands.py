@@ -54,6 +54,11 @@ def ping() -> list[str]:
     return ["scontrol", "ping"]
 
 
+def now() -> list[str]:
+    """``sdiag output at Mon Nov 23 07:00:00 2026 (1795417200)``, by slurmctld's clock."""
+    return ["sdiag"]
+
+
 def show_nodes(names: Sequence[str] | None, *, parser: str) -> list[str]:
     """Not ``-o``: in the form with one property group a line a reason cannot pass for a field."""
     return ["scontrol", *_json(parser), "show", "node", *([fold(names)] if names else [])]
@@ -177,12 +182,13 @@ def cancel(job_id: int, step_id: str | None, signal: str | None) -> list[str]:
 
 
 def reservation(request: ReservationRequest, *, create: bool) -> list[str]:
-    """Create from now on, or change what the request names."""
+    """Create, or change what the request names. scontrol takes ``now`` from the clock of its own host."""
     words = ["scontrol", "create", "reservation"] if create else ["scontrol", "update"]
     words.append(f"reservationname={request.name}")
     if create:
         minutes = "UNLIMITED" if request.duration_s is None else str(_minutes(request.duration_s))
-        words += ["starttime=now", f"duration={minutes}"]
+        start = "now" if request.start_time is None else f"uts{int(request.start_time)}"
+        words += [f"starttime={start}", f"duration={minutes}"]
     elif request.duration_s is not None:
         words.append(f"duration={_minutes(request.duration_s)}")
     if request.nodes:

@@ -47,6 +47,7 @@ _REASON = re.compile(
     r"^   Reason=(?:(?!^NodeName=\S+ (?:Arch|CoresPerSocket)=).)*? \[[^\s\[\]@]+@[^\s\[\]]+\]$",
     re.MULTILINE | re.DOTALL,
 )
+_CPUS = re.compile(r"(\d+)/\d+/\d+/(\d+)")  # allocated, idle, other, all
 _EVENT_START = re.compile(r"\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_/:.]*)=")
 
@@ -112,6 +113,14 @@ def _line_fields(line: str) -> Iterator[tuple[str, str]]:
         position = following.end() if following else len(stripped)
 
 
+def parse_now(text: str) -> float:
+    """Output of ``sdiag``: when slurmctld made it."""
+    found = re.search(r"(?m)^sdiag output at .*\((\d+)\)$", text)
+    if found is None:
+        raise UnparsableOutput("no time in sdiag's output", stdout=text)
+    return float(found[1])
+
+
 # -- nodes ------------------------------------------------------------------------------------------
 
 
@@ -150,15 +159,22 @@ def _node(fields: dict[str, str]) -> Node:
 def parse_node_state(text: str) -> Node | None:
     """Output of :func:`~slurm_robust.slurm.commands.show_node_state`; None if it is empty.
 
-    A node of several partitions has a line for each, which otherwise say the same.
+    A node of several partitions has a row for each, which otherwise say the same. Line breaks of a reason
+    become blanks.
     """
-    rows = [_columns(line) for line in text.splitlines() if line.strip()]
+    rows: list[dict[str, str]] = []
+    for line in filter(str.strip, text.splitlines()):
+        row = _columns(line)
+        if _CPUS.fullmatch(row["CPUsState"]) and row["StateComplete"]:
+            rows.append(row)
+        elif rows:
+            rows[-1]["Reason"] += f" {line.strip()}"  # a reason with a line break goes on here
+        else:
+            raise UnparsableOutput("no state of a node", stdout=text)
     if not rows:
         return None
     values = rows[0]
-    cpus = re.fullmatch(r"(\d+)/\d+/\d+/(\d+)", values["CPUsState"])
-    if not values["StateComplete"] or cpus is None:
-        raise UnparsableOutput("no state of a node", stdout=text)
+    allocated, total = _CPUS.fullmatch(values["CPUsState"]).groups()  # type: ignore[union-attr]  # matched above
     reason = values["Reason"]
     return Node(
         name=values["NodeList"],
@@ -168,8 +184,8 @@ def parse_node_state(text: str) -> Node | None:
         reason="" if reason == "none" else reason,
         reason_user="" if values["User"] == "Unknown" else values["User"],
         reason_time=parse_time(values["Timestamp"]),
-        cpus=int(cpus[2]),
-        allocated_cpus=int(cpus[1]),
+        cpus=int(total),
+        allocated_cpus=int(allocated),
         partitions=tuple(row["PartitionName"] for row in rows),
     )
 

@@ -117,6 +117,8 @@ def test_reservations() -> None:
         "flags=IGNORE_JOBS",
         "partition=main",
     ]
+    begun = ReservationRequest(name="turn", nodes=("n1",), start_time=1795417200.9, duration_s=60)
+    assert commands.reservation(begun, create=True)[4:6] == ["starttime=uts1795417200", "duration=1"]
     change = ReservationRequest(name="spare", node_count=3, duration_s=7200)
     assert commands.reservation(change, create=False) == [
         "scontrol",

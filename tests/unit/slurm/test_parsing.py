@@ -40,6 +40,34 @@ def test_the_state_of_one_node_that_is_in_two_partitions() -> None:
         text.parse_node_state("sinfo: n1 idle\n")
 
 
+@given(st.lists(st.sampled_from(["Partitions=x", "n1", "n9  idle", "16/0/0/16", "", "[root@5]"]), max_size=4))
+def test_a_reason_with_line_breaks_is_one_reason_of_one_node(lines: list[str]) -> None:
+    """Also where a line of it looks like a field or begins like a row: no partition comes of it."""
+    plain = recorded("node_state.txt")
+    found = text.parse_node_state("".join(row + "\n".join(["", *lines, ""]) for row in plain.splitlines()))
+    expected = text.parse_node_state(plain)
+    assert found is not None
+    assert expected is not None
+    reason = " ".join((expected.reason, *" ".join(lines).split()))
+    assert (found.reason.split(), found.partitions) == (reason.split(), ("main", "debug"))
+    assert (found.name, found.states, found.reason_time) == ("n1", expected.states, expected.reason_time)
+
+
+SDIAG = """\
+*******************************************************
+sdiag output at Mon Nov 23 07:00:00 2026 (1795417200)
+Data since      Mon Nov 23 06:44:33 2026 (1795416273)
+*******************************************************
+Server thread count:  3
+"""
+
+
+def test_the_time_of_slurmctld() -> None:
+    assert text.parse_now(SDIAG) == 1795417200.0
+    with pytest.raises(UnparsableOutput):
+        text.parse_now("Server thread count:  3\n")
+
+
 def test_a_job_whose_name_and_comment_look_like_fields() -> None:
     job = text.parse_job(recorded("job_running.txt"))
     assert job.name == "my train JobState=FAILED x"
