@@ -14,8 +14,8 @@ from slurm_robust.model.incident import (
     Diagnose,
     EndApproaching,
     Evict,
+    Fault,
     Finish,
-    GenerationFailed,
     GiveUp,
     Observation,
     Replay,
@@ -49,7 +49,7 @@ def decide(state: JobState, observation: Observation, now: float, rules: Rules) 
             return Decision(actions=(Evict(node=node, reason=reason),), reason=reason)
         case EndApproaching():
             return _before_the_end(state, observation, now, rules)
-        case GenerationFailed():
+        case Fault():
             return _after_failure(state, observation, now, rules)
 
 
@@ -64,7 +64,7 @@ def _before_the_end(state: JobState, end: EndApproaching, now: float, rules: Rul
     )
 
 
-def _after_failure(state: JobState, failed: GenerationFailed, now: float, rules: Rules) -> Decision:
+def _after_failure(state: JobState, failed: Fault, now: float, rules: Rules) -> Decision:
     root = failed.root
     if root is not None and not failed.lost and root.exit.code in rules.final_exit_codes and root.exit.code:
         reason = f"{root.exit.describe()}: a restart cannot help (final_exit_codes)"
@@ -78,9 +78,7 @@ def _after_failure(state: JobState, failed: GenerationFailed, now: float, rules:
     return Decision(actions=actions, reason=f"{verdict.reason}: {how}", verdict=verdict, place=place)
 
 
-def _answer(
-    state: JobState, failed: GenerationFailed, verdict: Verdict, rules: Rules
-) -> tuple[tuple[Action, ...], str]:
+def _answer(state: JobState, failed: Fault, verdict: Verdict, rules: Rules) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
         return replace_nodes(state, verdict.suspects, verdict.reason, rules)
     if verdict.signature == Symptom.UNREACHABLE.value:
@@ -107,9 +105,7 @@ def _tried(state: JobState) -> set[str]:
     return {attempt.signature for attempt in state.in_vain}
 
 
-def _last_resort(
-    state: JobState, failed: GenerationFailed, verdict: Verdict, stop: str, rules: Rules
-) -> Decision:
+def _last_resort(state: JobState, failed: Fault, verdict: Verdict, stop: str, rules: Rules) -> Decision:
     """Rungs 7 and 8, each once without new progress in between, then the end with the evidence."""
     reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
     tried = _tried(state)

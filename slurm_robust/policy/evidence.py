@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
+from slurm_robust.model.incident import Blame, Fault, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
@@ -30,7 +30,7 @@ class Unexplained(Record):
     reason: str
 
 
-def unexplained(failed: GenerationFailed) -> Unexplained:
+def unexplained(failed: Fault) -> Unexplained:
     """The outward sign, where nothing names a culprit."""
     if failed.symptom in (*_NUMBERS_WRONG, *_BY_STACKS):
         found = failed.localisation
@@ -46,7 +46,7 @@ def unexplained(failed: GenerationFailed) -> Unexplained:
     return Unexplained(signature=what, reason=reason)
 
 
-def against(failed: GenerationFailed, node: str) -> tuple[str, ...]:
+def against(failed: Fault, node: str) -> tuple[str, ...]:
     """What was seen and found out about one node, a line each, for the person who repairs it."""
     lines = [failed.named[node]] if node in failed.named else []
     lines += [f"unable: {failed.unable[node]}"] if node in failed.unable else []
@@ -75,7 +75,7 @@ def no_answer(found: Diagnosis) -> str:
     return "; ".join((found.reason or "nothing came", *parts))
 
 
-def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def nodes_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rungs 1 and 2: what was observed names the nodes by itself."""
     everywhere = bool(failed.unable) and not failed.lost and set(failed.unable) >= set(failed.alive)
     unable = {} if everywhere else failed.unable
@@ -95,12 +95,12 @@ def nodes_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     )
 
 
-def _lost(failed: GenerationFailed, node: str) -> str:
+def _lost(failed: Fault, node: str) -> str:
     ended = failed.ended.get(node)
     return f"the agent on {node} ended again ({ended})" if ended else f"{node} gives no sign of life"
 
 
-def unstarted(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def unstarted(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: agents of other nodes came, and this one's did not although it was started again."""
     if not failed.unstarted:
         return None
@@ -115,12 +115,12 @@ def unstarted(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
     )
 
 
-def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def log_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: the output of the rank that failed first says that its node's hardware is broken."""
     root, cause = failed.root, failed.cause
     if root is None or cause is None:
         return None
-    if (cause.blame, cause.action) != (Fault.INFRASTRUCTURE, Remedy.EVICT):
+    if (cause.blame, cause.action) != (Cause.INFRASTRUCTURE, Remedy.EVICT):
         return None
     return Verdict(
         rung=1,
@@ -133,7 +133,7 @@ def log_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
     )
 
 
-def out_of_memory(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def out_of_memory(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 3: the kernel killed for want of memory, which is the job's own limit or its own doing."""
     killed = {f"rank {e.exit.rank} on {e.node}": e.exit.oom for e in failed.exits if e.exit.oom}
     killed |= {f"all of the job's processes on {node}": words for node, words in failed.oom.items()}
@@ -151,7 +151,7 @@ def out_of_memory(failed: GenerationFailed, rules: Rules, state: JobState) -> Ve
     )
 
 
-def full_disk(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def full_disk(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: the rank that failed first found its node's own file system full, and no other node's was.
 
     Once per job: what fills the disk of one node after the other is the job.
@@ -173,7 +173,7 @@ def full_disk(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
     )
 
 
-def tests_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def tests_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rungs 5 and 8: nodes that failed a test, or a replay, while training was suspended."""
     found = ((8, failed.replayed), (5, failed.diagnosis))
     rung, diagnosis = next(((n, d) for n, d in found if d is not None and d.suspects), (0, None))
@@ -190,7 +190,7 @@ def tests_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     )
 
 
-def slow_to_die(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def slow_to_die(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 6: killed workers of several nodes are still there, which is nobody's fault.
 
     Tests would find their memory taken and blame the innocent. Only the bounds of all restarts hold.
@@ -207,7 +207,7 @@ def slow_to_die(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     )
 
 
-def gpu_memory_not_free(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def gpu_memory_not_free(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 6: a rank that follows killed ones ran out of GPU memory before its first step, once.
 
     What these held may not have been free yet; their driver gives it back after their end.
@@ -228,7 +228,7 @@ def gpu_memory_not_free(failed: GenerationFailed, rules: Rules, state: JobState)
     )
 
 
-def wrong_code(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def wrong_code(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 3: the first rank to fail raised an exception in code that can be named."""
     if failed.root is None or failed.root.exit.error is None or not failed.root.exit.error.file:
         return None
@@ -253,7 +253,7 @@ def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
     return rules.diagnose and 0 < rules.slow_looks <= looks and not was_tested
 
 
-def must_be_tested(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def must_be_tested(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 5: nothing explains it, and it is more than a single crash.
 
     A first crash is answered by a restart in place, which takes seconds where tests take minutes. What comes

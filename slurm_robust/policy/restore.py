@@ -14,6 +14,7 @@ from slurm_robust.model.copies import SHARED, Copy, Source, Tier
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
 
 _IN_MEMORY = (Tier.MEMORY, Tier.PEER)
 # What a worker raises when a copy is not what was promised, besides OSError; another copy may do.
@@ -138,6 +139,32 @@ def spoils(exits: Iterable[WorkerExit], *, lost: bool, new_steps: bool) -> bool:
     """
     failed = [exit for exit in exits if exit.failed]
     return bool(failed) and not lost and not new_steps and not any(map(failed_to_restore, failed))
+
+
+def against(state: JobState, exits: Iterable[WorkerExit], *, lost: bool, good_step: int | None) -> str:
+    """Why the checkpoint that a generation began with is not to be used again, "" if it may be.
+
+    ``exits``: of the generation that ended; ``lost``: it also lost nodes; ``good_step``: as in
+    :class:`~slurm_robust.model.events.GenerationEnded`.
+
+    A copy in memory that failed is gone, so the same step may be restored from another one; it is banned when
+    that fails too. What storage holds cannot get better.
+    """
+    failed = [exit for exit in exits if exit.failed]
+    if any(map(failed_to_restore, failed)):
+        signature = restore_failure(state.restored)
+        again = any(attempt.signature == signature for attempt in state.in_vain)
+        return "it could not be restored" if again or "storage" in state.restored_tiers else ""
+    if good_step == -1:
+        return "all steps after it had a loss that is no number"
+    if spoils(failed, lost=lost, new_steps=state.steps_here > state.restored_step):
+        return "training failed with it before a new step was done"
+    return ""
+
+
+def restore_failure(token: str) -> str:
+    """The signature of a checkpoint that could not be restored."""
+    return f"restore failed: {token}"
 
 
 def _index(holdings: Iterable[Holding]) -> _Index:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_robust.model.findings import Writer
-from slurm_robust.model.incident import Blame, GenerationFailed, Symptom, Verdict
+from slurm_robust.model.incident import Blame, Fault, Symptom, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
     AGENT_ENDED,
@@ -26,12 +26,12 @@ from slurm_robust.policy.evidence import (
     unstarted,
     wrong_code,
 )
-from slurm_robust.policy.restore import failed_to_restore
+from slurm_robust.policy.restore import failed_to_restore, restore_failure
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.stacks import stacks_named
 
 
-def agents_gone(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def agents_gone(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Every node of several went silent at once: their common step ended, or our own network did.
 
     One cause that takes all nodes is not the nodes' fault, so none of them is evicted.
@@ -48,7 +48,7 @@ def agents_gone(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     )
 
 
-def agent_ended(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def agent_ended(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Slurm says that the agents ended, and speaks with their nodes: once, that is no node's fault."""
     signature = AGENT_ENDED + ",".join(sorted(failed.lost))
     once = not any(attempt.signature == signature for attempt in state.attempts)
@@ -64,7 +64,7 @@ def agent_ended(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     )
 
 
-def slurm_refuses(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def slurm_refuses(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Slurm starts no agent: neither another node nor another try helps, and its words say what does."""
     if not failed.refused:
         return None
@@ -78,7 +78,7 @@ def slurm_refuses(failed: GenerationFailed, rules: Rules, state: JobState) -> Ve
     )
 
 
-def unreachable(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def unreachable(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Many nodes fell silent together: it is not the nodes, and training goes on without them."""
     if not failed.unreachable or not failed.lost:
         return None
@@ -92,7 +92,7 @@ def unreachable(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
     )
 
 
-def nobody_can_start(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def nobody_can_start(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """No node at all can start a worker, so it is not the nodes: the environment or the code."""
     if not failed.unable:
         return None
@@ -106,7 +106,7 @@ def nobody_can_start(failed: GenerationFailed, rules: Rules, state: JobState) ->
     )
 
 
-def restore_failed(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def restore_failed(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 6: a copy of what was to be restored is missing or damaged; what is left decides.
 
     A copy that fails is removed by its reader, so the next choice is another one.
@@ -121,14 +121,14 @@ def restore_failed(failed: GenerationFailed, rules: Rules, state: JobState) -> V
     return Verdict(
         rung=6,
         blame=Blame.NOBODY,
-        signature=f"restore failed: {failed.restore}",
+        signature=restore_failure(failed.restore),
         reason=f"restore failed: rank {exit.rank} on {node}: {kind}: {error.message}",
         confidence=0.9,
         allowed=rules.limits.per_signature,
     )
 
 
-def transient(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def transient(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 6: nothing speaks against a node or the code, so the same again in place."""
     found = unexplained(failed)
     tested = f"; tests: {failed.diagnosis.reason}" if failed.diagnosis is not None else ""
@@ -142,7 +142,7 @@ def transient(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdic
     )
 
 
-Rung = Callable[[GenerationFailed, Rules, JobState], Verdict | None]
+Rung = Callable[[Fault, Rules, JobState], Verdict | None]
 LADDER: tuple[Rung, ...] = (
     slurm_refuses,
     out_of_memory,

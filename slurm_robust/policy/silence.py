@@ -27,6 +27,16 @@ def counted(silent_s: float, sign_s: float) -> float:
     return min(silent_s, sign_s) if silent_s <= STALLED_S else silent_s
 
 
+EXCUSED_S, MOST_EXCUSED_S = 30.0, 150.0
+"""After a cut TCP tries again after ever longer pauses, up to two minutes (RFC 6298), and so does storage:
+training resumes some time after they do."""
+
+
+def excused_s(cut_s: float) -> float:
+    """For how long no hang is reported after a cut network, or silent storage, of ``cut_s`` seconds."""
+    return min(max(2 * cut_s, EXCUSED_S), MOST_EXCUSED_S)
+
+
 class Silence(Record):
     """``nodes`` are silent. ``cause``: of all of them together, in words; "" where each speaks for itself."""
 

@@ -10,7 +10,7 @@ stopped, dead or held in the kernel speaks against its node at once.
 from __future__ import annotations
 
 from slurm_robust.analysis.progress.words import named_ranks
-from slurm_robust.model.incident import Blame, GenerationFailed, Place, Symptom, Verdict
+from slurm_robust.model.incident import Blame, Fault, Place, Symptom, Verdict
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import NODE_SIGNATURE
@@ -20,7 +20,7 @@ SAME_STEP = 1
 """Ranks that hang at the same step may differ in whether they have told of the one before."""
 
 
-def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def stacks_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 4: the stacks of all ranks place a hang or a decline."""
     found, place = failed.localisation, place_of(failed, state)
     if found is None or place is None:
@@ -64,7 +64,7 @@ def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Ver
     )
 
 
-def place_of(failed: GenerationFailed, state: JobState) -> Place | None:
+def place_of(failed: Fault, state: JobState) -> Place | None:
     """Where the stacks place what ended the generation; None where they do not."""
     found, symptom = failed.localisation, failed.symptom
     if found is None or symptom is None or not found.ranks:

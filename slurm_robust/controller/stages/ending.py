@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.analysis.exits import root_exit
-from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
-from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, failure, has_new_step, with_cause
+from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, ended_with, has_new_step, with_cause
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToObserving,
@@ -49,14 +48,14 @@ class Ending:
         if begin.code != ExitCode.REQUEUED:  # that is no end: the next run goes on
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
-        end_agents(core, keep_copies=not begin.final and restoring.needs_memory(core))
+        end_agents(core, keep_copies=not begin.final and core.checkpoints.need_memory())
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Exit when the agents are gone or have had their time."""
         waited = now.mono - self._since
         quiet = 2 * core.config.timings.heartbeat_s + 0.5
         silent = all(now.mono - view.heard > quiet for view in core.fleet.views.values())
-        if not self._done and (core.agents_gone or silent or waited > core.config.timings.shutdown_s):
+        if not self._done and (core.starts.all_ended or silent or waited > core.config.timings.shutdown_s):
             self._done = True
             core.emit(Exit(code=int(self._begin.code)))
         return None
@@ -69,7 +68,7 @@ class Observing:
     """
 
     def __init__(self, begin: ToObserving) -> None:
-        self._agents, self._why = begin.agents, begin.why
+        self._agents, self._fault = begin.agents, begin.fault
         self._asked = False
         self._since = 0.0
 
@@ -83,7 +82,7 @@ class Observing:
             return ToStopping(reason=core.leaving)
         state, limit = core.state, core.config.timings.node_dead_s
         lost = tuple(n for n in state.slots if core.fleet.silence(n, now.mono, core.started) > limit)
-        exits = tuple(core.fleet.exits(state.slots, state.generation, now.mono))
+        exits = core.exits(now)
         ended = all(
             n in lost or ((b := core.fleet.beat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
             for n in state.slots
@@ -94,7 +93,7 @@ class Observing:
         )
         if not self._asked and not unclear:
             self._asked = True
-            failed = with_cause(core, failure(core, self._why, exits, lost, {}), now)
+            failed = with_cause(core, ended_with(core, self._fault, exits, lost, {}), now)
             decision = decide(state, failed, now.wall, core.rules)
             core.record(
                 ev.Decided(

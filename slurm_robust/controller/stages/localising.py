@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.analysis.progress.words import named_ranks
 from slurm_robust.analysis.stacks import localise, vote
 from slurm_robust.analysis.stacks.moving import Look, awaited, is_busy, is_idle, is_moving
-from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveStacks, Say
-from slurm_robust.controller.stages.watch import all_done, find_trouble, leave
-from slurm_robust.controller.transitions import ToLocalising, ToRunning, ToStopping, Transition, Why
+from slurm_robust.controller.stages.watch import all_done, find_fault, leave
+from slurm_robust.controller.transitions import ToLocalising, ToRunning, ToStopping, Transition
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.policy.evidence import worth_tests
@@ -41,8 +42,9 @@ class Localising:
 
     def __init__(self, begin: ToLocalising) -> None:
         self._agents = begin.agents
-        self._trouble = begin.trouble
-        self._is_hang = begin.trouble.symptom is Symptom.HANG
+        self._fault = begin.fault
+        self._symptom = begin.fault.symptom or Symptom.HANG
+        self._is_hang = self._symptom is Symptom.HANG
         self._rounds: list[Localisation] = []
         self._looks: list[Look] = []
         self._begun = 0.0
@@ -56,7 +58,7 @@ class Localising:
     def enter(self, core: Core, now: Now) -> None:
         """Ask for the first round."""
         self._steps_before = _slowest_step(core, now)
-        self._begun = now.mono - self._trouble.detect_s
+        self._begun = now.mono - self._fault.detect_s
         self._ask(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
@@ -65,16 +67,16 @@ class Localising:
             return ToStopping(reason=core.leaving or core.ending or "")
         if all_done(core, now):
             return ToRunning(agents=self._agents)
-        trouble = find_trouble(core, self._agents, self._since, now)
-        if trouble is not None:
-            return leave(core, self._agents, Why(trouble=trouble), now)
+        fault = find_fault(core, self._agents, self._since, now)
+        if fault is not None:
+            return leave(core, self._agents, fault, now)
         if self._is_hang and _slowest_step(core, now) > self._steps_before:
             core.note("training goes on by itself: what looked like a hang was none", "", now)
             return ToRunning(agents=self._agents)
         if self._is_patient:
-            trouble = core.vitals(now).look(core, now)
-            if trouble is not None and trouble.named:
-                return leave(core, self._agents, Why(trouble=trouble), now)
+            fault = core.monitor.check(now)
+            if fault is not None and fault.named:
+                return leave(core, self._agents, fault, now)
         if self._waits_until is not None:
             if now.mono >= self._waits_until:
                 self._ask(core, now)
@@ -86,11 +88,11 @@ class Localising:
         core.ask_for_stacks(now, tuple(sorted(self._in_question)))
 
     def _conclude(self, core: Core, now: Now) -> Transition | None:
-        layout, stacks = restoring.layout_now(core), core.stacks.all()
+        layout, stacks = core.checkpoints.layout(), core.stacks.all()
         placement, missing = core.state.placement, tuple(core.stacks.missing())
         if missing and missing not in self._silent:
             self._silent.add(missing)
-            core.lacks("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
+            core.evidence_missing("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
         silent = [rank for node in missing for rank in placement.ranks_of(node)]
         found = localise(stacks, layout, silent, moving=not self._is_hang)
         self._rounds.append(found)
@@ -130,7 +132,7 @@ class Localising:
         if not self._is_patient:
             self._is_patient = True
             text = (
-                f"{self._trouble.detail}; {named_ranks(ranks)} computes on, maybe in an evaluation that is "
+                f"{self._fault.detail}; {named_ranks(ranks)} computes on, maybe in an evaluation that is "
                 f"not announced: waiting up to {span(limit_s)} (detect.phase_s). "
                 "'with slurm_robust.phase(\"evaluation\"):' in the script announces it"
             )
@@ -143,36 +145,35 @@ class Localising:
         """Whether a decline has moved with the rank to another node: then no node makes it faster."""
         if self._is_hang or not found.ranks:
             return False
-        moved = moved_with_ranks(place(self._trouble.symptom, found, core.state), core.state)
+        moved = moved_with_ranks(place(self._symptom, found, core.state), core.state)
         if moved is None:
             return False
         where = ",".join(moved.nodes)
         text = (
-            f"{self._trouble.detail}; {found.reason}; it was the same on {where}: it is the code, and goes on"
+            f"{self._fault.detail}; {found.reason}; it was the same on {where}: it is the code, and goes on"
         )
         core.note(text, "", now)
         return True
 
     def _is_to_be_tested(self, core: Core) -> bool:
-        is_slow = self._trouble.symptom is Symptom.SLOW
-        return is_slow and worth_tests(self._trouble.times, core.rules, core.state)
+        return not self._is_hang and worth_tests(self._fault.times, core.rules, core.state)
 
     def _agree(self) -> bool:
         return len(self._rounds) > 1 and self._rounds[-2].ranks == self._rounds[-1].ranks
 
     def _leave(self, core: Core, found: Localisation, stacks: tuple[RankStacks, ...], now: Now) -> Transition:
-        is_slow_only = self._trouble.hint or not self._is_hang
+        is_slow_only = self._fault.low_confidence or not self._is_hang
         if self._is_the_codes_own_pace(core, found, now):
             return ToRunning(agents=self._agents)
         if not found.ranks and is_slow_only and not self._is_to_be_tested(core):
             # It may still be training, if slowly: without a culprit nothing is gained by stopping it.
-            again = f" (look {self._trouble.times})" if self._trouble.times > 1 else ""
-            core.note(f"{self._trouble.detail}; {found.reason}{again}", "", now)
+            again = f" (look {self._fault.times})" if self._fault.times > 1 else ""
+            core.note(f"{self._fault.detail}; {found.reason}{again}", "", now)
             return ToRunning(agents=self._agents)
         if self._is_hang and found.ranks and (found.halted or is_idle(self._looks, found.ranks)):
-            core.vitals(now).cause_found(core, now)
-        why = Why(trouble=self._trouble, localisation=found)
-        following = leave(core, self._agents, why, now)
+            core.monitor.confirm_hang(now)
+        fault = structs.replace(self._fault, localisation=found)
+        following = leave(core, self._agents, fault, now)
         assert core.state.incident is not None
         number = core.state.incident.number
         core.emit(SaveStacks(number=number, stacks=stacks, localisation=found))
@@ -181,5 +182,5 @@ class Localising:
 
 
 def _slowest_step(core: Core, now: Now) -> int:
-    records = core.fleet.progress(core.state.slots, core.state.generation, now.mono)
+    records = core.progress(now)
     return min((record.step for record in records), default=-1)

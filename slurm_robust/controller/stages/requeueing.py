@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import BeginRequeue, Now, RequeueAnswer, Said, Say
 from slurm_robust.controller.stages.ending import end_agents
@@ -44,14 +43,14 @@ class Requeueing:
         )
         words = f" without {','.join(begin.exclude)}" if begin.exclude else ""
         core.emit(Say(text=f"requeue of job {core.state.job_id}{words}: {begin.reason}"))
-        if not restoring.needs_memory(core):
+        if not core.checkpoints.need_memory():
             # Now: Slurm's own TERM comes to the agents before any later word of ours, and leaves the copies.
             end_agents(core, keep_copies=False)
         self._ask(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Ask until Slurm answers, then wait for its TERM; a refusal or the owner's TERM ends it."""
-        answer, core.requeue = core.requeue, None
+        answer = core.take_requeue_answer()
         if answer is not None and answer.said is Said.REFUSED and not self._taken:
             return self._give_up(f"the job cannot be requeued: {answer.detail}")
         if answer is not None:

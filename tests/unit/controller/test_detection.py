@@ -345,7 +345,7 @@ def test_one_network_alert_is_borne_and_two_are_not() -> None:
 
 def test_many_nodes_behind_one_switch_are_one_event() -> None:
     switch = job()
-    switch.core.switches.update(dict.fromkeys(NODES, "leaf1"))
+    switch.core.on_switches(dict.fromkeys(NODES, "leaf1"))
     link = {"check": "ethernet.state", "subject": "mlx5_0/1", "is_link": True, "blame": Party.FABRIC}
     both = {n: (alert(**link), alert(2, **link)) for n in NODES[:3]}
     for node, its in both.items():

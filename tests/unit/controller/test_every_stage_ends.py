@@ -148,7 +148,7 @@ class Weather:
                 mend()
         if "storage" not in lasting and not job.hears_storage:
             job.hears_storage = True
-            job.tell_storage(job.core.listing.generation)
+            job.tell_storage(job.core.checkpoints.asked)
 
     def live(self, seconds: float) -> None:
         """Time passes, and ranks that can make a step a second."""

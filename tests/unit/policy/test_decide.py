@@ -19,8 +19,8 @@ STATE = JobState(
 NODES = ("n1", "n2", "n3", "n4")
 
 
-def failed(**fields: object) -> inc.GenerationFailed:
-    return inc.GenerationFailed(generation=3, **{"alive": ("n1", "n2", "n3"), **fields})  # type: ignore[arg-type]
+def failed(**fields: object) -> inc.Fault:
+    return inc.Fault(generation=3, **{"alive": ("n1", "n2", "n3"), **fields})  # type: ignore[arg-type]
 
 
 def root(node: str = "n2", **fields: object) -> inc.NodeExit:
@@ -169,7 +169,7 @@ def test_the_same_fault_for_ever_ends(n: int) -> None:
     assert answers == min(n, RULES.limits.per_signature)
 
 
-def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobState, inc.GenerationFailed]:
+def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobState, inc.Fault]:
     error = WorkerError(
         type="torch.OutOfMemoryError",
         message="CUDA out of memory. Tried to allocate 66.00 GiB",
