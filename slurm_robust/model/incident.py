@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
@@ -138,6 +138,54 @@ class Blame(str, Enum):
     NOBODY = "nobody"
 
 
+class FaultKind(str, Enum):
+    """What kind of fault it is, so that the same one is recognised when it comes again."""
+
+    NODE = "node"
+    DISK_FULL = "full disk of node"
+    UNREACHABLE = "nodes unreachable"
+    AGENTS_LOST = "agents lost"
+    AGENT_ENDED = "agent ended on"
+    AGENTS_REFUSED = "agents not started"
+    NO_WORKER_STARTS = "no worker can be started"
+    RESTORE = "restore failed:"
+    OUT_OF_MEMORY = "out of memory"
+    GPU_NOT_FREE = "GPU memory not free yet"
+    SLOW_TO_DIE = "workers slow to die"
+    EXCEPTION = "exception"
+    """Keyed by its type and place."""
+
+    EXIT = "exit"
+    """Keyed by the exit code or signal."""
+
+    RANKS = "ranks"
+    """Stacks place it; keyed by the symptom and the ranks."""
+
+    SYMPTOM = "symptom"
+    """Nothing but the symptom is known, which is the key."""
+
+    SILENT_END = "silent end"
+    REPLAYED = "replayed"
+
+
+_KEY_SAYS_IT = (FaultKind.EXCEPTION, FaultKind.EXIT, FaultKind.RANKS, FaultKind.SYMPTOM)
+
+
+class Signature(Record):
+    """Names a fault. ``key``: which of its kind: nodes, a checkpoint, a place in code …"""
+
+    kind: FaultKind
+    key: str = ""
+
+    @classmethod
+    def of_nodes(cls, kind: FaultKind, nodes: Iterable[str]) -> Signature:
+        """Keyed by ``nodes``, in whatever order they come."""
+        return cls(kind=kind, key=",".join(sorted(nodes)))
+
+    def __str__(self) -> str:
+        return self.key if self.kind in _KEY_SAYS_IT else f"{self.kind.value} {self.key}".strip()
+
+
 class Place(Record):
     """Where the stacks of all ranks placed a fault: the ``ranks`` and their ``nodes``, at which ``step``.
 
@@ -160,7 +208,7 @@ class Verdict(Record):
 
     rung: int
     blame: Blame
-    signature: str
+    signature: Signature
     reason: str
     suspects: tuple[str, ...] = ()
     confidence: float = 1.0
@@ -208,12 +256,6 @@ class Requeue(Record, tag_field="action", tag="requeue"):
     reason: str
 
 
-class RollBack(Record, tag_field="action", tag="roll back"):
-    """Go back to the ``release`` before, then restart."""
-
-    release: str
-
-
 class Replay(Record, tag_field="action", tag="replay"):
     """Replay the training in small groups of the held nodes, then decide again."""
 
@@ -241,7 +283,7 @@ class Finish(Record, tag_field="action", tag="finish"):
 
 
 Action: TypeAlias = (
-    Evict | Replace | Swap | StartAgents | Restart | RollBack | Diagnose | Replay | Requeue | GiveUp | Finish
+    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Requeue | GiveUp | Finish
 )
 
 

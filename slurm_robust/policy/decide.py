@@ -15,13 +15,14 @@ from slurm_robust.model.incident import (
     EndApproaching,
     Evict,
     Fault,
+    FaultKind,
     Finish,
     GiveUp,
     Observation,
     Replay,
     Requeue,
     Restart,
-    RollBack,
+    Signature,
     SpareLost,
     StartAgents,
     Symptom,
@@ -29,14 +30,12 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.bounds import exceeded, in_vain
-from slurm_robust.policy.evidence import AGENT_ENDED, SLOW_TO_DIE
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.rungs import LADDER
 from slurm_robust.policy.stacks import place_of
 
 TESTS = 5  # the rung
-ROLLED_BACK, REPLAYED = "rolled back", "replayed"
 
 
 def decide(state: JobState, observation: Observation, now: float, rules: Rules) -> Decision:
@@ -81,42 +80,43 @@ def _after_failure(state: JobState, failed: Fault, now: float, rules: Rules) -> 
 def _answer(state: JobState, failed: Fault, verdict: Verdict, rules: Rules) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
         return replace_nodes(state, verdict.suspects, verdict.reason, rules)
-    if verdict.signature == Symptom.UNREACHABLE.value:
+    kind = verdict.signature.kind
+    if kind is FaultKind.UNREACHABLE:
         return go_on_without(state, failed.lost, rules)
-    if verdict.signature == SLOW_TO_DIE and rules.requeue and SLOW_TO_DIE in _tried(state):
+    if kind is FaultKind.SLOW_TO_DIE and rules.requeue and _was_tried(state, verdict.signature):
         return go_on_without(state, failed.stuck, rules)
     if verdict.suspects:
         return move_ranks(state, verdict.suspects)
     if verdict.rung == TESTS:
         bitwise = failed.symptom in (Symptom.NON_FINITE, Symptom.SPIKE)
         return (Diagnose(reason=verdict.reason, bitwise=bitwise),), "test the nodes"
-    if verdict.signature == "agents lost":
+    if kind is FaultKind.AGENTS_LOST:
         nodes = (*state.slots, *state.spares)
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
-    if verdict.signature.startswith(AGENT_ENDED):
+    if kind is FaultKind.AGENT_ENDED:
         return (Restart(),), "start the agent again and restart"
-    if verdict.signature.startswith("restore failed"):
+    if kind is FaultKind.RESTORE:
         return (Restart(),), "restart from what else is there"
     return (Restart(),), "restart in place"
 
 
-def _tried(state: JobState) -> set[str]:
-    """What was answered before without new progress since."""
-    return {attempt.signature for attempt in state.in_vain}
+def _was_tried(state: JobState, signature: Signature) -> bool:
+    """Whether this was answered before without new progress since."""
+    return any(attempt.signature == signature for attempt in state.in_vain)
 
 
 def _last_resort(state: JobState, failed: Fault, verdict: Verdict, stop: str, rules: Rules) -> Decision:
-    """Rungs 7 and 8, each once without new progress in between, then the end with the evidence."""
+    """Rung 8, once without new progress in between, then the end with the evidence."""
     reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
-    tried = _tried(state)
-    if verdict.allowed and ROLLED_BACK not in tried and rules.earlier_release:
-        release = rules.earlier_release
-        answer = Verdict(rung=7, blame=Blame.CODE, signature=ROLLED_BACK, reason=reason, confidence=0.4)
-        why = f"{reason}: go back to release {release}"
-        return Decision(actions=(RollBack(release=release), Restart()), reason=why, verdict=answer)
     if verdict.allowed and rules.replay and failed.replayed is None:
         why = f"{reason}: replay the training in small groups"
-        answer = Verdict(rung=8, blame=Blame.NOBODY, signature=REPLAYED, reason=reason, confidence=0.3)
+        answer = Verdict(
+            rung=8,
+            blame=Blame.NOBODY,
+            signature=Signature(kind=FaultKind.REPLAYED),
+            reason=reason,
+            confidence=0.3,
+        )
         return Decision(actions=(Replay(reason=reason),), reason=why, verdict=answer)
     give_up = GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
     return Decision(actions=(give_up,), reason=reason, verdict=verdict)

@@ -5,20 +5,16 @@ from __future__ import annotations
 from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import Blame, Fault, Symptom, Verdict
+from slurm_robust.model.incident import Blame, Fault, FaultKind, Signature, Symptom, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
 from slurm_robust.util.text import some_of
 
-NODE_SIGNATURE = "node "
 STUCK = "its workers cannot be killed"
-NOT_FREE = "GPU memory not free yet"
 _GPU_OOM = "gpu_oom"
-SLOW_TO_DIE = "workers slow to die"
-AGENT_ENDED = "agent ended on "
-_IS_FULL = " is full"
 _LAST_LINES = 5
+_OF_NODES = (FaultKind.NODE, FaultKind.DISK_FULL)
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
 _BY_STACKS = (Symptom.HANG, Symptom.SLOW)
 
@@ -26,7 +22,7 @@ _BY_STACKS = (Symptom.HANG, Symptom.SLOW)
 class Unexplained(Record):
     """A failure by its outward sign: ``signature`` to recognise it, ``reason`` for people."""
 
-    signature: str
+    signature: Signature
     reason: str
 
 
@@ -35,15 +31,20 @@ def unexplained(failed: Fault) -> Unexplained:
     if failed.symptom in (*_NUMBERS_WRONG, *_BY_STACKS):
         found = failed.localisation
         why = f"; {found.reason}" if found is not None and found.reason else ""
-        return Unexplained(signature=failed.symptom.value, reason=failed.detail + why)
+        return Unexplained(signature=_by_symptom(failed.symptom), reason=failed.detail + why)
     if failed.root is None:
         return Unexplained(
-            signature="silent end", reason="the workers ended without an exit that explains it"
+            signature=Signature(kind=FaultKind.SILENT_END),
+            reason="the workers ended without an exit that explains it",
         )
     exit = failed.root.exit
     what = exit.describe().partition(": ")[2]
     reason = f"{exit.describe()} on {failed.root.node}, nothing names a culprit"
-    return Unexplained(signature=what, reason=reason)
+    return Unexplained(signature=Signature(kind=FaultKind.EXIT, key=what), reason=reason)
+
+
+def _by_symptom(symptom: Symptom) -> Signature:
+    return Signature(kind=FaultKind.SYMPTOM, key=symptom.value)
 
 
 def against(failed: Fault, node: str) -> tuple[str, ...]:
@@ -88,7 +89,7 @@ def nodes_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=2 if failed.symptom is Symptom.NETWORK else 1,
         blame=Blame.NODE,
-        signature=NODE_SIGNATURE + ",".join(sorted(why)),
+        signature=Signature.of_nodes(FaultKind.NODE, why),
         reason="; ".join(why.values()),
         suspects=tuple(why),
         allowed=rules.limits.per_signature,
@@ -107,7 +108,7 @@ def unstarted(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=1,
         blame=Blame.NODE,
-        signature=NODE_SIGNATURE + ",".join(sorted(failed.unstarted)),
+        signature=Signature.of_nodes(FaultKind.NODE, failed.unstarted),
         reason="; ".join(f"{node}: {text}" for node, text in failed.unstarted.items()),
         suspects=tuple(failed.unstarted),
         confidence=0.5,
@@ -125,7 +126,7 @@ def log_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=1,
         blame=Blame.NODE,
-        signature=NODE_SIGNATURE + root.node,
+        signature=Signature.of_nodes(FaultKind.NODE, (root.node,)),
         reason=f"rank {root.exit.rank} on {root.node}: {cause.symptom}: {cause.line}",
         suspects=(root.node,),
         confidence=0.8,
@@ -143,7 +144,7 @@ def out_of_memory(failed: Fault, rules: Rules, state: JobState) -> Verdict | Non
     return Verdict(
         rung=3,
         blame=Blame.CODE,
-        signature="out of memory",
+        signature=Signature(kind=FaultKind.OUT_OF_MEMORY),
         reason=f"{what}: {words}: ask for more memory (sbatch --mem), or lower what a rank holds (batch, "
         "loader workers)",
         confidence=0.9,
@@ -160,12 +161,12 @@ def full_disk(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     if root is None or root.exit.error is None or not root.exit.error.full:
         return None
     alike = {e.node for e in failed.exits if e.exit.error is not None and e.exit.error.full}
-    if alike - {root.node} or any(a.signature.endswith(_IS_FULL) for a in state.attempts):
+    if alike - {root.node} or any(a.signature.kind is FaultKind.DISK_FULL for a in state.attempts):
         return None
     return Verdict(
         rung=1,
         blame=Blame.NODE,
-        signature=NODE_SIGNATURE + root.node + _IS_FULL,
+        signature=Signature(kind=FaultKind.DISK_FULL, key=root.node),
         reason=f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}",
         suspects=(root.node,),
         confidence=0.7,
@@ -182,7 +183,7 @@ def tests_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=rung,
         blame=Blame.NODE,
-        signature=NODE_SIGNATURE + ",".join(sorted(diagnosis.suspects)),
+        signature=Signature.of_nodes(FaultKind.NODE, diagnosis.suspects),
         reason=f"{unexplained(failed).reason}; tests: {diagnosis.reason}",
         suspects=diagnosis.suspects,
         confidence=0.9,
@@ -200,7 +201,7 @@ def slow_to_die(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=6,
         blame=Blame.NOBODY,
-        signature=SLOW_TO_DIE,
+        signature=Signature(kind=FaultKind.SLOW_TO_DIE),
         reason=f"{unexplained(failed).reason}; {some_of(failed.stuck)}: killed workers are still there",
         confidence=0.5,
         allowed=rules.limits.total,
@@ -215,12 +216,12 @@ def gpu_memory_not_free(failed: Fault, rules: Rules, state: JobState) -> Verdict
     is_oom = failed.cause is not None and failed.cause.symptom == _GPU_OOM
     if not is_oom or failed.root is None or state.generation < 2 or state.steps_here >= 0:
         return None
-    if any(attempt.signature == NOT_FREE for attempt in state.in_vain):
+    if any(attempt.signature.kind is FaultKind.GPU_NOT_FREE for attempt in state.in_vain):
         return None
     return Verdict(
         rung=6,
         blame=Blame.NOBODY,
-        signature=NOT_FREE,
+        signature=Signature(kind=FaultKind.GPU_NOT_FREE),
         reason=f"{failed.root.exit.describe()} on {failed.root.node}, before the first step: the GPU may not "
         "have been free of the workers before",
         confidence=0.5,
@@ -237,7 +238,7 @@ def wrong_code(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=3,
         blame=Blame.CODE,
-        signature=place,
+        signature=Signature(kind=FaultKind.EXCEPTION, key=place),
         reason=f"rank {rank} raised {place}: {error.message}",
         confidence=0.8,
         allowed=min(1, rules.limits.per_signature),
@@ -249,7 +250,7 @@ def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
 
     It takes minutes, and training that is slow by its own work or by what all share goes on as before.
     """
-    was_tested = any(attempt.signature == Symptom.SLOW.value for attempt in state.attempts)
+    was_tested = any(attempt.signature == _by_symptom(Symptom.SLOW) for attempt in state.attempts)
     return rules.diagnose and 0 < rules.slow_looks <= looks and not was_tested
 
 
@@ -263,8 +264,8 @@ def must_be_tested(failed: Fault, rules: Rules, state: JobState) -> Verdict | No
     if failed.diagnosis is not None or not rules.diagnose:
         return None
     found = unexplained(failed)
-    before = {attempt.signature for attempt in state.in_vain}
-    again = found.signature in before or any(signature.startswith(NODE_SIGNATURE) for signature in before)
+    before = [attempt.signature for attempt in state.in_vain]
+    again = found.signature in before or any(signature.kind in _OF_NODES for signature in before)
     if not again and failed.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
         return None
     return Verdict(

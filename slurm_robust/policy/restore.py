@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.model.copies import SHARED, Copy, Source, Tier
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import FaultKind, Signature
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
@@ -162,9 +163,9 @@ def against(state: JobState, exits: Iterable[WorkerExit], *, lost: bool, good_st
     return ""
 
 
-def restore_failure(token: str) -> str:
+def restore_failure(token: str) -> Signature:
     """The signature of a checkpoint that could not be restored."""
-    return f"restore failed: {token}"
+    return Signature(kind=FaultKind.RESTORE, key=token)
 
 
 def _index(holdings: Iterable[Holding]) -> _Index:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_robust.model.findings import Writer
-from slurm_robust.model.incident import Blame, Fault, Symptom, Verdict
+from slurm_robust.model.incident import Blame, Fault, FaultKind, Signature, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.evidence import (
-    AGENT_ENDED,
     full_disk,
     gpu_memory_not_free,
     log_named,
@@ -41,7 +40,7 @@ def agents_gone(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=1,
         blame=Blame.NOBODY,
-        signature="agents lost",
+        signature=Signature(kind=FaultKind.AGENTS_LOST),
         reason=f"all {len(failed.lost)} agents went silent at once, so it is not the nodes",
         confidence=0.7,
         allowed=rules.limits.per_signature,
@@ -50,7 +49,7 @@ def agents_gone(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 def agent_ended(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Slurm says that the agents ended, and speaks with their nodes: once, that is no node's fault."""
-    signature = AGENT_ENDED + ",".join(sorted(failed.lost))
+    signature = Signature.of_nodes(FaultKind.AGENT_ENDED, failed.lost)
     once = not any(attempt.signature == signature for attempt in state.attempts)
     if not failed.lost or not set(failed.lost) <= failed.ended.keys() or not once:
         return None
@@ -72,7 +71,7 @@ def slurm_refuses(failed: Fault, rules: Rules, state: JobState) -> Verdict | Non
     return Verdict(
         rung=1,
         blame=Blame.NOBODY,
-        signature="agents not started",
+        signature=Signature(kind=FaultKind.AGENTS_REFUSED),
         reason=f"no agent starts on {nodes}: {next(iter(failed.refused.values()))}",
         allowed=0,
     )
@@ -85,7 +84,7 @@ def unreachable(failed: Fault, rules: Rules, state: JobState) -> Verdict | None:
     return Verdict(
         rung=2,
         blame=Blame.NOBODY,
-        signature=Symptom.UNREACHABLE.value,
+        signature=Signature(kind=FaultKind.UNREACHABLE),
         reason=failed.unreachable,
         confidence=0.7,
         allowed=rules.limits.per_signature,
@@ -100,7 +99,7 @@ def nobody_can_start(failed: Fault, rules: Rules, state: JobState) -> Verdict | 
     return Verdict(
         rung=3,
         blame=Blame.CODE,
-        signature="no worker can be started",
+        signature=Signature(kind=FaultKind.NO_WORKER_STARTS),
         reason=f"no node can start a worker; {node} says: {text}",
         allowed=0,
     )

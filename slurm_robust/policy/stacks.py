@@ -10,10 +10,9 @@ stopped, dead or held in the kernel speaks against its node at once.
 from __future__ import annotations
 
 from slurm_robust.analysis.progress.words import named_ranks
-from slurm_robust.model.incident import Blame, Fault, Place, Symptom, Verdict
+from slurm_robust.model.incident import Blame, Fault, FaultKind, Place, Signature, Symptom, Verdict
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.evidence import NODE_SIGNATURE
 from slurm_robust.policy.rules import Rules
 
 SAME_STEP = 1
@@ -26,7 +25,7 @@ def stacks_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None
     if found is None or place is None:
         return None
     reason = f"{failed.detail}; {found.reason}"
-    fault = f"{place.symptom.value} of {named_ranks(place.ranks)}"
+    fault = Signature(kind=FaultKind.RANKS, key=f"{place.symptom.value} of {named_ranks(place.ranks)}")
     moved = moved_with_ranks(place, state)
     if moved is not None:
         return Verdict(
@@ -45,7 +44,7 @@ def stacks_named(failed: Fault, rules: Rules, state: JobState) -> Verdict | None
         return Verdict(
             rung=4,
             blame=Blame.NODE,
-            signature=NODE_SIGNATURE + ",".join(sorted(place.nodes)),
+            signature=Signature.of_nodes(FaultKind.NODE, place.nodes),
             reason=reason + stays,
             suspects=place.nodes,
             confidence=found.confidence,
