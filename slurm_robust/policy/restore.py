@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import FaultKind, Signature
 from slurm_robust.model.layout import Placement
@@ -18,10 +19,6 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 
 _IN_MEMORY = (Tier.MEMORY, Tier.PEER)
-# What a worker raises when a copy is not what was promised, besides OSError; another copy may do.
-_ERRORS = "slurm_robust.checkpoint.errors."
-_BAD_COPY = frozenset({"MissingCheckpoint", "CorruptPart", "ForeignPart"})
-_OS_ERRORS = frozenset({"OSError", *(kind.__name__ for kind in OSError.__subclasses__())})
 
 
 class Ref(Record, order=True):
@@ -121,16 +118,11 @@ def keepers(sealed: Mapping[int, int], storage: Iterable[Ref], keep: int) -> lis
 
 
 def failed_to_restore(exit: WorkerExit) -> bool:
-    """Whether this worker ended because a copy that it was to restore was missing or damaged."""
-    error = exit.error
-    if error is None:
-        return False
-    if error.type.startswith(_ERRORS):
-        return error.type.removeprefix(_ERRORS) in _BAD_COPY
-    # Reading a copy can fail in any way in which a disk can; elsewhere an OSError is the script's.
-    return (
-        error.type in _OS_ERRORS and "slurm_robust" in error.traceback and ", in restore" in error.traceback
-    )
+    """Whether this worker ended because a copy that it was to restore was missing or damaged.
+
+    A script that exits with the same number leaves no error.
+    """
+    return exit.code == UNUSABLE_COPY and exit.error is not None
 
 
 def spoils(exits: Iterable[WorkerExit], *, lost: bool, new_steps: bool) -> bool:

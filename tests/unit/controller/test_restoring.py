@@ -10,7 +10,7 @@ from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Copy, Source, Tier
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.exitcodes import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.policy.restore import Ref
 from slurm_robust.wire.messages import Launch, Phase
@@ -36,7 +36,7 @@ def source(job: Job, node: str, rank: int) -> Source:
 
 
 def fail_to_restore(job: Job, rank: int = 1) -> None:
-    job.kill_rank(rank, signal=None, code=1, error=CORRUPT)
+    job.kill_rank(rank, signal=None, code=UNUSABLE_COPY, error=CORRUPT)
 
 
 def drop(job: Job, node: str, rank: int, step: int) -> None:
