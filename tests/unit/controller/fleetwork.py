@@ -63,12 +63,13 @@ class Job:
         storage: Iterable[Ref] = (),
         copies: Mapping[str, tuple[Copy, ...]] | None = None,
         log_rules: RuleSet | None = None,
+        clock: tuple[float, float] = (1000.0, 1.7e9),
     ) -> None:
         """``memory``: workers keep snapshots, agents copy them to peers; ``shared``: they have that part.
 
         ``storage`` and ``copies`` are there from the beginning (by an earlier run).
         """
-        self.mono, self.wall = 1000.0, 1.7e9
+        self.mono, self.wall = clock
         self.reported = reported
         self.journal: list[ev.AnyEvent] = list(history) or [
             run_started(t=self.wall, job_id=7, slots=len(slots), spares=len(spares)),
@@ -212,7 +213,11 @@ class Job:
         self.beats[node] = structs.replace(old, seq=old.seq + 1, **changes)
         if node not in self.dead and node not in self.cut:
             self.core.on_beat(self.beats[node], self.now())
-            self.act(self.core.on_tick(self.now()))
+            self.tick()
+
+    def tick(self) -> None:
+        """The core takes in what has changed."""
+        self.act(self.core.on_tick(self.now()))
 
     def obey(self, node: str, message: object) -> None:
         beat = self.beats.get(node)
