@@ -15,13 +15,10 @@ from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
+from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
 from slurm_robust.policy.restore import Holding, Ref, RestorePlan
 from slurm_robust.wire.messages import Beat
 
-# Shared storage that does not answer for so long is gone on without, where memory has all that is needed.
-LISTING_S = 20.0
-# After TERM the journal has to hold the end before Slurm kills us (KillWait: 30 s).
-HURRY_S = 5.0
 PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
 
 
@@ -93,7 +90,8 @@ class Checkpoints:
 
     def is_overdue(self, now: Now, *, in_a_hurry: bool = False) -> bool:
         """Whether storage hangs."""
-        return not self._answered and now.mono - self._asked_at > (HURRY_S if in_a_hurry else LISTING_S)
+        limit_s = LISTING_HURRY_S if in_a_hurry else LISTING_S
+        return not self._answered and now.mono - self._asked_at > limit_s
 
     def stored_s(self, now: Now) -> float:
         """Seconds since a checkpoint last went to storage, or was tried to."""

@@ -13,13 +13,10 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.steps import Outlook, StepEnd, Witness
-from slurm_robust.policy.lateness import patience_s
+from slurm_robust.policy.lateness import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Beat, Shutdown
-
-# An agent has at least this time to come, however early the others came.
-LEAST_S = 60.0
 
 
 @dataclass
@@ -134,7 +131,7 @@ class AgentStarts:
         self.expect(missing, now)
         starts = {node: self._seen(node, now) for node in missing}
         joined_s = context.fleet.joined_s(now.mono)
-        patience = patience_s(context.config.timings.agent_start_s, LEAST_S, joined_s)
+        patience = patience_s(context.config.timings.agent_start_s, AGENT_LEAST_S, joined_s)
         answers = {node: judge(start, patience) for node, start in starts.items()}
         if asked := _nodes_of(answers, Answer.ASK):
             for node in asked:

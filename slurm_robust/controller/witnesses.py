@@ -8,17 +8,11 @@ from collections.abc import Iterable
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Knock, Now, Say
 from slurm_robust.model.steps import Witness
-from slurm_robust.policy.silence import STALLED_S, Silence, judge
+from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
 
 LOOK_EVERY_S = 0.25
 EVERY_S = 1.5
 ASK_EVERY_S = 5.0
-# More of them have one cause, which is judged without.
-_MOST = 64
-# For so long it counts whether slurmctld has answered.
-_FRESH_S = 30.0
-# Heartbeats between the last words of nodes that fall silent together.
-_TOGETHER = 1.5
 
 
 class Witnesses:
@@ -45,7 +39,7 @@ class Witnesses:
             if node in views and dead_s / 2 < now.mono - views[node].heard <= STALLED_S
         }
         self._told &= silent.keys()
-        if not silent or len(silent) > _MOST:
+        if not silent or len(silent) > MOST_WITNESSED:
             return
         self._knocked = now.mono
         for node, heard in silent.items():
@@ -80,7 +74,7 @@ class Witnesses:
         """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard."""
         timings, state, fleet = self._context.config.timings, self._context.state, self._context.fleet
         silent_s = {node: fleet.silence(node, now.mono, since) for node in state.slots}
-        apart_s = _TOGETHER * timings.heartbeat_s
+        apart_s = TOGETHER * timings.heartbeat_s
         # A standby that fell silent before the others did so for another reason.
         longest_s = max(timings.node_dead_s, *silent_s.values()) + apart_s
         standbys = {n: fleet.silence(n, now.mono, since) for n in state.spares if n in fleet.views}
@@ -90,7 +84,7 @@ class Witnesses:
             dead_s=timings.node_dead_s,
             apart_s=apart_s,
             switches=self._context.switches,
-            slurm_answers=self._slurm_answers if now.mono - self._slurm_at < _FRESH_S else None,
+            slurm_answers=self._slurm_answers if now.mono - self._slurm_at < FRESH_S else None,
         )
 
     def _sign(self, node: str, at: float, why: str, now: Now) -> None:

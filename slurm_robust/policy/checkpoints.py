@@ -58,6 +58,13 @@ def step_to_store(newest: int, agreed: int, stored_s: float, config: CheckpointC
     return step if step <= newest + 2 * lead else None  # far away; until then it may become due by time
 
 
+LISTING_S, LISTING_HURRY_S = 20.0, 5.0
+"""Storage that does not list its checkpoints for so long is gone on without, where memory has all that is
+needed. After TERM the journal has to hold the end before Slurm kills us (KillWait: 30 s)."""
+
+LEAVING_S = 20.0
+"""For the last write before the end of the run: of the minute or two since Slurm's warning much is over."""
+
 WRITE_S = 60.0
 """Steps are written within this time, or the next interval's are (longer with longer intervals)."""
 

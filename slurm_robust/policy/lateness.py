@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import math
 
+AGENT_LEAST_S = 60.0
+"""An agent has at least this time to come, however early the others came."""
+
+WORKERS_LEAST_S = 120.0
+"""A node has at least this time to start its workers, however early the others did."""
+
 GROWS_S = 60.0
 """Nobody is late while the newest node came within so many seconds."""
 

@@ -17,12 +17,8 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.policy.lateness import Growth, patience_s
+from slurm_robust.policy.starting import IMPORT_S, STORAGE_S, is_everywhere, silence_s
 from slurm_robust.wire.messages import Phase
-
-# Only storage may have what training is to resume from; another run may reach it, on other nodes.
-STORAGE_S = 1800.0
-# At the start: how long a node may be silent, and how long it has at least for its imports.
-BUSY_S, IMPORT_S = 60.0, 180.0
 
 
 class Gathering:
@@ -92,7 +88,7 @@ class Gathering:
         """Too many nodes do not see the job directory: that is no fault of single nodes."""
         refused = {node: text for node, text in core.starts.refused.items() if node in core.state.slots}
         fit = [node for node in core.state.spares if node not in core.starts.refused]
-        if core.state.generation or len(refused) <= len(fit):
+        if not is_everywhere(len(refused), len(fit), first=core.state.generation == 0):
             return None
         node, text = next(iter(refused.items()))
         nodes = ",".join(sorted(refused))
@@ -103,9 +99,8 @@ class Gathering:
         )
 
     def _patience(self, core: Core) -> float:
-        """At the start importing torch may keep a node busy, and nothing is lost by waiting for it."""
         timings = core.config.timings
-        return min(timings.agent_start_s, BUSY_S) if self._start else timings.node_dead_s
+        return silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
 
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
         timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots

@@ -22,14 +22,12 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Fault, Finish, Symptom
 from slurm_robust.model.progress import slowest
 from slurm_robust.policy import decide
-from slurm_robust.policy.lateness import Growth, patience_s
+from slurm_robust.policy.lateness import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Beat, Launch, Phase
 
 RESEND_S = 2.0
-# A node has at least this time to start its workers, however early the others did.
-LEAST_S = 120.0
 # GPUs that are free within this time are not worth a line.
 FREEING_S = 3.0
 
@@ -109,7 +107,8 @@ class Launching:
             return ToRunning(agents=self._agents, launched=self._since)
         waited = now.mono - self._since
         started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
-        if waited > patience_s(core.config.timings.launch_s, LEAST_S, self._started.see(started, now.mono)):
+        grown_s = self._started.see(started, now.mono)
+        if waited > patience_s(core.config.timings.launch_s, WORKERS_LEAST_S, grown_s):
             late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
             detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
             late_fault = Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)

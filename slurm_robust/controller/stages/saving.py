@@ -10,13 +10,12 @@ from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
+from slurm_robust.policy.checkpoints import LEAVING_S
 from slurm_robust.policy.restore import RestorePlan
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Save
 
 RESEND_S = 2.0
-# When the end of the run is near: of the minute or two since Slurm's warning much is over by now.
-HURRY_S = 20.0
 
 
 class Saving:
@@ -78,7 +77,7 @@ class Saving:
 
     def _limit(self, core: Core) -> float:
         limit = core.config.timings.checkpoint_s
-        return min(limit, HURRY_S) if core.ending else limit
+        return min(limit, LEAVING_S) if core.ending else limit
 
     def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
         """Whether one that did not write has died: without its parts the checkpoint is none."""

@@ -14,6 +14,7 @@ from slurm_robust.controller.transitions import (
     ToUnreachable,
     Transition,
 )
+from slurm_robust.policy.silence import enough_waited, is_settled
 from slurm_robust.util.hostlist import fold
 
 ASK_EVERY_S = 5.0
@@ -81,16 +82,15 @@ class Unreachable:
         core.emit(AskAboutNodes(nodes=core.state.slots))
 
     def _all_had_their_time(self, core: Core, now: Now) -> bool:
-        """Agents that were cut off do not come back all in the same second."""
-        return self._shrunk_at is None or now.mono - self._shrunk_at > 2 * core.config.timings.node_dead_s
+        since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at
+        return is_settled(since_s, core.config.timings.node_dead_s)
 
     def _is_over(self, core: Core, silent: tuple[str, ...], now: Now) -> str:
         """Why the nodes are waited for no longer, "" while they are."""
-        waited = now.mono - self._since
-        if waited > core.config.timings.unreachable_s:
-            return f"not heard for {waited:.0f} s more (timings.unreachable_s)"
-        if len(standbys_heard(core, now)) >= len(silent):
-            return "there are standbys enough"
-        if core.witnesses.gave_up(silent):
-            return f"Slurm has given up {fold(silent)}"
-        return ""
+        return enough_waited(
+            silent,
+            now.mono - self._since,
+            core.config.timings.unreachable_s,
+            standbys=len(standbys_heard(core, now)),
+            given_up=core.witnesses.gave_up(silent),
+        )
