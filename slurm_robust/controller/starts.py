@@ -13,7 +13,7 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.steps import Outlook, StepEnd, Witness
-from slurm_robust.policy.lateness import AGENT_LEAST_S, patience_s
+from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Beat, Shutdown

@@ -16,7 +16,7 @@ from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.evidence import worth_tests
+from slurm_robust.policy.ladder import worth_tests
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.stacks import moved_with_ranks, place
 

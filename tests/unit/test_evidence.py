@@ -25,7 +25,7 @@ from slurm_robust.health.shapes import SHAPES
 from slurm_robust.health.verdict import conclude
 from slurm_robust.health.xidtable import RULES
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
-from slurm_robust.policy.rungs import LADDER, WRITTEN_BY
+from slurm_robust.policy.ladder import LADDER, WRITTEN_BY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 USERS = [check for check in CHECKS if check.written_by.is_user]

@@ -18,7 +18,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
 from slurm_robust.policy import decide
-from slurm_robust.policy.evidence import against
+from slurm_robust.policy.ladder import against
 
 
 class Deciding:

@@ -16,7 +16,7 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.policy.lateness import Growth, patience_s
+from slurm_robust.policy.patience import Growth, patience_s
 from slurm_robust.policy.starting import IMPORT_S, STORAGE_S, is_everywhere, silence_s
 from slurm_robust.wire.messages import Phase
 

@@ -22,7 +22,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import AllRanksDone, Fault, Finish, Symptom
 from slurm_robust.model.progress import slowest
 from slurm_robust.policy import decide
-from slurm_robust.policy.lateness import WORKERS_LEAST_S, Growth, patience_s
+from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Beat, Launch, Phase

@@ -23,7 +23,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import decide
-from slurm_robust.policy.dying import is_stuck
+from slurm_robust.policy.patience import is_stuck
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Beat, Phase, Stop
 

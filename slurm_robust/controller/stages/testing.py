@@ -10,7 +10,7 @@ from slurm_robust.controller.transitions import ToDeciding, ToStopping, ToTestin
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Diagnose, Replay
-from slurm_robust.policy.evidence import no_answer
+from slurm_robust.policy.ladder import no_answer
 from slurm_robust.util.text import count
 
 MARGIN_S = 30.0

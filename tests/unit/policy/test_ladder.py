@@ -6,7 +6,7 @@ from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Fault, NodeExit
-from slurm_robust.policy.evidence import against
+from slurm_robust.policy.ladder import against
 
 
 def result(node: str, outcome: Outcome, **more: str) -> TestResult:
