@@ -164,7 +164,7 @@ def test_what_users_can_write_is_no_alert_against_a_node(confirm: int, blame: Pa
     report = Report(node="n1", at=NOW, boot_id="b", context=Context.PERIODIC, findings=(finding,))
     conclusion = conclude(report, NodeConfig(), {"memory.free": 9})
     assert not conclusion.fit
-    assert len(sort(report, conclusion).failed) == alerts
+    assert len(sort(report, conclusion, CHECKS).failed) == alerts
 
 
 def test_who_is_an_ordinary_user() -> None:
