@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import glob
 import os
+import pwd
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -241,19 +242,31 @@ def allocation_points(live: Live, site: Site, host: str) -> Iterator[Point]:
 
 
 def may_write(tree: Tree, folder: Path, uid: int) -> bool:
-    """Whether a user comes to a folder and may make files in it, by owners and modes for all."""
+    """Whether a user comes to a folder and may make files in it, by owners, groups and modes."""
     if uid == 0:
         return True
+    groups = _groups(uid)
     for place in (folder, *folder.parents):
         try:
             found = tree.path(str(place)).stat()
         except OSError:
             return False
-        own, others = (0o300, 0o003) if place == folder else (0o100, 0o001)
-        wanted = own if found.st_uid == uid else others
+        wanted = 0o003 if place == folder else 0o001
+        if found.st_uid == uid:
+            wanted <<= 6
+        elif found.st_gid in groups:
+            wanted <<= 3
         if found.st_mode & wanted != wanted:
             return False
     return True
+
+
+def _groups(uid: int) -> set[int]:
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return set()
+    return set(os.getgrouplist(user.pw_name, user.pw_gid))
 
 
 def matches(tree: Tree, pattern: str) -> list[str]:

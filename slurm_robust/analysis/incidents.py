@@ -183,6 +183,6 @@ def _steps_again(own: Iterable[ev.AnyEvent], past: _Past) -> int | None:
             reported = reported and event.reported
             if event.generation in launched:
                 again[event.generation] = max(0, min(event.step, best) - launched[event.generation])
-            else:  # Beats lag: how far the failed generation was is known a moment later
+            else:  # heartbeats lag: how far the failed generation was is known a moment later
                 best = max(best, event.step)
     return sum(again.values()) if reported else None

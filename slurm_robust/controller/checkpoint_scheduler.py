@@ -75,8 +75,10 @@ class CheckpointScheduler:
 
     def _set_stride(self, now: Now) -> None:
         context, state = self._context, self._context.state
-        beats = [beat for node in state.slots if (beat := context.fleet.beat(node)) is not None]
-        lag = max((b.lag_s for b in beats if b.generation == state.generation), default=0.0)
+        heartbeats = [
+            heartbeat for node in state.slots if (heartbeat := context.fleet.heartbeat(node)) is not None
+        ]
+        lag = max((b.lag_s for b in heartbeats if b.generation == state.generation), default=0.0)
         speed = self._tempo.seconds_per_step
         stride = next_stride(state.stride, speed, lag)
         if stride != state.stride and now.mono - self._changed > SETTLE_S:
@@ -118,8 +120,8 @@ class CheckpointScheduler:
         if self._reached is None and min(p.step for p in records) >= step:
             self._reached = self._tempo.completed(step)
         waited_s = now.mono - self._reached if self._reached is not None else None
-        beats = [context.fleet.beat(node) for node in state.slots]
-        if all(b is not None and b.generation == state.generation and b.flushed >= step for b in beats):
+        heartbeats = [context.fleet.heartbeat(node) for node in state.slots]
+        if all(b is not None and b.generation == state.generation and b.flushed >= step for b in heartbeats):
             context.record(
                 ev.StorageWritten(t=now.wall, generation=state.generation, step=step, seconds=waited_s or 0.0)
             )
@@ -129,7 +131,7 @@ class CheckpointScheduler:
                 self._send_flush(now)
             return
         else:
-            late = [b.node for b in beats if b is not None and b.flushed < step]
+            late = [b.node for b in heartbeats if b is not None and b.flushed < step]
             context.note(f"step {step} did not get onto storage in time: {','.join(late)}", "", now)
         self._flush = -1
         self._checkpoints.on_stored(now)

@@ -17,7 +17,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
 from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
 from slurm_robust.policy.restore import Holding, Ref, RestorePlan
-from slurm_robust.wire.messages import Beat
+from slurm_robust.wire.messages import Heartbeat
 
 PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
 
@@ -121,9 +121,9 @@ class Checkpoints:
         state = self._context.state
         return layout_of(self._context.config, len(state.slots), state.nproc_per_node)
 
-    def on_beat(self, beat: Beat) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Remember of which generations a shared part was ever reported: restoring them needs it."""
-        self._shared.update(c.generation for c in beat.copies if c.rank == SHARED)
+        self._shared.update(c.generation for c in heartbeat.copies if c.rank == SHARED)
 
     def peers(self) -> dict[str, tuple[Peer, ...]]:
         """For each node of the placement where the copies of its ranks go."""
@@ -134,9 +134,11 @@ class Checkpoints:
         known = all(node in context.switches for node in placement.slots)
         switches = tuple(context.switches[node] for node in placement.slots) if known else ()
         for slot, peer in enumerate(peer_slots(self.layout(), switches)):
-            node, beat = placement.slots[slot], context.fleet.beat(placement.slots[peer])
-            if beat is not None and beat.data_port:
-                to = Peer(rank=0, node=beat.node, address=_for_copies(beat), port=beat.data_port)
+            node, heartbeat = placement.slots[slot], context.fleet.heartbeat(placement.slots[peer])
+            if heartbeat is not None and heartbeat.data_port:
+                to = Peer(
+                    rank=0, node=heartbeat.node, address=_for_copies(heartbeat), port=heartbeat.data_port
+                )
                 found[node] = tuple(structs.replace(to, rank=rank) for rank in placement.ranks_of(node))
         return found
 
@@ -150,12 +152,14 @@ class Checkpoints:
         foreign = {generation for generation, layout in state.layouts.items() if layout != identity}
         found = []
         for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
-            beat = fleet.beat(node)
+            heartbeat = fleet.heartbeat(node)
             silence = fleet.silence(node, now.mono, now.mono)
-            if beat is None or silence > self._context.config.timings.node_dead_s:
+            if heartbeat is None or silence > self._context.config.timings.node_dead_s:
                 continue
-            copies = tuple(c for c in beat.copies if c.generation not in foreign)
-            found.append(Holding(node=node, copies=copies, address=_for_copies(beat), port=beat.data_port))
+            copies = tuple(c for c in heartbeat.copies if c.generation not in foreign)
+            found.append(
+                Holding(node=node, copies=copies, address=_for_copies(heartbeat), port=heartbeat.data_port)
+            )
         return found
 
     # -- what is restored --------------------------------------------------------------------------
@@ -262,5 +266,5 @@ class Checkpoints:
             self._context.emit(Say(text=f"checkpoint {text} is not used again: {reason}"))
 
 
-def _for_copies(beat: Beat) -> str:
-    return beat.data_address or beat.address
+def _for_copies(heartbeat: Heartbeat) -> str:
+    return heartbeat.data_address or heartbeat.address

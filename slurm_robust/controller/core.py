@@ -1,4 +1,4 @@
-"""The controller without its hands: Beats, signals and ticks in, effects out.
+"""The controller without its hands: heartbeats, signals and ticks in, effects out.
 
 Nothing here reads a clock, a socket or a file, so a test or a simulation can drive years of a job
 in a second. The core holds the job's state (the fold of its journal), the fleet, and the stage in
@@ -106,29 +106,33 @@ class Core(Context):
 
     # -- inputs ------------------------------------------------------------------------------------
 
-    def on_beat(self, beat: msg.Beat, now: Now) -> None:
+    def on_heartbeat(self, heartbeat: msg.Heartbeat, now: Now) -> None:
         """An agent spoke. Nothing is concluded before :meth:`on_tick`.
 
-        After a stall of our own many Beats wait; judging anybody's silence before all of them are
+        After a stall of our own many heartbeats wait; judging anybody's silence before all of them are
         read would declare healthy nodes dead.
         """
-        if self.starts.dismissed(beat, now):
+        if self.starts.dismissed(heartbeat, now):
             return
-        heard = self.fleet.hear(beat, now.mono)
+        heard = self.fleet.hear(heartbeat, now.mono)
         if heard is not Heard.SAME:
-            self.record(ev.AgentJoined(t=now.wall, node=beat.node, agent=beat.agent, address=beat.address))
-            if beat.node in self.state.evicted:
-                self.record(ev.NodeReturned(t=now.wall, node=beat.node))
-        for text in beat.notes:
-            self.note(text, beat.node, now)
-        self._answer(beat, beat.seq)
-        self.checkpoints.on_beat(beat)
+            self.record(
+                ev.AgentJoined(
+                    t=now.wall, node=heartbeat.node, agent=heartbeat.agent, address=heartbeat.address
+                )
+            )
+            if heartbeat.node in self.state.evicted:
+                self.record(ev.NodeReturned(t=now.wall, node=heartbeat.node))
+        for text in heartbeat.notes:
+            self.note(text, heartbeat.node, now)
+        self._answer(heartbeat, heartbeat.seq)
+        self.checkpoints.on_heartbeat(heartbeat)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
         """An agent has nothing new to tell."""
-        beat = self.fleet.feel(pulse, now.mono)
-        if beat is not None:
-            self._answer(beat, pulse.seq)
+        heartbeat = self.fleet.feel(pulse, now.mono)
+        if heartbeat is not None:
+            self._answer(heartbeat, pulse.seq)
 
     def on_stall(self, seconds: float, now: Now) -> None:
         """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
@@ -348,20 +352,20 @@ class Core(Context):
             )
             self.send(node, order)
 
-    def _answer(self, beat: msg.Beat, seq: int) -> None:
+    def _answer(self, heartbeat: msg.Heartbeat, seq: int) -> None:
         """Tell the agent that it was heard, and that workers of another generation than today's must end."""
-        self.send(beat.node, msg.Ack(epoch=self.state.epoch, seq=seq))
-        self._stop_strays(beat)
+        self.send(heartbeat.node, msg.Ack(epoch=self.state.epoch, seq=seq))
+        self._stop_strays(heartbeat)
 
-    def _stop_strays(self, beat: msg.Beat) -> None:
+    def _stop_strays(self, heartbeat: msg.Heartbeat) -> None:
         """Workers of another generation than today's on a node that came back must end."""
-        busy = beat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
-        over = beat.generation < self.state.generation or not self.state.running
-        stray = over or not self.state.placement.holds(beat.node)
-        if busy and stray and beat.generation:
+        busy = heartbeat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
+        over = heartbeat.generation < self.state.generation or not self.state.running
+        stray = over or not self.state.placement.holds(heartbeat.node)
+        if busy and stray and heartbeat.generation:
             order = msg.Stop(
                 epoch=self.state.epoch,
-                generation=max(beat.generation, self.state.generation - 1),
+                generation=max(heartbeat.generation, self.state.generation - 1),
                 grace_s=self.config.timings.stop_grace_s,
             )
-            self.send(beat.node, order)
+            self.send(heartbeat.node, order)

@@ -1,4 +1,4 @@
-"""What the controller knows of its agents: the newest Beat of each node and when it came."""
+"""What the controller knows of its agents: the newest heartbeat of each node and when it came."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from msgspec import structs
 
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.policy.silence import counted
-from slurm_robust.wire.messages import Beat, Phase, Progress, Pulse
+from slurm_robust.wire.messages import Heartbeat, Phase, Progress, Pulse
 
 
 class Heard(Enum):
-    """What a Beat means for our picture of the node."""
+    """What a heartbeat means for our picture of the node."""
 
     JOINED = "joined"  # the first of this node
     RESTARTED = "restarted"  # the node had another agent before: its workers are gone
@@ -26,13 +26,13 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest Beat of one node, which came at ``told``; ``replaced`` counts agent changes.
+    """The newest heartbeat of one node, which came at ``told``; ``replaced`` counts agent changes.
 
-    ``heard``: when the newest Beat or Pulse came; ``sign``: when the node last gave another sign of life.
-    All are monotonic time.
+    ``heard``: when the newest heartbeat or Pulse came; ``sign``: when the node last gave another sign of
+    life. All are monotonic time.
     """
 
-    beat: Beat
+    heartbeat: Heartbeat
     heard: float
     told: float
     replaced: int = 0
@@ -50,29 +50,29 @@ class Fleet:
         self._aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
         self._joined = -math.inf  # when the newest agent came
 
-    def hear(self, beat: Beat, now: float) -> Heard:
-        """Take in a Beat that came at ``now``."""
+    def hear(self, heartbeat: Heartbeat, now: float) -> Heard:
+        """Take in a heartbeat that came at ``now``."""
         self._aged = None
-        known = self._views.get(beat.node)
+        known = self._views.get(heartbeat.node)
         if known is None:
-            self._views[beat.node] = AgentView(beat, now, now)
+            self._views[heartbeat.node] = AgentView(heartbeat, now, now)
             self._joined = now
             return Heard.JOINED
-        if known.beat.agent != beat.agent:
-            self._views[beat.node] = AgentView(beat, now, now, known.replaced + 1)
+        if known.heartbeat.agent != heartbeat.agent:
+            self._views[heartbeat.node] = AgentView(heartbeat, now, now, known.replaced + 1)
             return Heard.RESTARTED
-        if beat.seq >= known.beat.seq:
-            known.beat, known.told = beat, now
+        if heartbeat.seq >= known.heartbeat.seq:
+            known.heartbeat, known.told = heartbeat, now
         known.heard = now
         return Heard.SAME
 
-    def feel(self, pulse: Pulse, now: float) -> Beat | None:
-        """Take in a Pulse that came at ``now``; the Beat that still holds, None if it is not here."""
+    def feel(self, pulse: Pulse, now: float) -> Heartbeat | None:
+        """Take in a Pulse that came at ``now``; the heartbeat that still holds, None if it is not here."""
         known = self._views.get(pulse.node)
-        if known is None or known.beat.agent != pulse.agent:
+        if known is None or known.heartbeat.agent != pulse.agent:
             return None
         known.heard = now
-        return known.beat if known.beat.seq == pulse.base else None
+        return known.heartbeat if known.heartbeat.seq == pulse.base else None
 
     def forget(self, node: str) -> AgentView | None:
         """``node`` has no agent any more; what was known of it."""
@@ -100,10 +100,10 @@ class Fleet:
         """Seconds since the newest agent came, None while there is none."""
         return now - self._joined if self._views else None
 
-    def beat(self, node: str) -> Beat | None:
-        """Newest Beat of ``node``."""
+    def heartbeat(self, node: str) -> Heartbeat | None:
+        """Newest heartbeat of ``node``."""
         view = self._views.get(node)
-        return view.beat if view else None
+        return view.heartbeat if view else None
 
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
@@ -112,17 +112,17 @@ class Fleet:
 
     def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
         """Whether every node describes workers of ``generation`` in one of ``phases``."""
-        beats = [self.beat(n) for n in nodes]
-        return all(b is not None and b.generation == generation and b.phase in phases for b in beats)
+        heartbeats = [self.heartbeat(n) for n in nodes]
+        return all(b is not None and b.generation == generation and b.phase in phases for b in heartbeats)
 
     def exits(self, nodes: Iterable[str], generation: int, now: float) -> list[NodeExit]:
         """Ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""
         found = []
         for node in nodes:
             view = self._views.get(node)
-            if view is None or view.beat.generation != generation:
+            if view is None or view.heartbeat.generation != generation:
                 continue
-            for exit in view.beat.exits:
+            for exit in view.heartbeat.exits:
                 aged = structs.replace(exit, age_s=exit.age_s + now - view.told)
                 found.append(NodeExit(node=node, exit=aged))
         return found
@@ -134,8 +134,8 @@ class Fleet:
         found: list[Progress] = []
         for node in nodes:
             view = self._views.get(node)
-            if view is not None and view.beat.generation == generation:
+            if view is not None and view.heartbeat.generation == generation:
                 seconds = max(0.0, now - view.told)
-                found.extend(record.aged(seconds) for record in view.beat.progress)
+                found.extend(record.aged(seconds) for record in view.heartbeat.progress)
         self._aged = nodes, generation, now, found
         return found

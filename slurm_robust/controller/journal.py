@@ -76,10 +76,18 @@ def read(path: Path) -> list[AnyEvent]:
 
     Raises :class:`JournalDamaged`, ``OSError``.
     """
+    return parse(_content(path), str(path))[0]
+
+
+def _content(path: Path) -> bytes:
+    """What the journal holds; b"" only where storage says that there is none. Raises ``OSError``.
+
+    Not by ``exists()``, which says no where storage refuses (Python 3.14): the job would begin anew.
+    """
     try:
-        return parse(path.read_bytes(), str(path))[0]
+        return path.read_bytes()
     except FileNotFoundError:
-        return []
+        return b""
 
 
 class Journal:
@@ -100,7 +108,7 @@ class Journal:
         self.wake: Callable[[], None] = lambda: None
         """Called by the writing thread when :attr:`written` or :attr:`trouble` may have changed."""
         self._disk = disk or Disk()
-        data = path.read_bytes() if path.exists() else b""
+        data = _content(path)
         self.events, self._durable = parse(data, str(path))
         self._fd = self._disk.open(path, _FLAGS | os.O_CREAT)
         if self._durable < len(data):
@@ -215,8 +223,7 @@ class Journal:
             self._write(data)
         except OSError as error:
             self._is_retry = True
-            if error.errno == errno.ESTALE:
-                self._reopen()
+            self._reopen()
             return error.strerror or str(error)
         self._is_retry = False
         return ""
@@ -225,6 +232,8 @@ class Journal:
         disk, fd = self._disk, self._fd
         # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it again.
         # What is not ours another controller has written.
+        if self._is_retry and disk.size(fd) < self._durable:
+            raise OSError(errno.ESTALE, "an older copy of the journal is in its place")
         if self._is_retry and data.startswith(disk.tail(fd, self._durable)):
             disk.cut(fd, self._durable)
         while data:
@@ -233,6 +242,7 @@ class Journal:
         self._durable = disk.size(fd)
 
     def _reopen(self) -> None:
+        """A descriptor may be dead for good: stale, or of a client that its file server has thrown out."""
         try:
             fd = self._disk.open(self.path, _FLAGS)
         except OSError:

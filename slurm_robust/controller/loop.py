@@ -139,9 +139,9 @@ class Loop:
     def _on_message(self, identity: bytes, message: msg.ToController) -> None:
         now = self._now()
         match message:
-            case msg.Beat():
+            case msg.Heartbeat():
                 self._identities[message.node] = self._identities[message.agent] = identity
-                self._core.on_beat(message, now)
+                self._core.on_heartbeat(message, now)
             case msg.Pulse():
                 self._core.on_pulse(message, now)
             case msg.StacksTaken():

@@ -70,8 +70,8 @@ class Monitor:
     def unfit_spares(self) -> dict[str, str]:
         """Spares that their alerts name, with the reason: a slot would be left for them in vain."""
         spares, fleet = self._context.state.spares, self._context.fleet
-        beats = (fleet.beat(node) for node in spares)
-        if not any(beat is not None and beat.alerts for beat in beats):
+        heartbeats = (fleet.heartbeat(node) for node in spares)
+        if not any(heartbeat is not None and heartbeat.alerts for heartbeat in heartbeats):
             return {}
         found = self._judgement()
         named = {**found.network, **found.evict}
@@ -80,9 +80,15 @@ class Monitor:
     def _judgement(self) -> alerts.Judgement:
         """What the alerts of all nodes together mean now."""
         context = self._context
-        beats = {node: context.fleet.beat(node) for node in (*context.state.slots, *context.state.spares)}
-        seen = {node: beat.alerts for node, beat in beats.items() if beat is not None and beat.alerts}
-        return alerts.judge(seen, context.switches, context.config.detect, nodes=len(beats))
+        heartbeats = {
+            node: context.fleet.heartbeat(node) for node in (*context.state.slots, *context.state.spares)
+        }
+        seen = {
+            node: heartbeat.alerts
+            for node, heartbeat in heartbeats.items()
+            if heartbeat is not None and heartbeat.alerts
+        }
+        return alerts.judge(seen, context.switches, context.config.detect, nodes=len(heartbeats))
 
     def _inspection(self, now: Now) -> Fault | None:
         found = self._judgement()
@@ -101,7 +107,7 @@ class Monitor:
     def _alert_age_s(self, node: str, now: Now) -> float:
         """Seconds since the newest alert of a node began."""
         view = self._context.fleet.views[node]
-        return min(alert.age_s for alert in view.beat.alerts) + max(0.0, now.mono - view.told)
+        return min(alert.age_s for alert in view.heartbeat.alerts) + max(0.0, now.mono - view.told)
 
     def _numbers(self, now: Now) -> Fault | None:
         context, state = self._context, self._context.state
@@ -141,10 +147,10 @@ class Monitor:
 
     def _silence(self, records: Sequence[Progress]) -> Fault | None:
         context = self._context
-        beats = [context.fleet.beat(node) for node in context.state.slots]
+        heartbeats = [context.fleet.heartbeat(node) for node in context.state.slots]
         traffic = [
-            beat.traffic if beat is not None and beat.generation == self._generation else None
-            for beat in beats
+            heartbeat.traffic if heartbeat is not None and heartbeat.generation == self._generation else None
+            for heartbeat in heartbeats
         ]
         past = self._pace.history
         pause_s = max(past.pause_s, past.longest_s, past.first_step_s)

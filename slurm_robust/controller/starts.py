@@ -16,7 +16,7 @@ from slurm_robust.model.steps import Outlook, StepEnd, Witness
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Beat, Shutdown
+from slurm_robust.wire.messages import Heartbeat, Shutdown
 
 
 @dataclass
@@ -114,15 +114,15 @@ class AgentStarts:
             if (start := self._nodes.get(witness.node)) is not None:
                 start.witness = witness
 
-    def dismissed(self, beat: Beat, now: Now) -> bool:
+    def dismissed(self, heartbeat: Heartbeat, now: Now) -> bool:
         """End the second agent of a node on which one was started twice, and both came."""
         context = self._context
-        known, start = context.fleet.views.get(beat.node), self._nodes.get(beat.node)
-        if known is None or known.beat.agent == beat.agent or start is None or start.times < 2:
+        known, start = context.fleet.views.get(heartbeat.node), self._nodes.get(heartbeat.node)
+        if known is None or known.heartbeat.agent == heartbeat.agent or start is None or start.times < 2:
             return False
         if now.mono - known.heard > context.config.timings.node_dead_s:
             return False
-        context.send(beat.agent, Shutdown(epoch=context.state.epoch, grace_s=0.0, keep_copies=True))
+        context.send(heartbeat.agent, Shutdown(epoch=context.state.epoch, grace_s=0.0, keep_copies=True))
         return True
 
     def look(self, nodes: Iterable[str], now: Now) -> Unstarted:

@@ -26,9 +26,11 @@ class RollCall:
             return
         self._next_s = 2 * waited
         nodes = (*context.state.slots, *context.state.spares)
-        beats = {node: context.fleet.beat(node) for node in nodes}
-        away = [node for node, beat in beats.items() if beat is None]
-        importing = [node for node, beat in beats.items() if beat is not None and not beat.ready]
+        heartbeats = {node: context.fleet.heartbeat(node) for node in nodes}
+        away = [node for node, heartbeat in heartbeats.items() if heartbeat is None]
+        importing = [
+            node for node, heartbeat in heartbeats.items() if heartbeat is not None and not heartbeat.ready
+        ]
         who = "agent has" if len(nodes) == 1 else "agents have"
         joined = f"{len(nodes) - len(away):,} of {len(nodes):,} {who} joined after {waited:.0f} s"
         missing = f"; not yet: {fold(away)}" if away else ""

@@ -46,8 +46,10 @@ class Witnesses:
             step_at = self._step_after(node, silent, heard + dead_s / 2)
             if step_at is not None:
                 self._sign(node, step_at, "its ranks go on", now)
-        beats = {node: views[node].beat for node in silent}
-        places = {node: (b.address, b.data_port) for node, b in beats.items() if b.address and b.data_port}
+        heartbeats = {node: views[node].heartbeat for node in silent}
+        places = {
+            node: (b.address, b.data_port) for node, b in heartbeats.items() if b.address and b.data_port
+        }
         if places:
             context.emit(Knock(places=places))
         stalled = tuple(node for node, heard in silent.items() if now.mono - heard > dead_s)
@@ -105,14 +107,14 @@ class Witnesses:
         None if that was not later than ``since``: the step under way when a node died may still end.
         """
         state, views = self._context.state, self._context.fleet.views
-        newest = max((p.step for p in views[node].beat.progress), default=None)
-        if newest is None or views[node].beat.generation != state.generation:
+        newest = max((p.step for p in views[node].heartbeat.progress), default=None)
+        if newest is None or views[node].heartbeat.generation != state.generation:
             return None
         at, count = math.inf, 0
         for other in state.slots:
-            if other in silent or other not in views or views[other].beat.generation != state.generation:
+            if other in silent or other not in views or views[other].heartbeat.generation != state.generation:
                 continue
-            for record in views[other].beat.progress:
+            for record in views[other].heartbeat.progress:
                 count += 1
                 if record.step < newest + 2:
                     return None

@@ -6,7 +6,7 @@ from slurm_robust.model.findings import Effect, Party, Suggestion
 from slurm_robust.model.record import Record
 
 MOST_ALERTS = 32
-"""In one Beat; the newest."""
+"""In one heartbeat; the newest."""
 
 REMEMBERED_S = 600.0
 """How long an alert that has ended is still told, so that a restarted controller counts it too."""

@@ -150,6 +150,9 @@ class FaultKind(str, Enum):
     NO_WORKER_STARTS = "no worker can be started"
     RESTORE = "restore failed:"
     OUT_OF_MEMORY = "out of memory"
+    PORT_TAKEN = "MASTER_PORT taken"
+    """It counts as no attempt of the job's: somebody else was faster."""
+
     GPU_NOT_FREE = "GPU memory not free yet"
     SLOW_TO_DIE = "workers slow to die"
     EXCEPTION = "exception"

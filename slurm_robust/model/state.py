@@ -211,7 +211,7 @@ def _advance(state: JobState, step: int, reported: bool) -> JobState:
     is_new = best > state.best_step if reported else step >= 0
     incident = state.incident
     if incident is not None and incident.generation == state.generation and reported:
-        # Beats lag by up to a heartbeat: how far training really was is known a moment later.
+        # Heartbeats lag by up to a heartbeat: how far training really was is known a moment later.
         incident = msgspec.structs.replace(incident, step=max(incident.step, step))
     return msgspec.structs.replace(
         state,

@@ -95,6 +95,8 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
     if kind is FaultKind.AGENT_ENDED:
         return (Restart(),), "start the agent again and restart"
+    if kind is FaultKind.PORT_TAKEN:
+        return (Restart(),), "restart in place, with another port"
     if kind is FaultKind.RESTORE:
         return (Restart(),), "restart from what else is there"
     return (Restart(),), "restart in place"

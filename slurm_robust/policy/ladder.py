@@ -20,6 +20,9 @@ from slurm_robust.policy.stacks import stacks_named
 from slurm_robust.util.text import some_of
 
 STUCK = "its workers cannot be killed"
+MOST_PORTS = 5
+"""So many are tried one after the other."""
+
 _GPU_OOM = "gpu_oom"
 _LAST_LINES = 5
 _OF_NODES = (FaultKind.NODE, FaultKind.DISK_FULL)
@@ -213,6 +216,26 @@ def slow_to_die(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         reason=f"{unexplained(fault).reason}; {some_of(fault.stuck)}: killed workers are still there",
         confidence=0.5,
         allowed=rules.limits.total,
+    )
+
+
+def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: a process of another user listened on the port that rank 0 was to bind by itself.
+
+    The next launch has another port. Nothing but a failed bind speaks of it where the program logs nothing,
+    so after a few ports it is judged like any other end.
+    """
+    found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
+    before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.in_vain)
+    if found is None or before >= MOST_PORTS:
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=Signature(kind=FaultKind.PORT_TAKEN),
+        reason=f"{found.exit.describe()} on {found.node}, where {found.exit.taken}, its MASTER_PORT",
+        confidence=0.8,
+        allowed=MOST_PORTS,
     )
 
 
@@ -411,6 +434,7 @@ LADDER: tuple[Rung, ...] = (
     log_named,
     full_disk,
     tests_named,
+    port_taken,
     gpu_memory_not_free,
     wrong_code,
     stacks_named,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.agent.inspection.looked import sort
+from slurm_robust.agent.inspection.observation import sort
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health import runner
 from slurm_robust.health.check import CONFIRM, AnyCheck, Check, Context

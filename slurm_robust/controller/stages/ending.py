@@ -97,7 +97,7 @@ class Observing:
         slots, limit = core.state.slots, core.config.timings.node_dead_s
         lost = tuple(n for n in slots if core.fleet.silence(n, now.mono, core.started) > limit)
         ended = all(
-            n in lost or ((b := core.fleet.beat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
+            n in lost or ((b := core.fleet.heartbeat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
             for n in slots
         )
         exits = core.exits(now)
@@ -137,8 +137,10 @@ class Reconnecting:
         if core.leaving:
             return ToStopping(reason=core.leaving)
         state = core.state
-        beats = {n: core.fleet.beat(n) for n in state.slots}
-        here = {n: b.agent for n, b in beats.items() if b is not None and b.generation == state.generation}
+        heartbeats = {n: core.fleet.heartbeat(n) for n in state.slots}
+        here = {
+            n: b.agent for n, b in heartbeats.items() if b is not None and b.generation == state.generation
+        }
         if len(here) == len(state.slots) or all_done(core, now):
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)

@@ -51,7 +51,7 @@ class Gathering:
         slots = core.state.slots
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
-        if all((b := core.fleet.beat(n)) is not None and b.ready and not b.fatal for n in slots):
+        if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
             if self._can_choose(core, now):
                 return ToLaunching()
             if now.mono - self._since > STORAGE_S:
@@ -63,7 +63,7 @@ class Gathering:
         if self._expected and self._start and waited > RECONNECT_S:
             self._expected = False
             nodes = (*slots, *core.state.spares)
-            core.starts.begin(tuple(n for n in nodes if core.fleet.beat(n) is None), now)
+            core.starts.begin(tuple(n for n in nodes if core.fleet.heartbeat(n) is None), now)
         return self._check_deadlines(core, now)
 
     def _can_choose(self, core: Core, now: Now) -> bool:
@@ -72,8 +72,8 @@ class Gathering:
         if not (state.sealed or state.unsealed):
             return True
         # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
-        beats = [core.fleet.beat(node) for node in state.slots]
-        busy = any(b is not None and b.phase not in (Phase.IDLE, Phase.ENDED) for b in beats)
+        heartbeats = [core.fleet.heartbeat(node) for node in state.slots]
+        busy = any(b is not None and b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
         stopping_s = timings.stop_grace_s + timings.kill_wait_s
         if state.unsealed and busy and now.mono - self._since < stopping_s:
             return False
@@ -105,25 +105,25 @@ class Gathering:
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
         timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
         waited = now.mono - self._since
-        ready = sum((b := core.fleet.beat(node)) is not None and b.ready for node in slots)
+        ready = sum((b := core.fleet.heartbeat(node)) is not None and b.ready for node in slots)
         limit_s = timings.agent_start_s + timings.launch_s
         patience = patience_s(limit_s, IMPORT_S, self._ready.see(ready, now.mono))
         lost, unable = [], {node: refused[node] for node in slots if node in refused}
         for node in slots:
-            beat = core.fleet.beat(node)
-            if node in unable or beat is None:
+            heartbeat = core.fleet.heartbeat(node)
+            if node in unable or heartbeat is None:
                 continue
             if core.fleet.silence(node, now.mono, self._since) > self._patience(core):
                 lost.append(node)
-            elif beat.fatal:
-                unable[node] = beat.fatal
-            elif not beat.ready and waited > patience:
+            elif heartbeat.fatal:
+                unable[node] = heartbeat.fatal
+            elif not heartbeat.ready and waited > patience:
                 unable[node] = f"its zygote is not ready after {waited:.0f} s"
-        missing = [n for n in slots if core.fleet.beat(n) is None and n not in unable]
+        missing = [n for n in slots if core.fleet.heartbeat(n) is None and n not in unable]
         found = self._missing(core, missing, now)
         over = (*lost, *found.down, *found.silent, *found.refused)
         undecided = [n for n in slots if n not in over and n not in unable]
-        waiting = any((b := core.fleet.beat(n)) is None or not (b.ready or b.fatal) for n in undecided)
+        waiting = any((b := core.fleet.heartbeat(n)) is None or not (b.ready or b.fatal) for n in undecided)
         if not (over or unable) or (waiting and not over):
             return None
         words = [f"the agent of {n} gives no sign of life" for n in lost]

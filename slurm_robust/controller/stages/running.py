@@ -25,7 +25,7 @@ from slurm_robust.policy import decide
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Beat, Launch, Phase
+from slurm_robust.wire.messages import Heartbeat, Launch, Phase
 
 RESEND_S = 2.0
 # GPUs that are free within this time are not worth a line.
@@ -47,7 +47,7 @@ class Launching:
         core.checkpoints.seal_pending(now)
         plan = core.checkpoints.choose(now)
         state = core.state
-        first = core.fleet.beat(state.slots[0])
+        first = core.fleet.heartbeat(state.slots[0])
         assert first is not None  # Gathering saw it
         core.record(
             ev.GenerationLaunched(
@@ -73,7 +73,7 @@ class Launching:
         self._since = now.mono
         self._send(core, now)
 
-    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Beat) -> None:
+    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Heartbeat) -> None:
         state, placement = core.state, core.state.placement
         peers = core.checkpoints.peers()
         for slot, node in enumerate(placement.slots):
@@ -109,7 +109,7 @@ class Launching:
         started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
         grown_s = self._started.see(started, now.mono)
         if waited > patience_s(core.config.timings.launch_s, WORKERS_LEAST_S, grown_s):
-            late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
+            late = [n for n in slots if (b := core.fleet.heartbeat(n)) is None or b.generation < generation]
             detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
             late_fault = Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
             return leave(core, self._agents, late_fault, now)
@@ -132,8 +132,8 @@ class Launching:
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono
         for node, order in self._orders.items():
-            beat = core.fleet.beat(node)
-            if beat is None or beat.generation < order.generation:
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is None or heartbeat.generation < order.generation:
                 core.send(node, order)
 
 
@@ -220,8 +220,8 @@ def _timings(core: Core) -> dict[str, float]:
     """Slowest of each phase of the last stop and launch over all nodes, seconds."""
     worst: dict[str, float] = {}
     for node in core.state.slots:
-        beat = core.fleet.beat(node)
-        for name, seconds in (beat.timings if beat else {}).items():
+        heartbeat = core.fleet.heartbeat(node)
+        for name, seconds in (heartbeat.timings if heartbeat else {}).items():
             worst[name] = max(seconds, worst.get(name, 0.0))
     return worst
 

@@ -53,7 +53,7 @@ class Saving:
         if self._plan is None:
             return self._after(core)
         saved = token(self._plan.ref)
-        late = [n for n in self._orders if (b := core.fleet.beat(n)) is None or b.saved != saved]
+        late = [n for n in self._orders if (b := core.fleet.heartbeat(n)) is None or b.saved != saved]
         waited = now.mono - self._since
         if not late:
             ref = self._plan.ref
@@ -103,8 +103,10 @@ class Saving:
 
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:
     """Which node writes the parts of which ranks: the one that holds the copy."""
-    beats = [beat for node in core.fleet.views if (beat := core.fleet.beat(node)) is not None]
-    by_address = {(beat.address, beat.data_port): beat.node for beat in beats}
+    heartbeats = [
+        heartbeat for node in core.fleet.views if (heartbeat := core.fleet.heartbeat(node)) is not None
+    ]
+    by_address = {(heartbeat.address, heartbeat.data_port): heartbeat.node for heartbeat in heartbeats}
     found: dict[str, list[int]] = defaultdict(list)
     for node, sources in plan.sources.items():
         for source in sources:

@@ -20,7 +20,7 @@ def watch_spares(core: Core, now: Now) -> None:
         if silent > core.config.timings.node_dead_s:
             core.starts.missed(node, now)
             _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
-    missing = tuple(node for node in core.state.spares if core.fleet.beat(node) is None)
+    missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
     found = core.starts.look(missing, now)
     over = found.down | found.silent | found.refused
     for node in core.state.spares:

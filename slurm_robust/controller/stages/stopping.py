@@ -25,7 +25,7 @@ from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import decide
 from slurm_robust.policy.patience import is_stuck
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Beat, Phase, Stop
+from slurm_robust.wire.messages import Heartbeat, Phase, Stop
 
 RESEND_S = 1.0
 # Beyond grace and kill wait, for the orders and answers to travel.
@@ -80,10 +80,10 @@ class Stopping:
                 core.send(node, order)
 
     def _is_stopped(self, core: Core, node: str) -> bool:
-        beat = core.fleet.beat(node)
-        if beat is None or beat.agent != self._agents.get(node):
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is None or heartbeat.agent != self._agents.get(node):
             return True  # no agent, or a new one: whatever ran there ended with the old one
-        return beat.generation >= core.state.generation and beat.phase in (Phase.ENDED, Phase.IDLE)
+        return heartbeat.generation >= core.state.generation and heartbeat.phase in (Phase.ENDED, Phase.IDLE)
 
     def _wait_for_workers(self, core: Core, now: Now) -> bool:
         """True when every node has stopped, is lost, or cannot stop its workers."""
@@ -96,15 +96,15 @@ class Stopping:
         for node in core.state.slots:
             if node in self._lost:
                 continue
-            beat = core.fleet.beat(node)
-            if beat is None or beat.agent != self._agents.get(node):
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is None or heartbeat.agent != self._agents.get(node):
                 if core.state.running:  # whoever launched there is gone
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
             elif core.fleet.silence(node, now.mono, self._since) > timings.node_dead_s:
                 self._lost.append(node)
-            elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, beat.still_s, most_s):
+            elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)
             else:
                 done = False
@@ -131,7 +131,7 @@ class Stopping:
             return  # nothing was launched since the last end
         core.watch_progress(now, force=True)
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
-        silent = tuple(n for n in self._lost if (b := core.fleet.beat(n)) is None or self._is_old(b))
+        silent = tuple(n for n in self._lost if (b := core.fleet.heartbeat(n)) is None or self._is_old(b))
         root = root_exit(self._exits, core.log_rules)
         good_step = self._good_step(core, now)
         token, step, shared = core.checkpoints.seal(generation, silent, now, good_step)
@@ -163,8 +163,8 @@ class Stopping:
         good = min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
         return good if good > core.state.restored_step else -1
 
-    def _is_old(self, beat: Beat) -> bool:
-        return beat.agent == self._agents.get(beat.node)
+    def _is_old(self, heartbeat: Heartbeat) -> bool:
+        return heartbeat.agent == self._agents.get(heartbeat.node)
 
     def _follow(self, core: Core, now: Now) -> Transition:
         if core.leaving:
@@ -179,9 +179,9 @@ class Stopping:
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
         unable = {}
         for node in core.state.slots:
-            beat = core.fleet.beat(node)
-            if beat is not None and beat.fatal and node not in self._lost:
-                unable[node] = beat.fatal
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is not None and heartbeat.fatal and node not in self._lost:
+                unable[node] = heartbeat.fatal
         return ended_with(core, self._fault, self._exits, tuple(self._lost), unable, tuple(self._stuck))
 
 

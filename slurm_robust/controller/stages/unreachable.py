@@ -41,8 +41,8 @@ class Unreachable:
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on training when the nodes are back; go on without them when waiting is over."""
-        if core.leaving or core.ending:
-            return ToStopping(reason=core.leaving or core.ending or "")
+        if core.leaving or core.ending:  # no time is left to wait: what follows must not lead here again
+            return ToStopping(reason=core.leaving or core.ending or "", waited=True)
         found = core.witnesses.silence(now, self._since)
         silent = tuple(n for n in found.nodes if n in core.state.slots) if found is not None else ()
         if len(silent) < len(self._silent):

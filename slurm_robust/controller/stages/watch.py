@@ -45,12 +45,12 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
     if (fault := _silence(core, since, now)) is not None:
         return fault
     for node in state.slots:
-        beat = core.fleet.beat(node)
-        if beat is not None and beat.agent != agents.get(node, beat.agent):
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is not None and heartbeat.agent != agents.get(node, heartbeat.agent):
             detail = f"{node} has a new agent: the old one and its workers are gone"
             return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=0.0)
-        if beat is not None and beat.fatal:
-            return Fault(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {beat.fatal}", detect_s=0.0)
+        if heartbeat is not None and heartbeat.fatal:
+            return Fault(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {heartbeat.fatal}", detect_s=0.0)
     return None
 
 
@@ -79,7 +79,7 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
     core.watch_progress(now, force=True)
     if incident is None or incident.symptom is not fault.symptom:
         core.incidents.open(fault, now)
-    seen = {node: view.beat.alerts for node, view in core.fleet.views.items() if view.beat.alerts}
+    seen = {node: view.heartbeat.alerts for node, view in core.fleet.views.items() if view.heartbeat.alerts}
     if seen and core.state.incident is not None:
         core.emit(SaveAlerts(number=core.state.incident.number, alerts=seen, t=now.wall))
     if core.config.mode == "observe":
@@ -151,8 +151,8 @@ def all_done(core: Core, now: Now) -> bool:
 
 def current_agents(core: Core) -> dict[str, str]:
     """Id of the agent of each slot's node as known now."""
-    beats = {node: core.fleet.beat(node) for node in core.state.slots}
-    return {node: beat.agent for node, beat in beats.items() if beat is not None}
+    heartbeats = {node: core.fleet.heartbeat(node) for node in core.state.slots}
+    return {node: heartbeat.agent for node, heartbeat in heartbeats.items() if heartbeat is not None}
 
 
 def last_words(exit: WorkerExit) -> str:

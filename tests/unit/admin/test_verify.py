@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,19 @@ def test_the_hooks_beside_slurmctld_can_write_their_events(tmp_path: Path) -> No
     assert point.good
     assert not list(verify.allocation_points(live, site, "n1"))
     assert not list(verify.allocation_points({**live, "prologslurmctld": ("/site.sh",)}, site, "head"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize(("mode", "writes"), [(0o770, True), (0o707, False), (0o750, False), (0o730, True)])
+def test_slurm_user_writes_also_as_a_member_of_its_group(tmp_path: Path, mode: int, writes: bool) -> None:
+    """And where its group may not, no right of all others helps it."""
+    tmp_path.chmod(0o755)
+    user = next(one for one in pwd.getpwall() if one.pw_uid not in (0, 65534))
+    folder = tmp_path / "log"
+    folder.mkdir()
+    os.chown(folder, 0, user.pw_gid)
+    folder.chmod(mode)
+    assert verify.may_write(Tree(tmp_path), Path("/log"), user.pw_uid) is writes
 
 
 @pytest.mark.parametrize(

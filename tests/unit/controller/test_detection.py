@@ -46,7 +46,7 @@ def train(job: Job, steps: range, **report: object) -> None:
 def tell(job: Job, rank: int = 0, **report: object) -> None:
     """A rank reports its next step with these metrics."""
     node = job.core.state.placement.node_of(rank)
-    before = job.beats[node].progress
+    before = job.heartbeats[node].progress
     progress = (
         structs.replace(p, step=p.step + 1, age_s=0.0, reported=True, **report) if p.rank == rank else p
         for p in before

@@ -54,8 +54,8 @@ def crashed(rules: Path | None = None) -> Job:
         job.dead.add(f"n{rank + 1}")  # both are told in one moment
         job.kill_rank(rank, signal=None, code=1, tail=(line,), age_s=age_s)
     job.dead.clear()
-    for beat in job.beats.values():
-        job.core.on_beat(beat, job.now())
+    for heartbeat in job.heartbeats.values():
+        job.core.on_heartbeat(heartbeat, job.now())
     job.act(job.core.on_tick(job.now()))
     job.until(lambda: job.core.state.generation == 2)
     return job

@@ -40,7 +40,7 @@ from slurm_robust.testing.faulty_disk import FaultyDisk
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import Beat, Phase
+from slurm_robust.wire.messages import Heartbeat, Phase
 from slurm_robust.wire.server import ControllerSocket
 from tests.waiting import wait_for
 
@@ -167,7 +167,9 @@ def test_a_thousand_agents_that_join_cost_one_sync(hands: Hands, monkeypatch: py
     syncs: list[int] = []
     monkeypatch.setattr(os, "fdatasync", syncs.append)
     for i in range(1000):
-        hands.core.on_beat(Beat(node=f"n{i}", agent="a", seq=1, epoch=1, phase=Phase.IDLE), read_clocks())
+        hands.core.on_heartbeat(
+            Heartbeat(node=f"n{i}", agent="a", seq=1, epoch=1, phase=Phase.IDLE), read_clocks()
+        )
     hands.loop._do(hands.core.on_tick(read_clocks()))
     assert len(syncs) == 1
     joined = [event for event in read(hands.journal.path) if isinstance(event, ev.AgentJoined)]

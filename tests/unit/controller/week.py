@@ -80,7 +80,7 @@ class Run(Job):
         """Time passes, and all agents that live say how things are now."""
         self.mono += seconds
         self.wall += seconds
-        for node in list(self.beats):
+        for node in list(self.heartbeats):
             self.change(node, progress=self.older(node, seconds))
         self.changed = True
         while self.changed:  # orders that agents carry out at once
@@ -90,11 +90,11 @@ class Run(Job):
     def do_steps(self, step: int, age_s: float) -> None:
         """All ranks completed ``step`` so long ago, and kept a snapshot of it in memory."""
         for node in self.core.state.slots:
-            self.beats[node] = structs.replace(
-                self.beats[node],
+            self.heartbeats[node] = structs.replace(
+                self.heartbeats[node],
                 progress=tuple(
                     structs.replace(p, step=step, reported=True, age_s=age_s)
-                    for p in self.beats[node].progress
+                    for p in self.heartbeats[node].progress
                 ),
             )
         self.snapshot(step)
@@ -102,10 +102,10 @@ class Run(Job):
     def trains(self) -> bool:
         """Whether the ranks of all slots are alive."""
         state = self.core.state
-        beats = [self.beats.get(node) for node in state.slots]
+        heartbeats = [self.heartbeats.get(node) for node in state.slots]
         return state.running and all(
             b is not None and (b.phase, b.generation, b.exits) == (Phase.RUNNING, state.generation, ())
-            for b in beats
+            for b in heartbeats
         )
 
 

@@ -11,6 +11,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.state import Attempt, JobState
 from slurm_robust.policy import Rules, decide
+from slurm_robust.policy.ladder import MOST_PORTS
 
 RULES = Rules(limits=Limits())
 STATE = JobState(
@@ -20,6 +21,7 @@ NODES = ("n1", "n2", "n3", "n4")
 
 
 OUT_OF_MEMORY = inc.Signature(kind=inc.FaultKind.OUT_OF_MEMORY)
+PORT_TAKEN = inc.Signature(kind=inc.FaultKind.PORT_TAKEN)
 KILLED = inc.Signature(kind=inc.FaultKind.EXIT, key="SIGKILL")
 SEGFAULT = inc.Signature(kind=inc.FaultKind.EXIT, key="SIGSEGV")
 
@@ -86,6 +88,36 @@ def test_a_bug_is_restarted_once() -> None:
     second = decide(again, observation, 1.0, RULES)
     assert second.actions[0] == inc.GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=second.reason)
     assert "KeyError at train.py:3" in second.reason
+
+
+def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
+    words = "a process of mallory (uid 7) listens on port 29511"
+    rank0 = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=1, taken=words))
+    observation = failed(root=rank0, exits=(rank0,))
+    limits = Limits()
+    state = structs.replace(
+        STATE, attempts=tuple(Attempt(signature=KILLED, t=0.0, step=5) for _ in range(limits.per_hour))
+    )
+    for number in range(MOST_PORTS):
+        decision = decide(state, observation, 1.0, RULES)
+        assert (kinds(decision), decision.verdict and decision.verdict.signature) == (["Restart"], PORT_TAKEN)
+        assert decision.reason == (
+            f"rank 0: exit code 1 on n1, where {words}, its MASTER_PORT: restart in place, with another port"
+        )
+        ours = Attempt(signature=PORT_TAKEN, t=float(number), step=5)
+        state = structs.replace(state, attempts=(*state.attempts, ours))
+    last = decide(state, observation, 1.0, RULES)
+    assert last.verdict is None or last.verdict.signature != PORT_TAKEN, "it is judged like any other end"
+    fresh = structs.replace(STATE, attempts=state.attempts[-MOST_PORTS:])
+    several = structs.replace(RULES, limits=Limits(per_hour=1, total=1))
+    assert kinds(decide(fresh, failed(root=root(signal=9)), 1.0, several)) == ["Restart"]
+
+
+def test_a_port_is_no_reason_where_rank_zero_has_ended_well() -> None:
+    well = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=0, taken="somebody"))
+    decision = decide(STATE, failed(root=root(signal=9), exits=(well, root(signal=9))), 0.0, RULES)
+    assert decision.verdict is not None
+    assert decision.verdict.signature == "SIGKILL"
 
 
 def out_of_room(rank: int, node: str, full: str) -> inc.NodeExit:

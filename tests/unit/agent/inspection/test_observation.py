@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.agent.inspection.gpuevents import findings_of
-from slurm_robust.agent.inspection.looked import Looked, decode, encode, sort
+from slurm_robust.agent.inspection.observation import Observation, decode, encode, sort
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.health.check import Context
 from slurm_robust.health.gpus.events import XidEvent
@@ -17,7 +17,7 @@ def finding(check: str, outcome: Outcome, suggestion: Suggestion = Suggestion.NO
     return Finding(check=check, outcome=outcome, subject="x", suggestion=suggestion)
 
 
-def looked(*findings: Finding, **rules: CheckRule) -> Looked:
+def observation(*findings: Finding, **rules: CheckRule) -> Observation:
     report = Report(node="n1", at=0.0, boot_id="b", context=Context.PERIODIC, findings=findings)
     checks = {name.replace("_", "."): rule for name, rule in rules.items()}
     return sort(report, conclude(report, NodeConfig(checks=checks), {}), CHECKS)
@@ -30,7 +30,7 @@ def test_failures_that_keep_jobs_away_and_some_warnings_are_reasons() -> None:
     watched = finding("gpu.clocks", Outcome.FAIL, Suggestion.MONITOR)
     passed = finding("gpu.ecc", Outcome.PASS)
     unknown = finding("clock.sync", Outcome.UNKNOWN)
-    found = looked(lost, flap, full, watched, passed, unknown)
+    found = observation(lost, flap, full, watched, passed, unknown)
     assert set(found.failed) == {lost, flap, full}
     assert set(found.well) == {("gpu.clocks", "x"), ("gpu.ecc", "x")}
     assert found.unknown == (("clock.sync", "x"),)
@@ -38,15 +38,15 @@ def test_failures_that_keep_jobs_away_and_some_warnings_are_reasons() -> None:
 
 
 def test_unknown_is_never_a_reason_even_where_the_site_is_closed() -> None:
-    found = looked(finding("gpu.lost", Outcome.UNKNOWN), gpu_lost=CheckRule(on_unknown="closed"))
+    found = observation(finding("gpu.lost", Outcome.UNKNOWN), gpu_lost=CheckRule(on_unknown="closed"))
     assert (found.failed, found.unknown) == ((), (("gpu.lost", "x"),))
 
 
 def test_the_site_decides_what_keeps_jobs_away() -> None:
     lost = finding("gpu.lost", Outcome.FAIL, Suggestion.REBOOT)
-    assert looked(lost, gpu_lost=CheckRule(suggestion="monitor")).failed == ()
+    assert observation(lost, gpu_lost=CheckRule(suggestion="monitor")).failed == ()
     flap = finding("ethernet.flaps", Outcome.FAIL, Suggestion.MONITOR)
-    assert looked(flap, ethernet_flaps=CheckRule(suggestion="none")).failed == ()
+    assert observation(flap, ethernet_flaps=CheckRule(suggestion="none")).failed == ()
 
 
 def test_events_of_the_driver_are_findings_if_they_mean_hardware() -> None:
@@ -60,7 +60,7 @@ def test_events_of_the_driver_are_findings_if_they_mean_hardware() -> None:
 
 def test_what_a_check_means_to_the_training_comes_with_its_failure() -> None:
     names = ("infiniband.state", "gpu.throttle", "gpu.lost")
-    found = looked(*(finding(name, Outcome.FAIL, Suggestion.REPLACE) for name in names))
+    found = observation(*(finding(name, Outcome.FAIL, Suggestion.REPLACE) for name in names))
     assert found.effects == {"infiniband.state": Effect.LINK_DOWN, "gpu.throttle": Effect.SLOW}
     assert decode(encode(found)) == found
 

@@ -1,4 +1,4 @@
-"""What the inspector tells the agent: the result of one look at a part of the node, sorted. Pure."""
+"""What the inspector reports to the agent: the results of one probe of the node, sorted. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggest
 from slurm_robust.model.record import Record, decoded
 
 Subject = tuple[str, str]
-"""A check and what it looked at (empty: the node)."""
+"""A check and the part of the node that it is about (empty: the node)."""
 
 
-class Looked(Record):
-    """One look. ``failed`` are reasons for an alert, ``well`` was measured and is none.
+class Observation(Record):
+    """Results of one probe. ``failed``: reasons for an alert. ``well``: measured, and in order.
 
     ``effects``: of the checks that failed, those whose effect is another than a plain fault's.
     ``notes``: for the journal, each once. ``nbytes``: what the links between nodes have carried since they
-    count; None if that was not looked at, or there are none.
+    count; None if not read, or without such links.
     """
 
     failed: tuple[Finding, ...] = ()
@@ -32,7 +32,7 @@ class Looked(Record):
 
 
 # Made while there is one thread; see Record.
-_looked = msgspec.json.Decoder(Looked)
+_decoder = msgspec.json.Decoder(Observation)
 
 
 def subject_of(finding: Finding) -> Subject:
@@ -42,10 +42,10 @@ def subject_of(finding: Finding) -> Subject:
 
 def sort(
     report: Report, conclusion: Conclusion, checks: Iterable[AnyCheck], notes: Iterable[str] = ()
-) -> Looked:
-    """A run of ``checks`` as the agent needs it.
+) -> Observation:
+    """Sort the findings of one run of ``checks``.
 
-    What is unknown is never a reason for an alert; what users can write is none that speaks against the node.
+    Unknown is never a reason for an alert. Evidence that users can write is none against the node.
     """
     by_name = {check.name: check for check in checks}
     causes = (
@@ -64,7 +64,7 @@ def sort(
     known = {subject_of(found) for found in failed}
     unknown = {subject_of(found) for found in report.findings if found.outcome is Outcome.UNKNOWN}
     seen = dict.fromkeys(subject_of(found) for found in report.findings)
-    return Looked(
+    return Observation(
         failed=failed,
         effects={
             check.name: check.effect
@@ -77,11 +77,11 @@ def sort(
     )
 
 
-def encode(looked: Looked) -> bytes:
-    """As one packet."""
-    return msgspec.json.encode(looked)
+def encode(observation: Observation) -> bytes:
+    """``observation`` as one packet."""
+    return msgspec.json.encode(observation)
 
 
-def decode(packet: bytes) -> Looked:
-    """The other way round. Raises ``msgspec.DecodeError``."""
-    return decoded(_looked, packet, msgspec.DecodeError)
+def decode(packet: bytes) -> Observation:
+    """The inverse of :func:`encode`. Raises ``msgspec.DecodeError``."""
+    return decoded(_decoder, packet, msgspec.DecodeError)
