@@ -19,7 +19,6 @@ from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.config.replay import ReplayConfig
 from slurm_robust.config.schema import JobConfig, Timings
 from slurm_robust.controller import effects as fx
-from slurm_robust.controller import restoring
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage
 from slurm_robust.controller.hold import read_clocks
@@ -131,8 +130,8 @@ def main(folder: Path, nodes: int, spares: int) -> int:
         "longest_tick_s": core.longest_s,
         "received": statistics.received,
         "sent": statistics.sent,
-        "choose_s": timed(lambda: restoring.choose(core, read_clocks())),
-        "seal_s": timed(lambda: restoring.seal(core, core.state.generation, (), read_clocks(), None)),
+        "choose_s": timed(lambda: core.checkpoints.choose(read_clocks())),
+        "seal_s": timed(lambda: core.checkpoints.seal(core.state.generation, (), read_clocks(), None)),
         "journal_events": len(journal.events),
         "journal_bytes": directory.journal.stat().st_size,
         "append_1250_s": timed(lambda: append(folder / "trial.jsonl", 1250)),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import structs
 
@@ -27,8 +29,7 @@ class AgentView:
     """The newest heartbeat of one node, which came at ``told``; ``replaced`` counts agent changes.
 
     ``heard``: when the newest heartbeat or Pulse came; ``sign``: when the node last gave another sign of
-    life.
-    All are monotonic time.
+    life. All are monotonic time.
     """
 
     heartbeat: Heartbeat
@@ -38,25 +39,27 @@ class AgentView:
     sign: float = -math.inf
 
 
-@dataclass
 class Fleet:
     """All agents that ever spoke to this controller, by node."""
 
-    views: dict[str, AgentView] = field(default_factory=dict)
-    # The newest answer of progress(), which is asked for several times in one turn.
-    _aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
-    _joined: float = -math.inf  # when the newest agent came
+    def __init__(self) -> None:
+        self._views: dict[str, AgentView] = {}
+        self.views: Final[Mapping[str, AgentView]] = MappingProxyType(self._views)
+        """What is known of each agent; only to be read."""
+        # The newest answer of progress(), which is asked for several times in one turn.
+        self._aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
+        self._joined = -math.inf  # when the newest agent came
 
     def hear(self, heartbeat: Heartbeat, now: float) -> Heard:
         """Take in a heartbeat that came at ``now``."""
         self._aged = None
-        known = self.views.get(heartbeat.node)
+        known = self._views.get(heartbeat.node)
         if known is None:
-            self.views[heartbeat.node] = AgentView(heartbeat, now, now)
+            self._views[heartbeat.node] = AgentView(heartbeat, now, now)
             self._joined = now
             return Heard.JOINED
         if known.heartbeat.agent != heartbeat.agent:
-            self.views[heartbeat.node] = AgentView(heartbeat, now, now, known.replaced + 1)
+            self._views[heartbeat.node] = AgentView(heartbeat, now, now, known.replaced + 1)
             return Heard.RESTARTED
         if heartbeat.seq >= known.heartbeat.seq:
             known.heartbeat, known.told = heartbeat, now
@@ -65,36 +68,46 @@ class Fleet:
 
     def feel(self, pulse: Pulse, now: float) -> Heartbeat | None:
         """Take in a Pulse that came at ``now``; the heartbeat that still holds, None if it is not here."""
-        known = self.views.get(pulse.node)
+        known = self._views.get(pulse.node)
         if known is None or known.heartbeat.agent != pulse.agent:
             return None
         known.heard = now
         return known.heartbeat if known.heartbeat.seq == pulse.base else None
 
-    def forget(self, node: str) -> AgentView:
-        """``node`` has no agent any more; what was known of it. Raises ``KeyError``."""
+    def forget(self, node: str) -> AgentView | None:
+        """``node`` has no agent any more; what was known of it."""
         self._aged = None
-        return self.views.pop(node)
+        return self._views.pop(node, None)
+
+    def forget_all(self) -> None:
+        """No node has an agent any more."""
+        self._aged = None
+        self._views.clear()
+
+    def give_sign(self, node: str, at: float) -> None:
+        """``node`` gave another sign of life than a heartbeat. Raises ``KeyError``."""
+        view = self._views[node]
+        view.sign = max(view.sign, at)
 
     def forgive(self, seconds: float) -> None:
         """Do not count the last ``seconds`` as silence of anybody."""
         self._aged = None
-        for view in self.views.values():
+        for view in self._views.values():
             view.heard += seconds
             view.told += seconds
 
     def joined_s(self, now: float) -> float | None:
         """Seconds since the newest agent came, None while there is none."""
-        return now - self._joined if self.views else None
+        return now - self._joined if self._views else None
 
     def heartbeat(self, node: str) -> Heartbeat | None:
         """Newest heartbeat of ``node``."""
-        view = self.views.get(node)
+        view = self._views.get(node)
         return view.heartbeat if view else None
 
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
-        view = self.views.get(node)
+        view = self._views.get(node)
         return counted(now - view.heard, now - view.sign) if view else now - since
 
     def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
@@ -106,7 +119,7 @@ class Fleet:
         """Ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""
         found = []
         for node in nodes:
-            view = self.views.get(node)
+            view = self._views.get(node)
             if view is None or view.heartbeat.generation != generation:
                 continue
             for exit in view.heartbeat.exits:
@@ -120,7 +133,7 @@ class Fleet:
             return self._aged[3]
         found: list[Progress] = []
         for node in nodes:
-            view = self.views.get(node)
+            view = self._views.get(node)
             if view is not None and view.heartbeat.generation == generation:
                 seconds = max(0.0, now - view.told)
                 found.extend(record.aged(seconds) for record in view.heartbeat.progress)

@@ -12,7 +12,7 @@ import msgspec
 
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import jobfolder
-from slurm_robust.controller.restoring import layout_of
+from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.exitcodes import ExitCode

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.analysis.stacks.groups import fold as fold_ranks
+from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.evidence import stacks as stack_text
 from slurm_robust.controller.evidence.flight import flight
 from slurm_robust.controller.evidence.folder import write
@@ -23,7 +24,6 @@ from slurm_robust.controller.evidence.stacks import StackGroup
 from slurm_robust.controller.evidence.texts import count, one_line
 from slurm_robust.controller.journal import fold
 from slurm_robust.controller.preflight import load_plan
-from slurm_robust.controller.restoring import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Symptom

@@ -12,8 +12,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.incident import Requeue, Symptom
-from slurm_robust.policy.evidence import PORT_TAKEN
+from slurm_robust.model.incident import FaultKind, Requeue, Symptom
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import USER, ProtectedJob
 from tests.waiting import wait_for
@@ -207,7 +206,7 @@ def test_a_command_whose_port_another_user_takes_gets_another_one(sandbox: Sandb
         rival.kill()
         rival.communicate()
     assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 2]
-    assert [a.signature for a in job.state.attempts] == [PORT_TAKEN]
+    assert [a.signature.kind for a in job.state.attempts] == [FaultKind.PORT_TAKEN]
     assert f"a process of bob (uid 10002) listens on port {port}" in job.log
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_robust.agent.inspection.observation import Observation, Subject, subject_of
 from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Finding, Party, Suggestion
+from slurm_robust.model.findings import Effect, Finding, Party, Suggestion
 
 # A bound for broken checks: a node has far fewer parts that can fail.
 _MOST_FAULTS = 256
@@ -18,6 +19,7 @@ class _Fault:
     finding: Finding
     began: float
     number: int  # of its alert; 0 for a fault that raises none
+    effect: Effect
     ended: float | None = None
 
 
@@ -35,7 +37,10 @@ class AlertBook:
 
     def take(self, observation: Observation, now: float, *, training: bool) -> bool:
         """Add an observation; whether that changes any alert. ``training``: it has begun."""
-        changes = [self._failed(finding, now, training=training) for finding in observation.failed]
+        changes = [
+            self._failed(finding, observation.effects, now, training=training)
+            for finding in observation.failed
+        ]
         failed = {subject_of(finding) for finding in observation.failed}
         passed = [s for s in self._standing if s not in failed and _has_passed(s, observation, failed)]
         changes += [self._end(subject, now) for subject in passed]
@@ -48,7 +53,8 @@ class AlertBook:
         told = [*self._over, *standing][-MOST_ALERTS:]
         return tuple(_alert(fault, now) for fault in sorted(told, key=lambda f: f.number))
 
-    def _failed(self, finding: Finding, now: float, *, training: bool) -> bool:
+    def _failed(self, finding: Finding, effects: Mapping[str, Effect], now: float, *, training: bool) -> bool:
+        effect = effects.get(finding.check, Effect.FAULT)
         subject = subject_of(finding)
         known = self._standing.get(subject)
         if known is None and len(self._standing) >= _MOST_FAULTS:
@@ -60,7 +66,7 @@ class AlertBook:
             self._end(subject, now)
         is_alert = training or finding.suggestion.keeps_jobs_away
         self._number += is_alert
-        self._standing[subject] = _Fault(finding, now, self._number if is_alert else 0)
+        self._standing[subject] = _Fault(finding, now, self._number if is_alert else 0, effect)
         return is_alert
 
     def _end(self, subject: Subject, now: float) -> bool:
@@ -104,5 +110,6 @@ def _alert(fault: _Fault, now: float) -> Alert:
         suggestion=finding.suggestion,
         age_s=now - fault.began,
         ended_s=None if fault.ended is None else now - fault.ended,
+        effect=fault.effect,
         is_link=finding.blame is Party.FABRIC,
     )

@@ -69,7 +69,9 @@ class Probe:
             calls=self._calls,
         )
         conclusion = conclude(report, self._config, failing_runs(report, self._memory))
-        observation = sort(report, conclusion, filter(None, (self._problem, *_unread(report.findings))))
+        observation = sort(
+            report, conclusion, CHECKS, filter(None, (self._problem, *_unread(report.findings)))
+        )
         return structs.replace(observation, nbytes=self._carried(report))
 
     def _carried(self, report: Report) -> int | None:
@@ -83,7 +85,7 @@ class Probe:
         """Findings from elsewhere (the driver's events), judged by the site's rules."""
         wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
         report = Report(node="", at=time.time(), boot_id="", context=Context.PERIODIC, findings=tuple(wanted))
-        return sort(report, conclude(report, self._config, {}))
+        return sort(report, conclude(report, self._config, {}), CHECKS)
 
     def _read(self) -> NodeConfig:
         self._read_at = time.monotonic()

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
+from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
+from slurm_robust.controller.checkpoints import ref_of
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import fold
-from slurm_robust.controller.restoring import ref_of
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
@@ -61,12 +62,14 @@ class Job:
         hears_storage: bool = True,
         storage: Iterable[Ref] = (),
         copies: Mapping[str, tuple[Copy, ...]] | None = None,
+        log_rules: RuleSet | None = None,
+        clock: tuple[float, float] = (1000.0, 1.7e9),
     ) -> None:
         """``memory``: workers keep snapshots, agents copy them to peers; ``shared``: they have that part.
 
         ``storage`` and ``copies`` are there from the beginning (by an earlier run).
         """
-        self.mono, self.wall = 1000.0, 1.7e9
+        self.mono, self.wall = clock
         self.reported = reported
         self.journal: list[ev.AnyEvent] = list(history) or [
             run_started(t=self.wall, job_id=7, slots=len(slots), spares=len(spares)),
@@ -113,7 +116,12 @@ class Job:
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
         self.core = Core(
-            config or JobConfig(), fold(self.journal), build, first or ToGathering(start=True), self.now()
+            config or JobConfig(),
+            fold(self.journal),
+            build,
+            first or ToGathering(start=True),
+            self.now(),
+            log_rules,
         )
         self.act(self.core.on_tick(self.now()))
 
@@ -143,7 +151,7 @@ class Job:
                     answering = [
                         n for n in places if n in self.heartbeats and n not in self.cut - self.stalled
                     ]
-                    self.core.knocks.hear(self.core, answering, self.now())
+                    self.core.on_knock(answering, self.now())
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
                         self.tell_storage(generation)
@@ -183,12 +191,12 @@ class Job:
 
     def step_ends(self, *nodes: str, words: str, code: int = 1) -> None:
         """The srun of the agents on ``nodes`` ends, having said ``words``."""
-        self.core.starts.on_end(self.core, step_end(nodes, code, words.splitlines()), self.now())
+        self.core.on_step_end(step_end(nodes, code, words.splitlines()), self.now())
 
     def task_ends(self, node: str, words: str) -> None:
         """The agent on ``node`` ends, and srun says so with ``words``."""
         for end in task_ends((node,), [words], [words]):
-            self.core.starts.on_end(self.core, end, self.now())
+            self.core.on_step_end(end, self.now())
 
     # -- the agents' part ----------------------------------------------------------------------------
 
@@ -207,7 +215,11 @@ class Job:
         self.heartbeats[node] = structs.replace(old, seq=old.seq + 1, **changes)
         if node not in self.dead and node not in self.cut:
             self.core.on_heartbeat(self.heartbeats[node], self.now())
-            self.act(self.core.on_tick(self.now()))
+            self.tick()
+
+    def tick(self) -> None:
+        """The core takes in what has changed."""
+        self.act(self.core.on_tick(self.now()))
 
     def obey(self, node: str, message: object) -> None:
         heartbeat = self.heartbeats.get(node)
@@ -253,7 +265,8 @@ class Job:
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep
                 self.heartbeats.pop(node)
-                self.core.agents_gone = not self.heartbeats
+                if not self.heartbeats:
+                    self.core.starts.on_all_ended()
 
     # -- what happens in the world -----------------------------------------------------------------------
 

@@ -352,7 +352,7 @@ def test_an_exit_while_no_controller_lived_is_seen_by_the_next() -> None:
 def test_agents_that_refuse_on_more_nodes_than_spares_end_the_job_at_once() -> None:
     job = JobWithoutAgents(("n1", "n2", "n4"), ("n3",))
     for node in ("n2", "n4"):
-        job.core.starts.on_refusal(node, "job directory /x is not there")
+        job.core.on_refusal(node, "job directory /x is not there")
     job.pass_time(0.5)
     job.pass_time(15)
     assert job.code == ExitCode.JOB_DIR
@@ -363,7 +363,7 @@ def test_agents_that_refuse_on_more_nodes_than_spares_end_the_job_at_once() -> N
 
 def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
     job = JobWithoutAgents(("n1", "n2"), ("n3",))
-    job.core.starts.on_refusal("n2", "no folder in /dev/shm")
+    job.core.on_refusal("n2", "no folder in /dev/shm")
     for node in ("n1", "n3"):
         Job.join(job, node)
     job.until(lambda: job.stage == "Running")
@@ -373,7 +373,7 @@ def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
 
 def test_what_too_many_nodes_lack_ends_the_job_with_its_code_and_no_second_try() -> None:
     job = JobWithoutAgents(("n1", "n2"), ())
-    job.core.starts.on_refusal("n2", "module not found: train; fix: install it", ExitCode.NO_INPUT)
+    job.core.on_refusal("n2", "module not found: train; fix: install it", ExitCode.NO_INPUT)
     job.pass_time(15)
     assert job.code == 66
     assert job.requeued == []

@@ -150,7 +150,7 @@ class Weather:
             job.slurm_says = (TAKEN, DONE)
         if "storage" not in lasting and not job.hears_storage:
             job.hears_storage = True
-            job.tell_storage(job.core.listing.generation)
+            job.tell_storage(job.core.checkpoints.asked)
 
     def live(self, seconds: float) -> None:
         """Time passes, and ranks that can make a step a second."""

@@ -46,10 +46,9 @@ def rules(tmp_path: Path) -> Path:
 
 def crashed(rules: Path | None = None) -> Job:
     """Two ranks have failed; the first to be seen only lost the other one."""
-    job = Job(spares=("n3",))
-    if rules is not None:
-        job.core.log_rules, trouble = logrules.load(config(rules.name), rules.parent)
-        assert not trouble
+    loaded, trouble = logrules.load(config(rules.name), rules.parent) if rules is not None else (None, "")
+    assert not trouble
+    job = Job(spares=("n3",), log_rules=loaded)
     job.train_to(7)
     for rank, line, age_s in ((0, LOST, 2.0), (1, BURNT, 1.0)):
         job.dead.add(f"n{rank + 1}")  # both are told in one moment

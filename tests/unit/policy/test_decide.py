@@ -11,7 +11,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.state import Attempt, JobState
 from slurm_robust.policy import Rules, decide
-from slurm_robust.policy.evidence import MOST_PORTS, PORT_TAKEN
+from slurm_robust.policy.ladder import MOST_PORTS
 
 RULES = Rules(limits=Limits())
 STATE = JobState(
@@ -20,8 +20,14 @@ STATE = JobState(
 NODES = ("n1", "n2", "n3", "n4")
 
 
-def failed(**fields: object) -> inc.GenerationFailed:
-    return inc.GenerationFailed(generation=3, **{"alive": ("n1", "n2", "n3"), **fields})  # type: ignore[arg-type]
+OUT_OF_MEMORY = inc.Signature(kind=inc.FaultKind.OUT_OF_MEMORY)
+PORT_TAKEN = inc.Signature(kind=inc.FaultKind.PORT_TAKEN)
+KILLED = inc.Signature(kind=inc.FaultKind.EXIT, key="SIGKILL")
+SEGFAULT = inc.Signature(kind=inc.FaultKind.EXIT, key="SIGSEGV")
+
+
+def failed(**fields: object) -> inc.Fault:
+    return inc.Fault(generation=3, **{"alive": ("n1", "n2", "n3"), **fields})  # type: ignore[arg-type]
 
 
 def root(node: str = "n2", **fields: object) -> inc.NodeExit:
@@ -35,7 +41,10 @@ def kinds(decision: inc.Decision) -> list[str]:
 def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
     words = "out of memory in the job's cgroup (limit 64 GB)"
     oom = root("n3", signal=9, oom=words)
-    again = JobState(slots=("n1", "n2", "n3"), attempts=(Attempt(signature="out of memory", t=0.0, step=-1),))
+    again = JobState(
+        slots=("n1", "n2", "n3"),
+        attempts=(Attempt(signature=OUT_OF_MEMORY, t=0.0, step=-1),),
+    )
     for state, expected in ((JobState(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
         decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
         assert kinds(decision) == expected
@@ -48,7 +57,7 @@ def test_a_killed_rank_is_restarted_in_place() -> None:
     decision = decide(STATE, failed(root=root(signal=9)), 0.0, RULES)
     assert kinds(decision) == ["Restart"]
     assert decision.verdict is not None
-    assert (decision.verdict.rung, decision.verdict.signature) == (6, "SIGKILL")
+    assert (decision.verdict.rung, decision.verdict.signature) == (6, KILLED)
 
 
 def test_a_lost_node_is_evicted_and_replaced() -> None:
@@ -87,7 +96,7 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
     observation = failed(root=rank0, exits=(rank0,))
     limits = Limits()
     state = structs.replace(
-        STATE, attempts=tuple(Attempt(signature="SIGKILL", t=0.0, step=5) for _ in range(limits.per_hour))
+        STATE, attempts=tuple(Attempt(signature=KILLED, t=0.0, step=5) for _ in range(limits.per_hour))
     )
     for number in range(MOST_PORTS):
         decision = decide(state, observation, 1.0, RULES)
@@ -159,7 +168,7 @@ exits = st.one_of(
 attempts = st.lists(
     st.builds(
         Attempt,
-        signature=st.sampled_from(["SIGKILL", "SIGSEGV", "node n2"]),
+        signature=st.sampled_from([KILLED, SEGFAULT, inc.Signature.of_nodes(inc.FaultKind.NODE, ("n2",))]),
         t=st.floats(0, 9000),
         step=st.integers(0, 5),
     ),
@@ -195,12 +204,12 @@ def test_the_same_fault_for_ever_ends(n: int) -> None:
         if isinstance(decision.actions[-1], inc.GiveUp):
             break
         answers += 1
-        attempt = Attempt(signature="SIGKILL", t=float(i), step=state.best_step)
+        attempt = Attempt(signature=KILLED, t=float(i), step=state.best_step)
         state = structs.replace(state, attempts=(*state.attempts, attempt))
     assert answers == min(n, RULES.limits.per_signature)
 
 
-def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobState, inc.GenerationFailed]:
+def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobState, inc.Fault]:
     error = WorkerError(
         type="torch.OutOfMemoryError",
         message="CUDA out of memory. Tried to allocate 66.00 GiB",

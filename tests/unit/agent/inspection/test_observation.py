@@ -7,9 +7,10 @@ from slurm_robust.agent.inspection.observation import Observation, decode, encod
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.health.check import Context
 from slurm_robust.health.gpus.events import XidEvent
+from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.report import Report
 from slurm_robust.health.verdict import conclude
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion
 
 
 def finding(check: str, outcome: Outcome, suggestion: Suggestion = Suggestion.NONE) -> Finding:
@@ -19,7 +20,7 @@ def finding(check: str, outcome: Outcome, suggestion: Suggestion = Suggestion.NO
 def observation(*findings: Finding, **rules: CheckRule) -> Observation:
     report = Report(node="n1", at=0.0, boot_id="b", context=Context.PERIODIC, findings=findings)
     checks = {name.replace("_", "."): rule for name, rule in rules.items()}
-    return sort(report, conclude(report, NodeConfig(checks=checks), {}))
+    return sort(report, conclude(report, NodeConfig(checks=checks), {}), CHECKS)
 
 
 def test_failures_that_keep_jobs_away_and_some_warnings_are_reasons() -> None:
@@ -55,3 +56,19 @@ def test_events_of_the_driver_are_findings_if_they_mean_hardware() -> None:
     assert (found.check, found.subject, found.blame) == ("kernel.xid", "gpu0", Party.NODE)
     assert found.text.startswith("XID 79, ")
     assert found.suggestion.keeps_jobs_away
+
+
+def test_what_a_check_means_to_the_training_comes_with_its_failure() -> None:
+    names = ("infiniband.state", "gpu.throttle", "gpu.lost")
+    found = observation(*(finding(name, Outcome.FAIL, Suggestion.REPLACE) for name in names))
+    assert found.effects == {"infiniband.state": Effect.LINK_DOWN, "gpu.throttle": Effect.SLOW}
+    assert decode(encode(found)) == found
+
+
+def test_checks_say_what_their_failure_means_to_the_training() -> None:
+    by_effect = {effect: {c.name for c in CHECKS if c.effect is effect} for effect in Effect}
+    links = {"infiniband.state", "infiniband.rate", "ethernet.state", "ethernet.speed", "gpu.nvlink"}
+    assert by_effect[Effect.LINK_DOWN] == links
+    assert by_effect[Effect.SLOW] == {"gpu.throttle", "gpu.temperature", "gpu.clocks", "gpu.pcie"}
+    warning = {c.name for c in CHECKS if c.warns_training}
+    assert warning == {"infiniband.flaps", "ethernet.flaps", "memory.pressure"}

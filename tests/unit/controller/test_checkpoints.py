@@ -10,7 +10,7 @@ from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Copy, Source, Tier
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.exitcodes import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.policy.restore import Ref
 from slurm_robust.wire.messages import Launch, Phase
@@ -36,7 +36,7 @@ def source(job: Job, node: str, rank: int) -> Source:
 
 
 def fail_to_restore(job: Job, rank: int = 1) -> None:
-    job.kill_rank(rank, signal=None, code=1, error=CORRUPT)
+    job.kill_rank(rank, signal=None, code=UNUSABLE_COPY, error=CORRUPT)
 
 
 def drop(job: Job, node: str, rank: int, step: int) -> None:
@@ -69,11 +69,11 @@ def test_launch_orders_carry_peers_layout_and_stride() -> None:
 def test_peers_hang_on_another_switch_if_slurm_tells() -> None:
     job = Job(slots=FOUR, spares=())
     assert job.orders["n1"].peers[0].node == "n3"
-    job.core.switches = {"n1": "a", "n2": "b", "n3": "a", "n4": "b"}
+    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
     job.train_to(1)
     job.kill_rank(0)
     assert {job.orders[n].peers[0].node for n in ("n1", "n3")} == {"n2", "n4"}
-    job.core.switches.pop("n4")  # told only in part: of no use
+    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a"})  # told only in part: of no use
     job.train_to(2)
     job.kill_rank(0)
     assert job.orders["n1"].peers[0].node == "n3"
@@ -88,11 +88,11 @@ def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig
 def test_while_the_journal_is_behind_nothing_is_decided() -> None:
     job = Job(memory=True)
     job.train_to(3)
-    job.core.held = True
+    job.core.hold(True)
     job.kill_rank(0)
     job.pass_time(600)
     assert (job.stage, job.core.state.generation, job.core.state.incident) == ("Running", 1, None)
-    job.core.held = False
+    job.core.hold(False)
     job.core.on_hold_over(600, job.now())
     job.pass_time(1)
     assert launched(job).generation == 2
@@ -106,11 +106,11 @@ def test_who_stood_still_with_the_storage_is_no_hang_but_who_goes_on_to_is() -> 
     for step in range(20):
         job.train_to(step)
         job.pass_time(1)
-    job.core.held = True
+    job.core.hold(True)
     clock, wall = job.mono, job.wall
     job.pass_time(600)
     job.mono = clock  # which the core did not see go on
-    job.core.held = False
+    job.core.hold(False)
     job.core.on_hold_over(job.wall - wall, job.now())
     job.pass_time(20)
     assert (job.core.state.incident, job.stage) == (None, "Running")
