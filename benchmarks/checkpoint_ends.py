@@ -78,10 +78,9 @@ def send_ours(nbytes: int, folder: Path, to: tuple[str, int]) -> Iterator[Callab
         put = Put(
             run_id=RUN,
             launch=GENERATION,
-            restore="",
+            restore=None,
             rank=RANK,
-            generation=GENERATION,
-            step=step,
+            checkpoint=header.checkpoint,
             total=image.nbytes,
         )
         channel.send(put)

@@ -22,8 +22,8 @@ from slurm_robust.checkpoint.image import (
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.ring import refill_order
 from slurm_robust.checkpoint.sharedfile import OnMap
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in
+from slurm_robust.model.copies import CheckpointId
 
 _MOST = 16  # buffers that can exist; a plan has five at most
 
@@ -45,7 +45,7 @@ class Filling:
 
     owner: PartBuffers
     number: int
-    ref: CheckpointRef
+    ref: CheckpointId
     buffer: Buffer
     targets: list[Target]
     tree: bytes
@@ -95,10 +95,10 @@ class PartBuffers:
 
     folder: MemoryFolder
     header: ImageHeader
-    restored: CheckpointRef | None
+    restored: CheckpointId | None
     on_map: OnMap = lambda _: lambda: None
     cap: int = 0
-    held: dict[int, CheckpointRef | None] = field(default_factory=dict)
+    held: dict[int, CheckpointId | None] = field(default_factory=dict)
     _open: dict[int, Buffer] = field(default_factory=dict)
     _targets: dict[int, tuple[tuple[TensorSpec, ...], int, list[Target]]] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class PartBuffers:
             if path.exists():
                 header = read_header(path)
                 ours = header is not None and self._is_ours(header)
-                self.held[number] = _ref(header) if header and ours else None
+                self.held[number] = header.checkpoint if header and ours else None
 
     def limit(self, cap: int) -> None:
         """Use at most ``cap`` buffers, and give back the memory of those beyond, least wanted first."""
@@ -138,7 +138,7 @@ class PartBuffers:
                 raise self._not_written(number, error) from error
             self.held[number] = None
             targets = self._targets_in(number, specs, views)
-            return Filling(self, number, _ref(header), buffer, targets, tree, stride, flush)
+            return Filling(self, number, header.checkpoint, buffer, targets, tree, stride, flush)
         raise NotWritten(
             f"all {len(self.held)} snapshots of rank {header.rank} are being read: copying them to peers or "
             "storage takes longer than the steps"
@@ -214,10 +214,6 @@ class PartBuffers:
             self._open.pop(number).close()
         del self.held[number]
         self.folder.own(self.header.rank, number).unlink(missing_ok=True)
-
-
-def _ref(header: ImageHeader) -> CheckpointRef:
-    return CheckpointRef(generation=header.generation, step=header.step)
 
 
 def _address(view: memoryview) -> int:

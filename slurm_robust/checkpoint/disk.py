@@ -27,8 +27,9 @@ from slurm_robust.checkpoint.part import (
     verify_items,
 )
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import METADATA, CheckpointRef, CheckpointStore, publishing
+from slurm_robust.checkpoint.store import METADATA, CheckpointStore, publishing
 from slurm_robust.checkpoint.tree import unflatten
+from slurm_robust.model.copies import CheckpointId
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class DiskTier:
         self._world_size = world_size
         self._layout = layout
 
-    def save(self, ref: CheckpointRef, snapshot: Snapshot) -> None:
+    def save(self, ref: CheckpointId, snapshot: Snapshot) -> None:
         """Publish this rank's part of ``ref``; durable on return. Raises :class:`NotWritten`.
 
         A part that is there already stays as it is. Whoever publishes the last part also writes what others
@@ -68,9 +69,9 @@ class DiskTier:
             if len(self.store.parts(ref)) >= self._world_size:
                 finish(self.store)
         except (OSError, CheckpointError) as error:
-            _log.warning("checkpoint %s is whole, but %s was not updated: %s", ref.token(), METADATA, error)
+            _log.warning("checkpoint %s is whole, but %s was not updated: %s", ref, METADATA, error)
 
-    def load(self, ref: CheckpointRef, entries: tuple[str, ...]) -> Snapshot:
+    def load(self, ref: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
         """This rank's state at ``ref``, verified. Tensors lie in mapped files.
 
         Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or
@@ -83,7 +84,7 @@ class DiskTier:
         shared = self._read(ref, 0, entries, SHARED).shared
         return Snapshot(own=snapshot.own, shared=shared, rng=snapshot.rng)
 
-    def _header(self, ref: CheckpointRef, rank: int, entries: tuple[str, ...]) -> PartHeader:
+    def _header(self, ref: CheckpointId, rank: int, entries: tuple[str, ...]) -> PartHeader:
         return PartHeader(
             run_id=self._run_id,
             layout=self._layout,
@@ -94,7 +95,7 @@ class DiskTier:
             entries=entries,
         )
 
-    def _is_published(self, ref: CheckpointRef, header: PartHeader) -> bool:
+    def _is_published(self, ref: CheckpointId, header: PartHeader) -> bool:
         """Whether the same part is there: an order may come twice, and the state of a step is one."""
         try:
             found = read_sidecar(self.store.part_path(ref, self._rank, self._world_size)).header
@@ -102,7 +103,7 @@ class DiskTier:
             return False
         return msgspec.structs.replace(found, library="") == header
 
-    def _read(self, ref: CheckpointRef, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:
+    def _read(self, ref: CheckpointId, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:
         path = self.store.part_path(ref, rank, self._world_size)
         sidecar = read_sidecar(path)
         header = sidecar.header
@@ -114,7 +115,7 @@ class DiskTier:
             )
         return read_part(path, sidecar, what)
 
-    def _check_world_size(self, ref: CheckpointRef) -> None:
+    def _check_world_size(self, ref: CheckpointId) -> None:
         if self.store.part_path(ref, self._rank, self._world_size).exists():
             return  # read_sidecar looks closely
         if self.store.outdated(ref):
@@ -126,17 +127,17 @@ class DiskTier:
             written = self.store.world_size(ref)
         except MissingCheckpoint:
             raise MissingCheckpoint(
-                f"checkpoint {ref.token()} is not complete in {self.store.path}: check that every node sees "
+                f"checkpoint {ref} is not complete in {self.store.path}: check that every node sees "
                 "this folder; 'srobust run' goes on from an older one by itself"
             ) from None
         if written != self._world_size:
             raise WorldSizeMismatch(
-                f"checkpoint {ref.token()} in {self.store.path} was written by {written} ranks and this run "
+                f"checkpoint {ref} in {self.store.path} was written by {written} ranks and this run "
                 f"has {self._world_size}: run with {written} ranks, or start afresh in another folder"
             )
 
 
-def write_part(store: CheckpointStore, ref: CheckpointRef, header: PartHeader, snapshot: Snapshot) -> None:
+def write_part(store: CheckpointStore, ref: CheckpointId, header: PartHeader, snapshot: Snapshot) -> None:
     """Publish one part: its data, then its sidecar. After an error nothing of it is left.
 
     Raises :class:`NotWritten` or ``OSError``.
@@ -204,7 +205,7 @@ def finish(store: CheckpointStore) -> None:
         raise failure
 
 
-def write_metadata(store: CheckpointStore, ref: CheckpointRef) -> None:
+def write_metadata(store: CheckpointStore, ref: CheckpointId) -> None:
     """Derive ``.metadata`` of a complete checkpoint from its sidecars.
 
     Raises :class:`CheckpointError` if one of these is damaged or foreign, or ``OSError``.
@@ -229,7 +230,7 @@ def check_place(path: Path, header: PartHeader, expected: PartHeader) -> None:
         )
 
 
-def _sidecars(store: CheckpointStore, ref: CheckpointRef) -> list[Sidecar]:
+def _sidecars(store: CheckpointStore, ref: CheckpointId) -> list[Sidecar]:
     size = store.world_size(ref)
     found: list[Sidecar] = []
     for rank in range(size):

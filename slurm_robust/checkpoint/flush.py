@@ -18,8 +18,8 @@ import msgspec
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
-from slurm_robust.model.copies import SHARED
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import UNREADABLE, Record
 
 if TYPE_CHECKING:
@@ -32,13 +32,12 @@ NICENESS = 10
 class FlushOrder(Record):
     """Put these images on storage. ``images``: paths by rank, :data:`SHARED` for the shared part.
 
-    ``directory`` is the folder of the run's checkpoints. The images have to be of this run, generation and
-    step, and of this layout unless it is None.
+    ``directory`` is the folder of the run's checkpoints. The images have to be of this run and
+    checkpoint, and of this layout unless it is None.
     """
 
     images: dict[int, str]
-    generation: int
-    step: int
+    checkpoint: CheckpointId
     world_size: int
     directory: str
     run_id: str
@@ -48,8 +47,6 @@ class FlushOrder(Record):
 class FlushAnswer(Record):
     """Whether all parts of an order are published, and else what went wrong."""
 
-    step: int
-    generation: int
     ok: bool
     error: str = ""
 
@@ -76,19 +73,18 @@ def serve(orders: Iterable[bytes], answers: IO[bytes]) -> None:
         try:
             order = msgspec.json.decode(line, type=FlushOrder)
         except UNREADABLE as error:
-            answer = FlushAnswer(step=-1, generation=-1, ok=False, error=f"no order: {error}")
+            answer = FlushAnswer(ok=False, error=f"no order: {error}")
         else:
             answer = _carried_out(order)
         answers.write(msgspec.json.encode(answer) + b"\n")
 
 
 def _carried_out(order: FlushOrder) -> FlushAnswer:
-    answer = FlushAnswer(step=order.step, generation=order.generation, ok=True)
     try:
         flush(order, CheckpointStore(order.directory))
     except (CheckpointError, OSError) as error:
-        return msgspec.structs.replace(answer, ok=False, error=str(error))
-    return answer
+        return FlushAnswer(ok=False, error=str(error))
+    return FlushAnswer(ok=True)
 
 
 def flush(order: FlushOrder, store: CheckpointStore) -> None:
@@ -98,7 +94,6 @@ def flush(order: FlushOrder, store: CheckpointStore) -> None:
     """
     from slurm_robust.checkpoint.disk import DiskTier
 
-    ref = CheckpointRef(generation=order.generation, step=order.step)
     images: dict[int, Image] = {}
     try:
         for rank, path in order.images.items():  # all at once: none is refilled while another is written
@@ -114,7 +109,7 @@ def flush(order: FlushOrder, store: CheckpointStore) -> None:
                 world_size=order.world_size,
                 layout=image.header.layout,
             )
-            tier.save(ref, snapshot_of(image, shared if rank == 0 else None))
+            tier.save(order.checkpoint, snapshot_of(image, shared if rank == 0 else None))
             image.close()
     finally:
         for image in images.values():
@@ -153,8 +148,8 @@ def _opened(path: Path, rank: int, order: FlushOrder) -> Image:
     expected = ImageHeader(
         run_id=order.run_id,
         layout=image.header.layout if order.layout is None else order.layout,
-        generation=order.generation,
-        step=order.step,
+        generation=order.checkpoint.generation,
+        step=order.checkpoint.step,
         rank=rank,
         world_size=order.world_size,
     )

@@ -33,6 +33,7 @@ from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.sharedfile import BufferInUse as BufferInUse
 from slurm_robust.checkpoint.sharedfile import OnMap, SharedFile
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.util.ours import open_ours, read_ours
 
@@ -64,6 +65,11 @@ class ImageHeader(Record):
     rank: int
     world_size: int
     library: str = ""  # version of slurm_robust that wrote it
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """Which checkpoint it is a part of."""
+        return CheckpointId(step=self.step, generation=self.generation)
 
 
 class TensorSpec(Record):

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from slurm_robust.checkpoint.image import Image, read_front
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.util.ours import NotOurs, check_own_folder, make_own_folder, open_ours
 
 _PART = re.compile(r"own-(\d{5,})|shared")
@@ -53,12 +52,12 @@ class LocalCopies:
         self._run_id = run_id
         self._key = key
 
-    def part_path(self, rank: int, ref: CheckpointRef) -> Path:
+    def part_path(self, rank: int, ref: CheckpointId) -> Path:
         """Where the copy of a part is, or would be."""
         part = "shared" if rank == SHARED else f"own-{rank:05d}"
-        return self.path / part / f"{ref.token()}{_IMAGE}"
+        return self.path / part / f"{ref}{_IMAGE}"
 
-    def find(self, rank: int, ref: CheckpointRef) -> Path | None:
+    def find(self, rank: int, ref: CheckpointId) -> Path | None:
         """The copy of one part, if there is a whole one of this run. Raises ``OSError``."""
         path = self.part_path(rank, ref)
         return path if self._is_ours() and self._copy(path, rank, ref) else None
@@ -69,7 +68,7 @@ class LocalCopies:
         Raises ``OSError``, say when the disk is full; then nothing has changed.
         """
         header = image.header
-        final = self.part_path(header.rank, CheckpointRef(generation=header.generation, step=header.step))
+        final = self.part_path(header.rank, header.checkpoint)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.path)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,7 +94,7 @@ class LocalCopies:
                 found.append(copy)
         return tuple(found)
 
-    def _copy(self, path: Path, rank: int, ref: CheckpointRef) -> Copy | None:
+    def _copy(self, path: Path, rank: int, ref: CheckpointId) -> Copy | None:
         try:
             with os.fdopen(open_ours(path), "rb") as file:
                 found, nbytes = read_front(file), os.fstat(file.fileno()).st_size
@@ -107,7 +106,7 @@ class LocalCopies:
         header = found.header
         if header.run_id != self._run_id:
             return None
-        if (header.rank, header.generation, header.step) != (rank, ref.generation, ref.step):
+        if (header.rank, header.checkpoint) != (rank, ref):
             return None
         return Copy(rank=rank, generation=ref.generation, step=ref.step, tier=Tier.LOCAL, nbytes=nbytes)
 
@@ -136,7 +135,7 @@ class LocalCopies:
         finally:
             os.close(target)
 
-    def _named(self) -> Iterator[tuple[int, CheckpointRef, Path]]:
+    def _named(self) -> Iterator[tuple[int, CheckpointId, Path]]:
         for part in _names(self.path):
             match = _PART.fullmatch(part)
             if match is not None:
@@ -154,11 +153,11 @@ class LocalCopies:
                 pass  # it holds others
 
 
-def _images(part: Path) -> Iterator[tuple[CheckpointRef, Path]]:
+def _images(part: Path) -> Iterator[tuple[CheckpointId, Path]]:
     for generation in _names(part):
         for name in _names(part / generation):
             try:
-                ref = CheckpointRef.from_token(f"{generation}/{name.removesuffix(_IMAGE)}")
+                ref = CheckpointId.parse(f"{generation}/{name.removesuffix(_IMAGE)}")
             except ValueError:
                 continue
             if name.endswith(_IMAGE):

@@ -25,8 +25,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from slurm_robust.checkpoint.image import ImageHeader, read_header
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder
 
@@ -46,9 +45,9 @@ class FoundImage(Record):
     nbytes: int  # of the file, which may be larger than the image
 
     @property
-    def ref(self) -> CheckpointRef:
+    def ref(self) -> CheckpointId:
         """Which checkpoint it is a part of."""
-        return CheckpointRef(generation=self.header.generation, step=self.header.step)
+        return self.header.checkpoint
 
 
 class MemoryFolder:
@@ -106,7 +105,7 @@ class MemoryFolder:
             for image in self.images(_KINDS)
         )
 
-    def find(self, rank: int, ref: CheckpointRef) -> Path | None:
+    def find(self, rank: int, ref: CheckpointId) -> Path | None:
         """A whole copy of one part, own before fetched before a peer's; None if there is none."""
         found = [
             (_ORDER[image.kind], image.path)

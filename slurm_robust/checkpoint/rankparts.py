@@ -17,9 +17,8 @@ from slurm_robust.checkpoint.image import ImageHeader, TensorSpec, image_bytes
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.sharedfile import OnMap
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import flatten, specs_of
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import Record
 
 
@@ -33,7 +32,7 @@ class Place(Record):
     first_on_node: bool
     ranks_on_node: int
     nodes: int
-    restored: CheckpointRef | None = None
+    restored: CheckpointId | None = None
 
 
 class Contents(NamedTuple):

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import CheckpointId
 
 
 def refill_order(
-    held: Mapping[int, CheckpointRef | None],
+    held: Mapping[int, CheckpointId | None],
     *,
     cap: int,
     generation: int,
-    restored: CheckpointRef | None,
+    restored: CheckpointId | None,
     stride: int = 1,
     flush: int = -1,
 ) -> list[int]:
@@ -42,11 +42,11 @@ def refill_order(
     return [*order, *reversed(kept[0 if cap == 1 else 1 :])]
 
 
-def _is_dead(ref: CheckpointRef, generation: int, restored: CheckpointRef | None) -> bool:
+def _is_dead(ref: CheckpointId, generation: int, restored: CheckpointId | None) -> bool:
     return ref.generation != generation and (restored is None or ref.step > restored.step)
 
 
-def _kept(alive: list[tuple[CheckpointRef, int]], stride: int, flush: int) -> list[int]:
+def _kept(alive: list[tuple[CheckpointId, int]], stride: int, flush: int) -> list[int]:
     """Numbers of the buffers to keep, most important first; ``alive`` is sorted, newest first."""
     multiples = [n for ref, n in alive if ref.step % stride == 0]
     wanted = [n for ref, n in alive if ref.step == flush]

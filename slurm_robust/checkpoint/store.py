@@ -27,13 +27,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import MissingCheckpoint
-from slurm_robust.model.record import Record
+from slurm_robust.model.copies import CheckpointId
 
 METADATA = ".metadata"
 LATEST = "latest"
 
 _GENERATION = re.compile(r"gen-(\d{4,})")
-_STEP = re.compile(r"step-(\d{8,})")
 _PART = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.part")
 _OUTDATED = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.pt")
 _TRASH = ".trash-"
@@ -44,50 +43,25 @@ _LOCK_POLL_S = 0.01
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 
-class CheckpointRef(Record, order=True):
-    """Which checkpoint: the step after which it was taken, and the generation that took it.
-
-    Ordered by step, then generation: the greater one is the newer.
-    """
-
-    step: int
-    generation: int
-
-    def token(self) -> str:
-        """The name under which it is passed around, which is also its path inside the folder."""
-        return f"gen-{self.generation:04d}/step-{self.step:08d}"
-
-    @classmethod
-    def from_token(cls, token: str) -> CheckpointRef:
-        """The inverse of :meth:`token`. Raises ``ValueError`` for anything else."""
-        generation, _, step = token.partition("/")
-        matches = _GENERATION.fullmatch(generation), _STEP.fullmatch(step)
-        if matches[0] and matches[1]:
-            ref = cls(generation=int(matches[0][1]), step=int(matches[1][1]))
-            if ref.token() == token:
-                return ref
-        raise ValueError(f"{token!r} names no checkpoint: expected something like 'gen-0003/step-00000120'")
-
-
 class CheckpointStore:
     """The checkpoints in one folder. Holds nothing open; every question looks at the folder anew."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def present(self) -> list[CheckpointRef]:
+    def present(self) -> list[CheckpointId]:
         """All that have a folder here, complete or not, in no order."""
         found = []
         for generation in _names(self.path):
             if _GENERATION.fullmatch(generation):
                 for step in _names(self.path / generation):
                     try:
-                        found.append(CheckpointRef.from_token(f"{generation}/{step}"))
+                        found.append(CheckpointId.parse(f"{generation}/{step}"))
                     except ValueError:
                         continue
         return found
 
-    def complete(self, world_size: int | None = None) -> list[CheckpointRef]:
+    def complete(self, world_size: int | None = None) -> list[CheckpointId]:
         """Checkpoints of which all parts are there, newest first (by step, then by generation).
 
         With ``world_size`` only those written by that many ranks. A folder that does not exist holds
@@ -100,31 +74,31 @@ class CheckpointStore:
                 found.append(ref)
         return sorted(found, reverse=True)
 
-    def world_size(self, ref: CheckpointRef) -> int:
+    def world_size(self, ref: CheckpointId) -> int:
         """Number of ranks that wrote ``ref``. Raises :class:`MissingCheckpoint` if it is not complete."""
         size = self._world_size(ref)
         if size is None:
             raise MissingCheckpoint(f"{self.folder(ref)} is not a complete checkpoint")
         return size
 
-    def folder(self, ref: CheckpointRef) -> Path:
+    def folder(self, ref: CheckpointId) -> Path:
         """Where the files of ``ref`` are, or would be."""
-        return self.path / ref.token()
+        return self.path / str(ref)
 
-    def parts(self, ref: CheckpointRef) -> list[Path]:
+    def parts(self, ref: CheckpointId) -> list[Path]:
         """Sidecars of the published parts of ``ref`` in order of their names, complete or not."""
         folder = self.folder(ref)
         return [folder / name for name in sorted(_names(folder)) if _PART.fullmatch(name)]
 
-    def part_path(self, ref: CheckpointRef, rank: int, world_size: int) -> Path:
+    def part_path(self, ref: CheckpointId, rank: int, world_size: int) -> Path:
         """Where the sidecar of ``rank`` is, or would be."""
         return self.folder(ref) / f"rank-{rank:05d}-of-{world_size:05d}.part"
 
-    def data_path(self, ref: CheckpointRef, rank: int) -> Path:
+    def data_path(self, ref: CheckpointId, rank: int) -> Path:
         """Where the data of ``rank`` are, or would be, by the name that torch's own writer would give."""
         return self.folder(ref) / f"__{rank}_0.distcp"
 
-    def outdated(self, ref: CheckpointRef) -> bool:
+    def outdated(self, ref: CheckpointId) -> bool:
         """Whether ``ref`` was written in the format of slurm_robust's first version, which nobody reads."""
         return any(map(_OUTDATED.fullmatch, _names(self.folder(ref))))
 
@@ -133,25 +107,25 @@ class CheckpointStore:
         return max((int(m[1]) for m in map(_GENERATION.fullmatch, _names(self.path)) if m), default=0)
 
     @contextmanager
-    def publishing(self, ref: CheckpointRef, rank: int, world_size: int) -> Iterator[Path]:
+    def publishing(self, ref: CheckpointId, rank: int, world_size: int) -> Iterator[Path]:
         """Publish one sidecar, after its data: write the path that this yields; see :func:`publishing`."""
         with publishing(self.part_path(ref, rank, world_size)) as path:
             yield path
 
     @contextmanager
-    def publishing_data(self, ref: CheckpointRef, rank: int) -> Iterator[Path]:
+    def publishing_data(self, ref: CheckpointId, rank: int) -> Iterator[Path]:
         """Put the data of one part in place, which count once their sidecar is there."""
         with publishing(self.data_path(ref, rank)) as path:
             yield path
 
-    def latest(self) -> CheckpointRef | None:
+    def latest(self) -> CheckpointId | None:
         """What the pointer file names, None while there is none. Raises ``OSError``."""
         try:
-            return CheckpointRef.from_token((self.path / LATEST).read_text().strip())
+            return CheckpointId.parse((self.path / LATEST).read_text().strip())
         except (FileNotFoundError, ValueError):
             return None
 
-    def point_latest(self) -> CheckpointRef | None:
+    def point_latest(self) -> CheckpointId | None:
         """Let ``latest`` name the newest complete checkpoint of the highest generation that has one.
 
         After a rollback that is not the highest step. Returns what it names then. Raises ``OSError``.
@@ -161,16 +135,16 @@ class CheckpointStore:
             if not alone or newest is None or self.latest() == newest:
                 return self.latest()
             with publishing(self.path / LATEST) as path:
-                path.write_text(newest.token() + "\n")
+                path.write_text(str(newest) + "\n")
             return newest
 
     def prune(
         self,
         keep: int,
-        protect: Collection[CheckpointRef] = (),
+        protect: Collection[CheckpointId] = (),
         generation: int | None = None,
         keep_every: int | None = None,
-    ) -> list[CheckpointRef]:
+    ) -> list[CheckpointId]:
         """Remove old checkpoints and leftovers; returns what was removed.
 
         ``generation`` is the running one (None: the highest that is here); later ones are not touched.
@@ -189,8 +163,8 @@ class CheckpointStore:
         return removed
 
     def _pruned(
-        self, keep: int, protect: Collection[CheckpointRef], current: int, keep_every: int | None
-    ) -> list[CheckpointRef]:
+        self, keep: int, protect: Collection[CheckpointId], current: int, keep_every: int | None
+    ) -> list[CheckpointId]:
         complete = self.complete()
         here = [ref for ref in complete if ref.generation == current]
         kept = {*protect, self.latest(), *complete[:keep], *here[:keep]}
@@ -220,7 +194,7 @@ class CheckpointStore:
         finally:
             os.close(lock)
 
-    def _world_size(self, ref: CheckpointRef) -> int | None:
+    def _world_size(self, ref: CheckpointId) -> int | None:
         """World size of which all parts are there; None while some are missing."""
         ranks: dict[int, set[int]] = {}
         for name in _names(self.folder(ref)):
@@ -229,9 +203,9 @@ class CheckpointStore:
         whole = [size for size, present in ranks.items() if size > 0 and present == set(range(size))]
         return max(whole, default=None)
 
-    def _remove(self, ref: CheckpointRef) -> None:
+    def _remove(self, ref: CheckpointId) -> None:
         # Renamed first: a half deleted checkpoint must never look complete, not even with one rank.
-        trash = self.path / f"{_TRASH}{ref.token().replace('/', '-')}-{os.getpid()}"
+        trash = self.path / f"{_TRASH}{str(ref).replace('/', '-')}-{os.getpid()}"
         try:
             os.rename(self.folder(ref), trash)
         except FileNotFoundError:

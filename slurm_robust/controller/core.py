@@ -26,12 +26,13 @@ from slurm_robust.controller.effects import (
 from slurm_robust.controller.fleet import Fleet, Heard
 from slurm_robust.controller.incidentclock import IncidentClock, recovery_s
 from slurm_robust.controller.knocking import Knocks
-from slurm_robust.controller.restoring import Listing, note_shared, sealed_steps
+from slurm_robust.controller.restoring import Listing, note_shared
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.starts import AgentStarts
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.vitals import Vitals
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Symptom
@@ -40,7 +41,6 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.model.steps import Witness
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
 from slurm_robust.policy import Rules
-from slurm_robust.policy.restore import Ref
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire import messages as msg
 
@@ -206,7 +206,9 @@ class Core:
             self.note(reason, "", now)
         return self.on_tick(now)
 
-    def on_checkpoints(self, generation: int, complete: tuple[Ref, ...] | None, now: Now) -> list[Effect]:
+    def on_checkpoints(
+        self, generation: int, complete: tuple[CheckpointId, ...] | None, now: Now
+    ) -> list[Effect]:
         """Answer to FindCheckpoint: all that are complete; None when storage does not tell."""
         self.listing.answer(generation, complete)
         return self.on_tick(now)
@@ -409,7 +411,7 @@ class Core:
 
     def prune(self) -> None:
         """Have old checkpoints removed from storage; there is a newer one."""
-        self.emit(Prune(sealed=sealed_steps(self.state)))
+        self.emit(Prune(sealed=self.state.sealed))
 
     def _watch_published(self, newest: int, now: Now) -> None:
         """Workers that write to storage themselves tell so in their progress."""

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from slurm_robust.checkpoint.peers import peer_slots
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.effects import FindCheckpoint, Now, Say
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, Peer
+from slurm_robust.model.copies import SHARED, CheckpointId, Peer
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
-from slurm_robust.policy.restore import Holding, Ref, RestorePlan
+from slurm_robust.policy.restore import Holding, RestorePlan
 from slurm_robust.wire.messages import Beat
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ class Listing:
         self.generation = -1  # when it was asked for, this one was the newest
         self.since = 0.0
         self.answered = False
-        self.complete: tuple[Ref, ...] | None = None  # None: storage gave no answer
+        self.complete: tuple[CheckpointId, ...] | None = None  # None: storage gave no answer
 
     def ask(self, core: Core, now: Now) -> None:
         """Have storage listed; the last listing is no longer believed."""
@@ -43,7 +41,7 @@ class Listing:
         self.answered, self.complete = False, None
         core.emit(FindCheckpoint(generation=self.generation))
 
-    def answer(self, generation: int, complete: tuple[Ref, ...] | None) -> None:
+    def answer(self, generation: int, complete: tuple[CheckpointId, ...] | None) -> None:
         """The answer to :meth:`ask`; one to an earlier question is dropped."""
         if generation == self.generation:
             self.answered, self.complete = True, complete
@@ -65,22 +63,6 @@ def layout_now(core: Core) -> ParallelLayout:
     return layout_of(core.config, len(core.state.slots), core.state.nproc_per_node)
 
 
-def token(ref: Ref) -> str:
-    """The name under which a checkpoint is passed around."""
-    return CheckpointRef(step=ref.step, generation=ref.generation).token()
-
-
-def ref_of(token: str) -> Ref:
-    """The inverse of :func:`token`. Raises ``ValueError``."""
-    ref = CheckpointRef.from_token(token)
-    return Ref(step=ref.step, generation=ref.generation)
-
-
-def sealed_steps(state: JobState) -> dict[int, int]:
-    """Newest step that counts of each sealed generation."""
-    return {generation: ref_of(text).step for generation, text in state.sealed.items()}
-
-
 def holdings(core: Core, now: Now) -> list[Holding]:
     """All nodes that answer, with their copies; evicted ones last.
 
@@ -100,22 +82,25 @@ def holdings(core: Core, now: Now) -> list[Holding]:
     return found
 
 
-def choose(core: Core, now: Now, *, also_banned: str = "") -> RestorePlan | None:
+def choose(core: Core, now: Now, *, also_banned: CheckpointId | None = None) -> RestorePlan | None:
     """What the next generation would be restored from now.
 
     While storage gives no answer, what was sealed is taken to be there. What is banned is taken after
     all when nothing else is left, unless ``also_banned`` asks what would be left without that one too.
     """
     state = core.state
-    sealed = sealed_steps(state)
     stored = core.listing.complete
     if stored is None:
-        stored = tuple(Ref(step=step, generation=generation) for generation, step in sealed.items())
-    banned = {ref_of(text) for text in (*state.banned, *filter(None, (also_banned,)))}
+        stored = tuple(
+            CheckpointId(step=step, generation=generation) for generation, step in state.sealed.items()
+        )
+    banned = {*state.banned, *((also_banned,) if also_banned is not None else ())}
     reach = holdings(core, now)
-    for refused in (banned, set[Ref]()):
-        plan = restore.choose(sealed, reach, stored, state.placement, shared=state.shared, banned=refused)
-        if plan is not None or also_banned:
+    for refused in (banned, set[CheckpointId]()):
+        plan = restore.choose(
+            state.sealed, reach, stored, state.placement, shared=state.shared, banned=refused
+        )
+        if plan is not None or also_banned is not None:
             return plan
     return None
 
@@ -132,26 +117,28 @@ def needs_memory(core: Core) -> bool:
     if state.running or state.unsealed:
         return True
     newest = max(state.sealed, default=None)
-    return newest is not None and not _is_stored(core, ref_of(state.sealed[newest]))
+    return newest is not None and not _is_stored(
+        core, CheckpointId(step=state.sealed[newest], generation=newest)
+    )
 
 
-def _is_stored(core: Core, ref: Ref) -> bool:
+def _is_stored(core: Core, ref: CheckpointId) -> bool:
     stored = core.state.stored
-    written = stored is not None and ref == Ref(step=stored.step, generation=stored.generation)
+    written = stored is not None and ref == CheckpointId(step=stored.step, generation=stored.generation)
     return written or ref in (core.listing.complete or ())
 
 
 def memory_suffices(core: Core, now: Now) -> bool:
     """Whether something can be restored without storage."""
     return restore.choose(
-        sealed_steps(core.state), holdings(core, now), (), core.state.placement, shared=core.state.shared
+        core.state.sealed, holdings(core, now), (), core.state.placement, shared=core.state.shared
     ) is not None  # fmt: skip
 
 
 def seal(
     core: Core, generation: int, lost: tuple[str, ...], now: Now, good_step: int | None
-) -> tuple[str, int, bool]:
-    """Token and step with which ``generation`` is sealed now (``""``, -1 for none); if it has a shared part.
+) -> tuple[int, bool]:
+    """The step with which ``generation`` is sealed now, -1 for none; whether it has a shared part.
 
     ``lost``: nodes whose workers may live on, so that nothing there is believed. ``good_step``: as in
     :class:`~slurm_robust.model.events.GenerationEnded`.
@@ -164,26 +151,22 @@ def seal(
     stored = core.listing.complete or ()
     world = state.placement.world_size
     step = restore.seal(generation, reach, stored, world, shared=shared, newest=good_step)
-    return (token(Ref(step=step, generation=generation)) if step >= 0 else ""), step, shared
+    return step, shared
 
 
 def seal_pending(core: Core, now: Now) -> None:
     """Seal what could not be sealed when it ended; for good once storage has told what it has."""
     pending = core.listing.complete is None
     for generation in core.state.unsealed:
-        text, step, shared = seal(core, generation, (), now, core.state.good_steps.get(generation))
-        before = core.state.sealed.get(generation, "")
-        known = ref_of(before).step if before else -1
+        step, shared = seal(core, generation, (), now, core.state.good_steps.get(generation))
+        known = core.state.sealed.get(generation, -1)
         if pending and step <= known:
             continue
-        if step < known:
-            text, step = before, known
         core.record(
             ev.GenerationSealed(
                 t=now.wall,
                 generation=generation,
-                sealed=text,
-                sealed_step=step,
+                sealed_step=max(step, known),
                 pending=pending,
                 shared=shared,
             )
@@ -199,12 +182,12 @@ def judge_restored(
     when that fails too. What storage holds cannot get better. The last one that is left is never banned.
     """
     state = core.state
-    text, failed = state.restored, [e.exit for e in exits if e.exit.failed]
-    if not text or text in state.banned:
+    restored, failed = state.restored, [e.exit for e in exits if e.exit.failed]
+    if restored is None or restored in state.banned:
         return
-    signature = f"restore failed: {text}"
+    signature = f"restore failed: {restored}"
     again = any(a.signature == signature for a in state.in_vain)
-    new_steps = state.steps_here > state.restored_step
+    new_steps = state.steps_here > restored.step
     if any(map(restore.failed_to_restore, failed)):
         if not (again or "storage" in state.restored_tiers):
             return
@@ -215,9 +198,9 @@ def judge_restored(
         reason = "training failed with it before a new step was done"
     else:
         return
-    if choose(core, now, also_banned=text) is not None:
-        core.record(ev.CheckpointBanned(t=now.wall, token=text, reason=reason))
-        core.emit(Say(text=f"checkpoint {text} is not used again: {reason}"))
+    if choose(core, now, also_banned=restored) is not None:
+        core.record(ev.CheckpointBanned(t=now.wall, checkpoint=restored, reason=reason))
+        core.emit(Say(text=f"checkpoint {restored} is not used again: {reason}"))
 
 
 def note_shared(core: Core, beat: Beat) -> None:

@@ -6,12 +6,39 @@ part that is equal on all ranks and therefore kept once per node.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from slurm_robust.model.record import Record
 
 # In place of a rank: the part that is equal on all ranks.
 SHARED = -1
+
+_ID = re.compile(r"gen-(\d{4,})/step-(\d{8,})")
+
+
+class CheckpointId(Record, order=True, gc=False):
+    """Which checkpoint. Ordered by step, then generation: the greater one is the newer.
+
+    Its text, ``gen-0003/step-00000120``, is also its path inside a folder of checkpoints.
+    """
+
+    step: int
+    """The step after which it was taken."""
+    generation: int
+    """The generation that took it."""
+
+    def __str__(self) -> str:
+        return f"gen-{self.generation:04d}/step-{self.step:08d}"
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointId:
+        """The inverse of ``str``. Raises ``ValueError`` for anything else."""
+        if match := _ID.fullmatch(text):
+            found = cls(generation=int(match[1]), step=int(match[2]))
+            if str(found) == text:
+                return found
+        raise ValueError(f"{text!r} names no checkpoint: expected something like 'gen-0003/step-00000120'")
 
 
 class Tier(str, Enum):
@@ -31,6 +58,11 @@ class Copy(Record, array_like=True, gc=False):
     step: int
     tier: Tier
     nbytes: int = 0
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """Which checkpoint it is a part of."""
+        return CheckpointId(step=self.step, generation=self.generation)
 
 
 class Source(Record):

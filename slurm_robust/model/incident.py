@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from slurm_robust.model.classification import Classification
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.record import Record
@@ -48,7 +49,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     could start no worker, with the reason; ``alive`` are nodes of the placement that answer. ``stuck``: those
     on which workers that got SIGKILL are still there.
     ``unreachable``: one cause of all that are lost, in words, "" where each speaks for itself.
-    ``restore``: the checkpoint that the generation began with, "" for none. Where no agent came, with the
+    ``restore``: the checkpoint that the generation began with. Where no agent came, with the
     reason: ``unstarted``, although those of other nodes did; ``refused``, because Slurm starts none.
     ``ended``: of ``lost`` nodes, those whose agent ended, in Slurm's words; ``oom``: for want of memory.
 
@@ -66,7 +67,7 @@ class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
     stuck: tuple[str, ...] = ()
     alive: tuple[str, ...] = ()
     unreachable: str = ""
-    restore: str = ""
+    restore: CheckpointId | None = None
     unstarted: dict[str, str] = {}
     refused: dict[str, str] = {}
     ended: dict[str, str] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
@@ -20,13 +20,6 @@ _IN_MEMORY = (Tier.MEMORY, Tier.PEER)
 _ERRORS = "slurm_robust.checkpoint.errors."
 _BAD_COPY = frozenset({"MissingCheckpoint", "CorruptPart", "ForeignPart"})
 _OS_ERRORS = frozenset({"OSError", *(kind.__name__ for kind in OSError.__subclasses__())})
-
-
-class Ref(Record, order=True):
-    """A checkpoint: the step after which it was taken, the generation that took it. Newest is greatest."""
-
-    step: int
-    generation: int
 
 
 class Holding(Record):
@@ -46,7 +39,7 @@ class RestorePlan(Record):
     node itself, a ``peer``'s memory, a ``local`` disk, ``storage``.
     """
 
-    ref: Ref
+    ref: CheckpointId
     sources: dict[str, tuple[Source, ...]]
     tiers: dict[str, int]
 
@@ -58,13 +51,13 @@ class _Where(Record, gc=False):
     tier: Tier
 
 
-_Index = dict[Ref, dict[int, list[_Where]]]
+_Index = dict[CheckpointId, dict[int, list[_Where]]]
 
 
 def seal(
     generation: int,
     holdings: Iterable[Holding],
-    storage: Collection[Ref],
+    storage: Collection[CheckpointId],
     world_size: int,
     *,
     shared: bool,
@@ -85,11 +78,11 @@ def seal(
 def choose(
     sealed: Mapping[int, int],
     holdings: Sequence[Holding],
-    storage: Collection[Ref],
+    storage: Collection[CheckpointId],
     placement: Placement,
     *,
     shared: Collection[int] = (),
-    banned: Collection[Ref] = (),
+    banned: Collection[CheckpointId] = (),
 ) -> RestorePlan | None:
     """The newest sealed checkpoint that is within reach, each part from the nearest copy; None for none.
 
@@ -112,7 +105,7 @@ def choose(
     return None
 
 
-def keepers(sealed: Mapping[int, int], storage: Iterable[Ref], keep: int) -> list[Ref]:
+def keepers(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: int) -> list[CheckpointId]:
     """The newest ``keep`` checkpoints on storage that could be restored, newest first."""
     good = [ref for ref in storage if ref.step <= sealed.get(ref.generation, -1)]
     return sorted(good, reverse=True)[:keep]
@@ -147,7 +140,9 @@ def _index(holdings: Iterable[Holding]) -> _Index:
         where = {tier: _Where(holder=holder, tier=tier) for tier in Tier}
         for copy in holder.copies:
             found[copy.step, copy.generation][copy.rank].append(where[copy.tier])
-    return {Ref(step=step, generation=generation): parts for (step, generation), parts in found.items()}
+    return {
+        CheckpointId(step=step, generation=generation): parts for (step, generation), parts in found.items()
+    }
 
 
 def _whole(parts: Mapping[int, object], world_size: int, shared: bool) -> bool:
@@ -155,7 +150,7 @@ def _whole(parts: Mapping[int, object], world_size: int, shared: bool) -> bool:
 
 
 def _from_nodes(
-    ref: Ref, parts: Mapping[int, list[_Where]], placement: Placement, shared: bool
+    ref: CheckpointId, parts: Mapping[int, list[_Where]], placement: Placement, shared: bool
 ) -> RestorePlan | None:
     if not _whole(parts, placement.world_size, shared):
         return None

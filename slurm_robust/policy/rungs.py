@@ -112,7 +112,7 @@ def restore_failed(failed: GenerationFailed, rules: Rules, state: JobState) -> V
     A copy that fails is removed by its reader, so the next choice is another one.
     """
     bad = [e for e in failed.exits if failed_to_restore(e.exit)]
-    if not bad or not failed.restore:
+    if not bad or failed.restore is None:
         return None
     exit, node = bad[0].exit, bad[0].node
     error = exit.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.record import Record
 
 JOB_DIR = "SROBUST_JOB_DIR"
@@ -26,7 +27,7 @@ class WorkerEnvironment(Record):
     """One worker's place in its run.
 
     ``record`` is the path of its step record (:mod:`slurm_robust.worker.step_record`); ``restore`` the
-    checkpoint to continue from as ``CheckpointRef.token()``, ``""`` for a fresh start;
+    checkpoint to continue from, None for a fresh start;
     ``checkpoint_dir`` the folder of the run's checkpoints on shared storage. ``layout`` is the identity of
     the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none; ``local`` the
     folder of copies on this node's disk, "" for none; ``restore_tier`` where this rank's parts of
@@ -38,7 +39,7 @@ class WorkerEnvironment(Record):
     generation: int
     record: str
     checkpoint_dir: str
-    restore: str = ""
+    restore: CheckpointId | None = None
     layout: str = ""
     copies: str = ""
     local: str = ""
@@ -51,7 +52,7 @@ class WorkerEnvironment(Record):
             RUN_ID: self.run_id,
             GENERATION: str(self.generation),
             RECORD: self.record,
-            RESTORE: self.restore,
+            RESTORE: str(self.restore) if self.restore else "",
             CHECKPOINT_DIR: self.checkpoint_dir,
             LAYOUT: self.layout,
             COPIES: self.copies,
@@ -73,19 +74,24 @@ class WorkerEnvironment(Record):
                 f"{RUN_ID} is set but {', '.join(missing)} is not: start workers by 'srobust run', "
                 f"or unset {RUN_ID} to run without it"
             )
+        restore = environ.get(RESTORE)
+        changed = "'srobust run' sets it, so something between it and this process changed it"
         try:
             generation = int(environ[GENERATION])
         except ValueError:
             raise BadWorkerEnvironment(
-                f"{GENERATION}={environ[GENERATION]!r} is not a whole number: 'srobust run' sets it, "
-                "so something between it and this process changed it"
+                f"{GENERATION}={environ[GENERATION]!r} is not a whole number: {changed}"
             ) from None
+        try:
+            checkpoint = CheckpointId.parse(restore) if restore else None
+        except ValueError as error:
+            raise BadWorkerEnvironment(f"{RESTORE}: {error}: {changed}") from None
         return cls(
             job_dir=environ[JOB_DIR],
             run_id=environ[RUN_ID],
             generation=generation,
             record=environ[RECORD],
-            restore=environ.get(RESTORE, ""),
+            restore=checkpoint,
             checkpoint_dir=environ[CHECKPOINT_DIR],
             layout=environ.get(LAYOUT, ""),
             copies=environ.get(COPIES, ""),

@@ -20,9 +20,8 @@ from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Snapshot, Training
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
-from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.util.ours import read_ours
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -68,7 +67,7 @@ class ImageReader:
 
     def load(
         self,
-        ref: CheckpointRef,
+        ref: CheckpointId,
         training: Training,
         found: Callable[[list[Table]], None] = lambda _: None,
     ) -> Snapshot:
@@ -85,7 +84,7 @@ class ImageReader:
         names = own.tree["own"]
         if set(names) != set(training.entries):
             raise EntryMismatch(
-                f"checkpoint {ref.token()} of rank {self._rank} holds the entries {', '.join(names)}, the "
+                f"checkpoint {ref} of rank {self._rank} holds the entries {', '.join(names)}, the "
                 f"script names {', '.join(training.entries)}: name the same entries, or start the job afresh"
             )
         parts = [own, self._part(SHARED, ref, wait=True)] if own.tree["has_shared"] else [own]
@@ -104,7 +103,7 @@ class ImageReader:
             image.close()
         self._images.clear()
 
-    def _part(self, rank: int, ref: CheckpointRef, *, wait: bool) -> _Part:
+    def _part(self, rank: int, ref: CheckpointId, *, wait: bool) -> _Part:
         image = self._open(rank, ref, wait=wait)
         self._images.append(image)
         check_header(image.header, self._expected(rank, ref), image.path)
@@ -112,7 +111,7 @@ class ImageReader:
             tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
             return _Part(image, tensors, tree=unflatten(image.tree, tensors, keys_of(rank)))
 
-    def _open(self, rank: int, ref: CheckpointRef, *, wait: bool) -> Image:
+    def _open(self, rank: int, ref: CheckpointId, *, wait: bool) -> Image:
         """The nearest whole copy, as soon as there is one."""
         pause, began = threading.Event(), time.monotonic()
         while True:
@@ -132,15 +131,15 @@ class ImageReader:
                 raise MissingCheckpoint(self._missing(rank, ref))
             pause.wait(LOOK_EVERY_S)
 
-    def _places(self) -> tuple[Callable[[int, CheckpointRef], Path | None], ...]:
+    def _places(self) -> tuple[Callable[[int, CheckpointId], Path | None], ...]:
         if self._environment.restore_tier == Tier.LOCAL:
             return self._on_disk, self._in_memory
         return self._in_memory, self._on_disk
 
-    def _in_memory(self, rank: int, ref: CheckpointRef) -> Path | None:
+    def _in_memory(self, rank: int, ref: CheckpointId) -> Path | None:
         return self._folder.find(rank, ref) if self._folder else None
 
-    def _on_disk(self, rank: int, ref: CheckpointRef) -> Path | None:
+    def _on_disk(self, rank: int, ref: CheckpointId) -> Path | None:
         if not self._environment.local or self._folder is None:
             return None
         try:
@@ -149,16 +148,14 @@ class ImageReader:
         except OSError:
             return None  # no disk, or a folder that somebody else has put there
 
-    def _raise_if_not_fetched(self, rank: int, ref: CheckpointRef) -> None:
+    def _raise_if_not_fetched(self, rank: int, ref: CheckpointId) -> None:
         if self._folder is None:
             return
         try:
             reason = self._folder.fetch_error(rank).read_text()
         except FileNotFoundError:
             return
-        raise MissingCheckpoint(
-            f"{_words(rank)} of checkpoint {ref.token()} was not fetched: {reason.strip()}"
-        )
+        raise MissingCheckpoint(f"{_words(rank)} of checkpoint {ref} was not fetched: {reason.strip()}")
 
     def _on_its_way(self, rank: int) -> int:
         """Bytes of the part of ``rank`` that is being fetched, 0 while that is not known."""
@@ -167,15 +164,15 @@ class ImageReader:
         except FileNotFoundError:
             return 0
 
-    def _missing(self, rank: int, ref: CheckpointRef) -> str:
+    def _missing(self, rank: int, ref: CheckpointId) -> str:
         places = [str(self._folder.path)] if self._folder else []
         places += [self._environment.local] if self._environment.local else []
         return (
-            f"{_words(rank)} of checkpoint {ref.token()} is not in {' or '.join(places) or 'any folder'}: "
+            f"{_words(rank)} of checkpoint {ref} is not in {' or '.join(places) or 'any folder'}: "
             "'srobust run' goes on from another copy or an older one by itself"
         )
 
-    def _expected(self, rank: int, ref: CheckpointRef) -> ImageHeader:
+    def _expected(self, rank: int, ref: CheckpointId) -> ImageHeader:
         return ImageHeader(
             run_id=self._environment.run_id,
             layout=self._environment.layout,

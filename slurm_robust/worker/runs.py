@@ -28,8 +28,8 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Place, Table
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
-from slurm_robust.model.copies import Tier
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.worker import phases
@@ -101,17 +101,17 @@ class ManagedRun:
         self._memory: Snapshotter | None = None
         # From the beginning: a graph may be captured before the first snapshot is taken.
         self._captures = Captures(CUDA) if environment.copies else None
-        self._restored: CheckpointRef | None = None
+        self._restored: CheckpointId | None = None
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """Exactly the checkpoint that the environment names."""
-        if not self._environment.restore:
+        checkpoint = self._environment.restore
+        if checkpoint is None:
             return None
         with phases.announced(self._record, RESTORE):
-            return self._load(training)
+            return self._load(checkpoint, training)
 
-    def _load(self, training: Training) -> tuple[int, Snapshot]:
-        ref = CheckpointRef.from_token(self._environment.restore)
+    def _load(self, ref: CheckpointId, training: Training) -> tuple[int, Snapshot]:
         self._restored = ref
         if self._environment.restore_tier in ("", Tier.STORAGE):
             return ref.step, self._disk().load(ref, tuple(training.entries))
@@ -149,7 +149,7 @@ class ManagedRun:
             if self._due_on_storage(step):
                 with phases.announced(self._record, CHECKPOINT):
                     snapshot = capture(training.entries, deduplicate=training.deduplicate)
-                    ref = CheckpointRef(generation=self._environment.generation, step=step)
+                    ref = CheckpointId(generation=self._environment.generation, step=step)
                     self._disk().save(ref, snapshot)
                 self._record.set_checkpoint(step)
 
@@ -256,8 +256,8 @@ class OwnFolder:
         self._generation = _from_rank_0(self._store.newest_generation() + 1)
         refs = self._store.complete() if self._rank == 0 else []
         for number in range(_from_rank_0(len(refs))):
-            mine = refs[number] if self._rank == 0 else CheckpointRef(generation=0, step=0)
-            ref = CheckpointRef(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
+            mine = refs[number] if self._rank == 0 else CheckpointId(generation=0, step=0)
+            ref = CheckpointId(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
             snapshot = self._try(ref, tuple(training.entries))
             if _on_all_ranks(snapshot is not None) and snapshot is not None:
                 return ref.step, snapshot
@@ -277,7 +277,7 @@ class OwnFolder:
         """Publish this rank's part; rank 0 removes what is no longer needed."""
         assert self._tier is not None  # Checkpointer.step() comes after restore()
         snapshot = capture(training.entries, deduplicate=training.deduplicate)
-        self._tier.save(CheckpointRef(generation=self._generation, step=step), snapshot)
+        self._tier.save(CheckpointId(generation=self._generation, step=step), snapshot)
         if self._rank == 0:
             try:
                 self._store.prune(self._keep, generation=self._generation)
@@ -291,7 +291,7 @@ class OwnFolder:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _try(self, ref: CheckpointRef, entries: tuple[str, ...]) -> Snapshot | None:
+    def _try(self, ref: CheckpointId, entries: tuple[str, ...]) -> Snapshot | None:
         """The state at ``ref``; None if this rank finds its files unusable, which all must know of."""
         assert self._tier is not None
         failure: Exception | None = None
@@ -299,13 +299,11 @@ class OwnFolder:
         try:
             snapshot = self._tier.load(ref, entries)
         except _UNUSABLE as error:
-            _log.warning("checkpoint %s is passed over: %s", ref.token(), error)
+            _log.warning("checkpoint %s is passed over: %s", str(ref), error)
         except (CheckpointError, OSError) as error:
             failure = error
         if not _on_all_ranks(failure is None):
-            raise failure or WrongUse(
-                f"another rank cannot take checkpoint {ref.token()}: its own message says why"
-            )
+            raise failure or WrongUse(f"another rank cannot take checkpoint {ref}: its own message says why")
         return snapshot
 
 

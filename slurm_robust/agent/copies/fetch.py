@@ -9,8 +9,7 @@ from pathlib import Path
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Source
+from slurm_robust.model.copies import SHARED, CheckpointId, Source
 from slurm_robust.wire.copychannel import Answer, Channel, Get, Verdict
 from slurm_robust.wire.messages import Launch
 
@@ -35,7 +34,7 @@ class Fetches:
         self._stopped = threading.Event()
         self._channels: set[Channel] = set()
         remove_fetched(self._folder)
-        ref = CheckpointRef.from_token(launch.restore) if launch.restore else None
+        ref = launch.restore
         for source in launch.sources:
             if source.address and ref is not None:
                 threading.Thread(
@@ -48,7 +47,7 @@ class Fetches:
         for channel in tuple(self._channels):
             channel.abort()
 
-    def _run(self, source: Source, ref: CheckpointRef) -> None:
+    def _run(self, source: Source, ref: CheckpointId) -> None:
         reason = ""
         for attempt in range(TRIES):
             if attempt and self._stopped.wait(_RETRY_S):
@@ -64,14 +63,14 @@ class Fetches:
         if not self._stopped.is_set():
             where = f"{source.address}:{source.port}"
             part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
-            text = f"{part} of {ref.token()} could not be fetched from {where}: {reason}"
+            text = f"{part} of {ref} could not be fetched from {where}: {reason}"
             _write(self._folder.fetch_error(source.rank), text)
 
-    def _fetch(self, source: Source, ref: CheckpointRef) -> None:
+    def _fetch(self, source: Source, ref: CheckpointId) -> None:
         channel = Channel.connect(source.address, source.port, self._key)
         self._channels.add(channel)
         try:
-            get = Get(run_id=self._run_id, rank=source.rank, generation=ref.generation, step=ref.step)
+            get = Get(run_id=self._run_id, rank=source.rank, checkpoint=ref)
             channel.send(get)
             answer = channel.answer()
             if answer.verdict is not Verdict.GO:
@@ -92,9 +91,8 @@ class Fetches:
             self._channels.discard(channel)
             channel.close()
 
-    def _check(self, header: ImageHeader, rank: int, ref: CheckpointRef) -> None:
-        said = (header.run_id, header.rank, header.generation, header.step)
-        if said != (self._run_id, rank, ref.generation, ref.step):
+    def _check(self, header: ImageHeader, rank: int, ref: CheckpointId) -> None:
+        if (header.run_id, header.rank, header.checkpoint) != (self._run_id, rank, ref):
             self._folder.fetched(rank).unlink(missing_ok=True)
             raise CorruptPart("what arrived is another image than was asked for")
 

@@ -6,7 +6,7 @@ from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import CheckpointId
 
 
 class NodeParts:
@@ -16,7 +16,7 @@ class NodeParts:
         self.memory = memory
         self.local = local
 
-    def open(self, rank: int, ref: CheckpointRef) -> Image:
+    def open(self, rank: int, ref: CheckpointId) -> Image:
         """The whole image of a part, held until it is closed.
 
         Raises :class:`MissingCheckpoint`, :class:`CorruptPart` or ``OSError``.
@@ -25,13 +25,9 @@ class NodeParts:
         if path is None and self.local is not None:
             path = self.local.find(rank, ref)
         if path is None:
-            raise MissingCheckpoint(f"there is no copy of rank {rank} of {ref.token()} here any more")
+            raise MissingCheckpoint(f"there is no copy of rank {rank} of {ref} here any more")
         image = open_image(path)
-        if (image.header.rank, image.header.generation, image.header.step) != (
-            rank,
-            ref.generation,
-            ref.step,
-        ):
+        if (image.header.rank, image.header.checkpoint) != (rank, ref):
             image.close()
             raise MissingCheckpoint(f"{path} was refilled meanwhile")
         return image

@@ -12,7 +12,6 @@ from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Image
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
@@ -110,7 +109,7 @@ class CopyServer:
 
     def _on_get(self, channel: Channel, get: Get) -> None:
         try:
-            image = self._parts.open(get.rank, CheckpointRef(generation=get.generation, step=get.step))
+            image = self._parts.open(get.rank, get.checkpoint)
         except (CheckpointError, OSError) as error:
             channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
             return

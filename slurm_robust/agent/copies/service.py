@@ -27,8 +27,7 @@ from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.wire.copychannel import derive_key
@@ -57,7 +56,7 @@ class CopyNews(Record):
     copies: tuple[Copy, ...] = ()
     lag_s: float = 0.0
     flushed: int = -1
-    saved: str = ""
+    saved: CheckpointId | None = None
 
 
 NO_COPIES = CopyNews()
@@ -173,20 +172,20 @@ class CopyService:
             saved=self._saved(),
         )
 
-    def _saved(self) -> str:
+    def _saved(self) -> CheckpointId | None:
         """The checkpoint of the newest :meth:`save`, once it is on storage."""
         if self._saving is None or self._parts is None:
-            return ""
-        ref = CheckpointRef.from_token(self._saving.token)
-        return self._saving.token if self._flusher.flushed == (ref.generation, ref.step) else ""
+            return None
+        return self._saving.checkpoint if self._flusher.flushed == self._saving.checkpoint else None
 
     @property
     def flush_over(self) -> int:
         """Newest step of the generation that workers need not keep for a flush any more."""
         return self._of_generation(self._flusher.over) if self._running else -1
 
-    def _of_generation(self, step: tuple[int, int]) -> int:
-        return step[1] if self._running and step[0] == self._running.launch.generation else -1
+    def _of_generation(self, found: CheckpointId | None) -> int:
+        running = self._running
+        return found.step if running and found and found.generation == running.launch.generation else -1
 
     def notes(self) -> list[str]:
         """What there is to tell since the last call."""
@@ -256,18 +255,18 @@ class CopyService:
         if self._parts is None or order == self._saving:
             return
         self._saving = order
-        ref = CheckpointRef.from_token(order.token)
+        ref = order.checkpoint
         shared = self._parts.memory.find(SHARED, ref) is not None
         held: list[Image] = []
         try:
             for rank in (*order.ranks, *((SHARED,) if shared else ())):
                 held.append(self._parts.open(rank, ref))
         except (CheckpointError, OSError) as error:
-            self._notes.say("save", f"{order.token} cannot be put on storage: {error}")
+            self._notes.say("save", f"{ref} cannot be put on storage: {error}")
             for image in held:
                 image.close()
             return
-        wanted = Wanted(ref.generation, ref.step, order.ranks, order.world_size, order.layout)
+        wanted = Wanted(ref, order.ranks, order.world_size, order.layout)
         self._flusher.save(wanted, held)
 
     def close(self, *, remove: bool) -> None:

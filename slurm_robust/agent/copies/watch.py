@@ -11,8 +11,7 @@ from slurm_robust.agent.copies.fetch import remove_fetched
 from slurm_robust.agent.copies.sender import PeerSender
 from slurm_robust.checkpoint.image import MAGIC, ImageHeader, read_header
 from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder, kind_of
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.util.ours import open_ours
 from slurm_robust.wire.messages import Launch
 
@@ -108,7 +107,7 @@ class SnapshotWatch:
         self._on_images = on_images
         self._stopped = threading.Event()
         self.stride = launch.stride
-        self._restored = CheckpointRef.from_token(launch.restore) if launch.restore else None
+        self._restored = launch.restore
         self._look_for_restored = 0.0
         self._newer: dict[int, set[int]] = {rank: set() for rank in launch.ranks}
         self._step = -1
@@ -153,7 +152,7 @@ class SnapshotWatch:
         if self._newer:
             self._tidy(images, current)
 
-    def _offer_restored(self, senders: dict[int, PeerSender], ref: CheckpointRef) -> None:
+    def _offer_restored(self, senders: dict[int, PeerSender], ref: CheckpointId) -> None:
         """What was restored is all that there is until the first snapshots, and a peer may be new."""
         now = time.monotonic()
         if now < self._look_for_restored:

@@ -59,8 +59,7 @@ class Launching:
                 generation=state.generation + 1,
                 slots=state.slots,
                 master=f"{first.address}:{first.rendezvous_port}",
-                restore=restoring.token(plan.ref) if plan else "",
-                restore_step=plan.ref.step if plan else -1,
+                restore=plan.ref if plan else None,
                 tiers=plan.tiers if plan else {},
                 layout=restoring.layout_now(core).identity(),
             )

@@ -41,27 +41,26 @@ class Saving:
         for node, ranks in _writers(core, plan).items():
             self._orders[node] = Save(
                 epoch=core.state.epoch,
-                token=restoring.token(plan.ref),
+                checkpoint=plan.ref,
                 ranks=tuple(ranks),
                 world_size=core.state.placement.world_size,
                 layout=layout,
             )
-        core.emit(Say(text=f"{restoring.token(plan.ref)} is only in memory: it goes to storage first"))
+        core.emit(Say(text=f"{plan.ref} is only in memory: it goes to storage first"))
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when all have written, when nobody is left who could, or when there is no more time."""
         if self._plan is None:
             return self._after(core)
-        token = restoring.token(self._plan.ref)
-        late = [n for n in self._orders if (b := core.fleet.beat(n)) is None or b.saved != token]
+        ref = self._plan.ref
+        late = [n for n in self._orders if (b := core.fleet.beat(n)) is None or b.saved != ref]
         waited = now.mono - self._since
         if not late:
-            ref = self._plan.ref
             core.record(
                 ev.StorageWritten(t=now.wall, generation=ref.generation, step=ref.step, seconds=waited)
             )
-            core.emit(Say(text=f"{token} was only in memory; it is on storage now ({waited:.1f} s)"))
+            core.emit(Say(text=f"{ref} was only in memory; it is on storage now ({waited:.1f} s)"))
             return self._after(core)
         if core.leaving or waited > self._limit(core) or self._is_lost(core, late, now):
             self._say_lost(core, late, now)
@@ -87,7 +86,7 @@ class Saving:
 
     def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
         assert self._plan is not None
-        text = f"{restoring.token(self._plan.ref)} was only in memory"
+        text = f"{self._plan.ref} was only in memory"
         if isinstance(self._then, ToRequeueing):
             text += ", and the next run can restore it only if it gets the same nodes"
         else:

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from slurm_robust.agent.copies.service import CopyPlaces
 from slurm_robust.agent.rankenv import build_spawn, prepare_inherited, torch_release
-from slurm_robust.model.copies import SHARED, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -32,7 +32,7 @@ LAUNCH = Launch(
     slots=3,
     master_addr="10.0.0.1",
     master_port=29500,
-    restore="gen-0002/step-00000040",
+    restore=CheckpointId(generation=2, step=40),
     restart_count=2,
 )
 
@@ -67,7 +67,7 @@ def test_workers_get_this_librarys_variables() -> None:
         generation=3,
         record="/dev/shm/x/rank-00002.rec",
         checkpoint_dir="/job/checkpoints",
-        restore="gen-0002/step-00000040",
+        restore=CheckpointId(generation=2, step=40),
     )
     assert worker.record == "/dev/shm/x/rank-00002.rec"
     assert worker.out == "/job/logs/gen-003/rank-00002.out"

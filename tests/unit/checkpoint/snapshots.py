@@ -31,8 +31,8 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Place
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
+from slurm_robust.model.copies import CheckpointId
 
 RUN = "5-test"
 UNUSUAL = {
@@ -137,7 +137,7 @@ def steps_in(folder: MemoryFolder) -> list[int]:
 
 def state_at(folder: MemoryFolder, step: int, generation: int = 1) -> Snapshot:
     """What the image of ``step`` holds, verified and copied."""
-    path = folder.find(0, CheckpointRef(generation=generation, step=step))
+    path = folder.find(0, CheckpointId(generation=generation, step=step))
     assert path is not None
     image = open_image(path)
     image.verify(2)

@@ -24,12 +24,12 @@ from slurm_robust.checkpoint.flush import FlushOrder, flush
 from slurm_robust.checkpoint.image import Buffer, ImageHeader
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId
 from tests.waiting import wait_for
 
-REF = CheckpointRef(generation=3, step=120)
+REF = CheckpointId(generation=3, step=120)
 
 
 def own(rank: int, size: int = 8) -> dict[str, Any]:
@@ -84,8 +84,7 @@ class Writer:
     def send(self, images: dict[int, Path], *, step: int = 120, **changes: Any) -> None:
         order = {
             "images": {str(rank): str(path) for rank, path in images.items()},
-            "generation": 3,
-            "step": step,
+            "checkpoint": {"generation": 3, "step": step},
             "world_size": 2,
             "directory": str(self.folder),
             "run_id": "run",
@@ -155,10 +154,10 @@ def test_what_lies_in_memory_gets_to_storage(
     nodes = [start(), start()]
     store = CheckpointStore(tmp_path / "storage")
     nodes[1].send({1: images[1], SHARED: images[SHARED]})
-    assert nodes[1].answer() == {"step": 120, "generation": 3, "ok": True, "error": ""}
+    assert nodes[1].answer() == {"ok": True, "error": ""}
     assert store.complete() == []
     nodes[0].send({0: images[0], SHARED: images[SHARED]})
-    assert nodes[0].answer() == {"step": 120, "generation": 3, "ok": True, "error": ""}
+    assert nodes[0].answer() == {"ok": True, "error": ""}
     assert store.complete(2) == [REF]
     assert store.latest() == REF
     for rank in range(2):
@@ -216,7 +215,7 @@ def test_a_full_storage_is_answered_and_leaves_nothing(
     answer = writer.answer()
     assert not answer["ok"]
     assert "File too large" in answer["error"]
-    assert list((tmp_path / "storage" / REF.token()).iterdir()) == []
+    assert list((tmp_path / "storage" / str(REF)).iterdir()) == []
     writer.send({1: images[1]})
     assert writer.answer()["ok"]
 
@@ -235,8 +234,7 @@ def test_a_writer_that_is_killed_leaves_no_half_part(images: dict[int, Path], tm
     """At random moments of writing many checkpoints; what counts afterwards is whole."""
     order = FlushOrder(
         images={rank: str(path) for rank, path in images.items()},
-        generation=3,
-        step=120,
+        checkpoint=REF,
         world_size=2,
         directory="",
         run_id="run",
@@ -269,7 +267,7 @@ def test_storage_that_hangs_holds_up_nobody_but_the_writer(
 ) -> None:
     """Here a file is a pipe into which nobody writes."""
     writer = start()
-    folder = tmp_path / "storage" / REF.token()
+    folder = tmp_path / "storage" / str(REF)
     folder.mkdir(parents=True)
     os.mkfifo(tmp_path / "storage" / "latest")
     writer.send(images)

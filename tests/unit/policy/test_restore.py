@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.layout import Placement
 from slurm_robust.policy.restore import (
     Holding,
-    Ref,
     choose,
     failed_to_restore,
     in_words,
@@ -24,7 +23,7 @@ from slurm_robust.policy.restore import (
 )
 
 TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
-S = Ref(step=5, generation=1)
+S = CheckpointId(step=5, generation=1)
 
 
 def copy(rank: int, step: int = 5, tier: Tier = Tier.MEMORY, generation: int = 1) -> Copy:
@@ -121,7 +120,9 @@ def test_a_shared_part_that_was_ever_told_is_needed() -> None:
 
 def test_what_was_never_sealed_does_not_exist() -> None:
     reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
-    plan = choose({1: 5}, reach, [Ref(step=9, generation=1), Ref(step=7, generation=2)], TWO)
+    plan = choose(
+        {1: 5}, reach, [CheckpointId(step=9, generation=1), CheckpointId(step=7, generation=2)], TWO
+    )
     assert plan is not None
     assert plan.ref == S
 
@@ -131,11 +132,15 @@ def test_a_banned_one_is_passed_over() -> None:
     plan = choose({1: 5}, reach, [], TWO, banned=[S])
     assert plan is not None
     assert plan.ref.step == 4
-    assert choose({1: 5}, reach, [], TWO, banned=[S, Ref(step=4, generation=1)]) is None
+    assert choose({1: 5}, reach, [], TWO, banned=[S, CheckpointId(step=4, generation=1)]) is None
 
 
 def reachable(
-    ref: Ref, reach: list[Holding], storage: set[Ref], placement: Placement, shared: set[int]
+    ref: CheckpointId,
+    reach: list[Holding],
+    storage: set[CheckpointId],
+    placement: Placement,
+    shared: set[int],
 ) -> bool:
     """By definition, without any index: every rank of every node finds its part, or storage has it all."""
     there = [(h, c) for h in reach for c in h.copies if (c.step, c.generation) == (ref.step, ref.generation)]
@@ -161,13 +166,13 @@ NEAREST = {("memory", True): 0, ("memory", False): 1, ("local", True): 2, ("loca
 def check(
     sealed: Mapping[int, int],
     reach: list[Holding],
-    storage: set[Ref],
+    storage: set[CheckpointId],
     placement: Placement,
     shared: set[int],
-    banned: set[Ref],
+    banned: set[CheckpointId],
 ) -> None:
     plan = choose(sealed, reach, storage, placement, shared=shared, banned=banned)
-    possible = {Ref(step=c.step, generation=c.generation) for h in reach for c in h.copies} | storage
+    possible = {CheckpointId(step=c.step, generation=c.generation) for h in reach for c in h.copies} | storage
     good = {
         ref
         for ref in possible - banned
@@ -209,7 +214,7 @@ def test_all_small_cases() -> None:
             ("n1", "n2"), (0, 1), (4, 5), (Tier.MEMORY, Tier.PEER, Tier.LOCAL)
         )
     ]
-    one, two = Ref(step=4, generation=1), Ref(step=5, generation=1)
+    one, two = CheckpointId(step=4, generation=1), CheckpointId(step=5, generation=1)
     for count in range(4):
         for chosen in combinations(kinds, count):
             reach = held(**{n: [c for node, c in chosen if node == n] for n in ("n1", "n2")})
@@ -224,7 +229,7 @@ copies = st.builds(
     step=st.integers(0, 3),
     tier=st.sampled_from([Tier.MEMORY, Tier.PEER, Tier.LOCAL]),
 )
-refs = st.builds(Ref, step=st.integers(0, 3), generation=st.integers(1, 3))
+refs = st.builds(CheckpointId, step=st.integers(0, 3), generation=st.integers(1, 3))
 
 
 @settings(max_examples=150)
@@ -239,12 +244,12 @@ refs = st.builds(Ref, step=st.integers(0, 3), generation=st.integers(1, 3))
 )
 def test_any_case(
     nodes: list[list[Copy]],
-    whole: list[Ref],
+    whole: list[CheckpointId],
     ports: list[int],
-    storage: set[Ref],
+    storage: set[CheckpointId],
     sealed: dict[int, int],
     shared: set[int],
-    banned: set[Ref],
+    banned: set[CheckpointId],
 ) -> None:
     for ref in whole:  # otherwise a case with all four parts in reach would be rare
         for rank in range(4):
@@ -259,19 +264,24 @@ def test_any_case(
 
 
 @given(nodes=st.lists(st.lists(copies, max_size=12), max_size=3), storage=st.sets(refs, max_size=3))
-def test_a_seal_is_the_newest_step_with_all_parts(nodes: list[list[Copy]], storage: set[Ref]) -> None:
+def test_a_seal_is_the_newest_step_with_all_parts(
+    nodes: list[list[Copy]], storage: set[CheckpointId]
+) -> None:
     reach = [Holding(node=f"n{i}", copies=tuple(c)) for i, c in enumerate(nodes)]
     step = seal(2, reach, storage, 2, shared=False)
     ranks = {
         s: {c.rank for h in reach for c in h.copies if (c.generation, c.step) == (2, s)} for s in range(4)
     }
-    whole = [s for s in range(4) if ranks[s] >= {0, 1} or Ref(step=s, generation=2) in storage]
+    whole = [s for s in range(4) if ranks[s] >= {0, 1} or CheckpointId(step=s, generation=2) in storage]
     assert step == max(whole, default=-1)
 
 
 def test_keepers_are_only_what_could_be_restored() -> None:
-    stored = [Ref(step=s, generation=g) for s, g in ((9, 1), (5, 1), (7, 2), (4, 1), (8, 3))]
-    assert keepers({1: 5, 2: 7}, stored, 2) == [Ref(step=7, generation=2), Ref(step=5, generation=1)]
+    stored = [CheckpointId(step=s, generation=g) for s, g in ((9, 1), (5, 1), (7, 2), (4, 1), (8, 3))]
+    assert keepers({1: 5, 2: 7}, stored, 2) == [
+        CheckpointId(step=7, generation=2),
+        CheckpointId(step=5, generation=1),
+    ]
 
 
 def error(type: str, traceback: str = "") -> WorkerExit:
@@ -317,7 +327,7 @@ def test_in_words() -> None:
 
 def test_nothing_after_the_newest_step_that_may_count_is_sealed() -> None:
     reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
-    stored = [Ref(step=7, generation=1)]
+    stored = [CheckpointId(step=7, generation=1)]
     assert [seal(1, reach, stored, 2, shared=False, newest=n) for n in (None, 7, 6, 5, 4, -1)] == [
         7, 7, 6, 5, -1, -1
     ]  # fmt: skip

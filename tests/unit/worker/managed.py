@@ -7,6 +7,7 @@ from pathlib import Path
 from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
 
@@ -36,7 +37,7 @@ class Node:
             run_id=RUN,
             generation=generation,
             record=str(path),
-            restore=restore,
+            restore=CheckpointId.parse(restore) if restore else None,
             checkpoint_dir=str(self.store.path),
             layout=layout,
             copies=str(self.copies.path),
