@@ -21,7 +21,8 @@ from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.server import CopyServer
-from slurm_robust.checkpoint.image import Buffer, ImageHeader, TensorSpec, open_image
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, TensorSpec, open_image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.wire.copychannel import Channel, Put, Verdict, derive_key
 
@@ -70,7 +71,7 @@ def send_ours(nbytes: int, folder: Path, to: tuple[str, int]) -> Iterator[Callab
 
     def copy() -> float:
         step = next(steps)
-        header = ImageHeader(run_id=RUN, layout="", generation=GENERATION, step=step, rank=RANK, world_size=1)
+        header = PartHeader(run_id=RUN, layout="", generation=GENERATION, step=step, rank=RANK, world_size=1)
         buffer.begin(header, [TensorSpec(dtype="uint8", shape=(nbytes,), nbytes=nbytes)], b"")
         buffer.commit()
         image = open_image(path)

@@ -11,14 +11,8 @@ import torch
 
 from slurm_robust.checkpoint.devices import pieces
 from slurm_robust.checkpoint.errors import NotWritten
-from slurm_robust.checkpoint.image import (
-    Buffer,
-    BufferInUse,
-    ImageHeader,
-    NotReserved,
-    TensorSpec,
-    read_header,
-)
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, BufferInUse, NotReserved, TensorSpec, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.ring import refill_order
 from slurm_robust.checkpoint.sharedfile import OnMap
@@ -94,7 +88,7 @@ class PartBuffers:
     """
 
     folder: MemoryFolder
-    header: ImageHeader
+    header: PartHeader
     restored: CheckpointId | None
     on_map: OnMap = lambda _: lambda: None
     cap: int = 0
@@ -180,7 +174,7 @@ class PartBuffers:
             flush=flush,
         )
 
-    def _is_ours(self, header: ImageHeader) -> bool:
+    def _is_ours(self, header: PartHeader) -> bool:
         fields = {"generation": header.generation, "step": header.step, "library": header.library}
         return msgspec.structs.replace(self.header, **fields) == header
 

@@ -13,19 +13,12 @@ from slurm_robust.checkpoint import dcp
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
     EntryMismatch,
-    ForeignPart,
     MissingCheckpoint,
     NotWritten,
     WorldSizeMismatch,
 )
-from slurm_robust.checkpoint.part import (
-    PartHeader,
-    Sidecar,
-    corrupt,
-    encode_sidecar,
-    read_sidecar,
-    verify_items,
-)
+from slurm_robust.checkpoint.header import PartHeader, check_header
+from slurm_robust.checkpoint.part import Sidecar, corrupt, encode_sidecar, read_sidecar, verify_items
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import METADATA, CheckpointStore, publishing
 from slurm_robust.checkpoint.tree import unflatten
@@ -59,9 +52,9 @@ class DiskTier:
         A part that is there already stays as it is. Whoever publishes the last part also writes what others
         need: ``.metadata`` and the ``latest`` pointer; it is logged if that fails.
         """
-        header = self._header(ref, self._rank, tuple(snapshot.own))
+        header = self._header(ref, self._rank)
         try:
-            if not self._is_published(ref, header):
+            if not self._is_published(ref, header, tuple(snapshot.own)):
                 write_part(self.store, ref, header, snapshot)
         except OSError as error:
             raise NotWritten(f"{self.store.folder(ref)}: {error}") from error
@@ -84,33 +77,24 @@ class DiskTier:
         shared = self._read(ref, 0, entries, SHARED).shared
         return Snapshot(own=snapshot.own, shared=shared, rng=snapshot.rng)
 
-    def _header(self, ref: CheckpointId, rank: int, entries: tuple[str, ...]) -> PartHeader:
-        return PartHeader(
-            run_id=self._run_id,
-            layout=self._layout,
-            generation=ref.generation,
-            step=ref.step,
-            rank=rank,
-            world_size=self._world_size,
-            entries=entries,
-        )
+    def _header(self, ref: CheckpointId, rank: int) -> PartHeader:
+        return PartHeader.of(ref, rank, run_id=self._run_id, layout=self._layout, world_size=self._world_size)
 
-    def _is_published(self, ref: CheckpointId, header: PartHeader) -> bool:
+    def _is_published(self, ref: CheckpointId, header: PartHeader, entries: tuple[str, ...]) -> bool:
         """Whether the same part is there: an order may come twice, and the state of a step is one."""
         try:
-            found = read_sidecar(self.store.part_path(ref, self._rank, self._world_size)).header
+            found = read_sidecar(self.store.part_path(ref, self._rank, self._world_size))
         except CheckpointError:
             return False
-        return msgspec.structs.replace(found, library="") == header
+        return found.header.matches(header) and found.entries == entries
 
     def _read(self, ref: CheckpointId, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:
         path = self.store.part_path(ref, rank, self._world_size)
         sidecar = read_sidecar(path)
-        header = sidecar.header
-        check_place(path, header, self._header(ref, rank, entries))
-        if set(header.entries) != set(entries):
+        _check_place(path, sidecar.header, self._header(ref, rank))
+        if set(sidecar.entries) != set(entries):
             raise EntryMismatch(
-                f"{path} holds the entries {', '.join(header.entries)}, the script names "
+                f"{path} holds the entries {', '.join(sidecar.entries)}, the script names "
                 f"{', '.join(entries)}: name the same entries, or start afresh in another checkpoint folder"
             )
         return read_part(path, sidecar, what)
@@ -118,11 +102,6 @@ class DiskTier:
     def _check_world_size(self, ref: CheckpointId) -> None:
         if self.store.part_path(ref, self._rank, self._world_size).exists():
             return  # read_sidecar looks closely
-        if self.store.outdated(ref):
-            raise ForeignPart(
-                f"{self.store.folder(ref)} holds rank-*.pt files, a format of version 1, which "
-                "this slurm_robust does not read: continue with the one that wrote it, or remove the folder"
-            )
         try:
             written = self.store.world_size(ref)
         except MissingCheckpoint:
@@ -155,6 +134,7 @@ def write_part(store: CheckpointStore, ref: CheckpointId, header: PartHeader, sn
             data_bytes = file.tell()
         sidecar = Sidecar(
             header=msgspec.structs.replace(header, library=__version__),
+            entries=tuple(snapshot.own),
             data=data.name,
             data_bytes=data_bytes,
             items=tuple(items),
@@ -215,21 +195,6 @@ def write_metadata(store: CheckpointStore, ref: CheckpointId) -> None:
         dcp.write_metadata(path, sidecars)
 
 
-def check_place(path: Path, header: PartHeader, expected: PartHeader) -> None:
-    """Raise :class:`ForeignPart` unless a part is what its place says (entries and versions may differ)."""
-    layout = expected.layout or header.layout
-    same = msgspec.structs.replace(
-        header, entries=expected.entries, library=expected.library
-    ) == msgspec.structs.replace(expected, layout=layout)
-    if not same:
-        raise ForeignPart(
-            f"{path} is not what its name says: it is of run {header.run_id or '(none)'}, "
-            f"layout {header.layout or '(none)'}, generation {header.generation}, step {header.step}, rank "
-            f"{header.rank} of {header.world_size}; here is run {expected.run_id or '(none)'}, "
-            f"layout {layout or '(none)'}. Somebody moved it: remove the folder {path.parent}"
-        )
-
-
 def _sidecars(store: CheckpointStore, ref: CheckpointId) -> list[Sidecar]:
     size = store.world_size(ref)
     found: list[Sidecar] = []
@@ -237,15 +202,12 @@ def _sidecars(store: CheckpointStore, ref: CheckpointId) -> list[Sidecar]:
         path = store.part_path(ref, rank, size)
         sidecar = read_sidecar(path)
         run_id = found[0].header.run_id if found else sidecar.header.run_id
-        expected = PartHeader(
-            run_id=run_id,
-            layout="",
-            generation=ref.generation,
-            step=ref.step,
-            rank=rank,
-            world_size=size,
-            entries=(),
-        )
-        check_place(path, sidecar.header, expected)
+        expected = PartHeader.of(ref, rank, run_id=run_id, layout="", world_size=size)
+        _check_place(path, sidecar.header, expected)
         found.append(sidecar)
     return found
+
+
+def _check_place(path: Path, header: PartHeader, expected: PartHeader) -> None:
+    fix = f"somebody moved it: remove the folder {path.parent}"
+    check_header(header, expected, path, any_layout=not expected.layout, fix=fix)

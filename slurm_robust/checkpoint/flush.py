@@ -17,7 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
-from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
+from slurm_robust.checkpoint.header import PartHeader, check_header
+from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import UNREADABLE, Record
@@ -145,16 +146,15 @@ def _tree_of(image: Image) -> Any:
 
 def _opened(path: Path, rank: int, order: FlushOrder) -> Image:
     image = open_image(path)
-    expected = ImageHeader(
+    expected = PartHeader.of(
+        order.checkpoint,
+        rank,
         run_id=order.run_id,
-        layout=image.header.layout if order.layout is None else order.layout,
-        generation=order.checkpoint.generation,
-        step=order.checkpoint.step,
-        rank=rank,
+        layout=order.layout or "",
         world_size=order.world_size,
     )
     try:
-        check_header(image.header, expected, path)
+        check_header(image.header, expected, path, any_layout=order.layout is None)
     except CheckpointError:
         image.close()
         raise

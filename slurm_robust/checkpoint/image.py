@@ -6,7 +6,7 @@ Little-endian. Reading it executes nothing: there are numbers, names and raw ten
     8     u32 version, u32 bytes of the header, u64 bytes of the meta block, u64 where the data begin,
           u64 bytes of data, u32 bytes of a chunk, u32 zero, u64 sum of the meta block, u64 sum of the
           first page from here on (this field zero)
-    64    header: MessagePack of :class:`ImageHeader`, up to the end of the first page (4096)
+    64    header: MessagePack of :class:`PartHeader`, up to the end of the first page (4096)
     4096  meta block: MessagePack of :class:`Meta` (table of tensors, tree, sums of the chunks), and room
     …     data: the tensors in the order of the table, each at a multiple of 64; the file goes on beyond
           the end of the data where the buffer is larger than the image
@@ -31,9 +31,9 @@ import xxhash
 
 from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums_of
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.sharedfile import BufferInUse as BufferInUse
 from slurm_robust.checkpoint.sharedfile import OnMap, SharedFile
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.util.ours import open_ours, read_ours
 
@@ -55,23 +55,6 @@ class NotReserved(Exception):
     """There is no memory yet for the image, or it is not mapped: see :meth:`Buffer.reserve`."""
 
 
-class ImageHeader(Record):
-    """What an image says of itself. ``rank`` is SHARED (-1) for the part that is equal on all ranks."""
-
-    run_id: str
-    layout: str
-    generation: int
-    step: int
-    rank: int
-    world_size: int
-    library: str = ""  # version of slurm_robust that wrote it
-
-    @property
-    def checkpoint(self) -> CheckpointId:
-        """Which checkpoint it is a part of."""
-        return CheckpointId(step=self.step, generation=self.generation)
-
-
 class TensorSpec(Record):
     """One tensor of the table: torch's name of the dtype without ``torch.``, its shape, its bytes."""
 
@@ -89,8 +72,8 @@ class Meta(Record):
 
 
 # Made while there is one thread; see Record.
-_headers, _metas = msgspec.msgpack.Decoder(ImageHeader), msgspec.msgpack.Decoder(Meta)
-_UNKNOWN = ImageHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
+_headers, _metas = msgspec.msgpack.Decoder(PartHeader), msgspec.msgpack.Decoder(Meta)
+_UNKNOWN = PartHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
 
 
 class _Layout(Record):
@@ -144,7 +127,7 @@ class Buffer:
         self._file.unlock()
 
     def begin(
-        self, header: ImageHeader, tensors: Sequence[TensorSpec], tree: bytes, *, reserved: bool = False
+        self, header: PartHeader, tensors: Sequence[TensorSpec], tree: bytes, *, reserved: bool = False
     ) -> list[memoryview]:
         """Give up the image that is here and lay out another; where each tensor's bytes belong.
 
@@ -193,7 +176,7 @@ class Buffer:
         """
         return self._open(total)[8:total]
 
-    def adopt(self) -> ImageHeader:
+    def adopt(self) -> PartHeader:
         """What was received is whole if its sums agree. Raises :class:`CorruptPart`."""
         assert self._file.map is not None
         image = Image(self.path, self._file.map, received=True)
@@ -351,7 +334,7 @@ def open_image(path: Path) -> Image:
         raise
 
 
-def read_header(path: Path) -> ImageHeader | None:
+def read_header(path: Path) -> PartHeader | None:
     """The header of the whole image in ``path``; None for anything else.
 
     Raises ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for what somebody else has put there.
@@ -363,7 +346,7 @@ def read_header(path: Path) -> ImageHeader | None:
 class Front(NamedTuple):
     """What is in front of the data of a whole image: its header, and all of it as bytes."""
 
-    header: ImageHeader
+    header: PartHeader
     content: bytes
 
 
@@ -377,18 +360,6 @@ def read_front(file: IO[bytes]) -> Front | None:
     if parsed is None or parsed[2].meta_bytes > os.fstat(file.fileno()).st_size:
         return None
     return Front(parsed[1], page + file.read(parsed[2].meta_bytes))
-
-
-def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None:
-    """Raise :class:`ForeignPart` unless an image is the one that is expected (versions may differ)."""
-    if msgspec.structs.replace(header, library=expected.library) != expected:
-        raise ForeignPart(
-            f"{path} is of run {header.run_id}, layout {header.layout or '(none)'}, generation "
-            f"{header.generation}, step {header.step}, rank {header.rank} of {header.world_size}; expected "
-            f"is run {expected.run_id}, layout {expected.layout or '(none)'}, "
-            f"generation {expected.generation}, step {expected.step}, rank {expected.rank} of "
-            f"{expected.world_size}: remove the file"
-        )
 
 
 def _lay_out(tensors: Sequence[TensorSpec], tree: bytes) -> tuple[_Layout, Meta]:
@@ -417,7 +388,7 @@ def _agrees(meta: Meta, layout: _Layout) -> bool:
     )
 
 
-def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
+def _parse_page(page: bytes) -> tuple[int, PartHeader, _Layout, int] | None:
     """Version, header, layout and sum of the meta block; None if the page is damaged."""
     version, header_bytes, meta_bytes, data_at, data_bytes, _, _, meta_sum, page_sum = _PREFIX.unpack_from(
         page, 8
@@ -435,7 +406,7 @@ def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
     return version, header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
 
 
-def _parsed(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
+def _parsed(page: bytes) -> tuple[int, PartHeader, _Layout, int] | None:
     """The first page of a whole image of this version; None for anything else."""
     if len(page) < PAGE or page[:8] != MAGIC:
         return None

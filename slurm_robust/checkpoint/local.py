@@ -24,6 +24,7 @@ from typing import IO
 
 from slurm_robust.checkpoint.image import Image, read_front
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
+from slurm_robust.util.files import names_in, replacing, sync
 from slurm_robust.util.ours import NotOurs, check_own_folder, make_own_folder, open_ours
 
 _PART = re.compile(r"own-(\d{5,})|shared")
@@ -72,14 +73,10 @@ class LocalCopies:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.path)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = final.with_name(f".{final.name}.{os.getpid()}")
-        try:
+        with replacing(final, durable=True) as beside:
             self._write(image, beside)
-            os.replace(beside, final)
-        finally:
-            beside.unlink(missing_ok=True)
-        for folder in (final.parent, final.parent.parent, self.path):
-            _sync(folder)
+        for folder in (final.parent.parent, self.path):
+            sync(folder)
         self._prune(final.parent.parent, keep)
         return final
 
@@ -136,7 +133,7 @@ class LocalCopies:
             os.close(target)
 
     def _named(self) -> Iterator[tuple[int, CheckpointId, Path]]:
-        for part in _names(self.path):
+        for part in names_in(self.path):
             match = _PART.fullmatch(part)
             if match is not None:
                 rank = SHARED if match[1] is None else int(match[1])
@@ -154,8 +151,8 @@ class LocalCopies:
 
 
 def _images(part: Path) -> Iterator[tuple[CheckpointId, Path]]:
-    for generation in _names(part):
-        for name in _names(part / generation):
+    for generation in names_in(part):
+        for name in names_in(part / generation):
             try:
                 ref = CheckpointId.parse(f"{generation}/{name.removesuffix(_IMAGE)}")
             except ValueError:
@@ -167,18 +164,3 @@ def _images(part: Path) -> Iterator[tuple[CheckpointId, Path]]:
 def _seal_in(file: IO[bytes], nbytes: int) -> bytes:
     file.seek(max(0, nbytes - _SEAL_BYTES))
     return file.read(_SEAL_BYTES)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

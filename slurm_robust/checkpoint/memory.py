@@ -24,7 +24,8 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from slurm_robust.checkpoint.image import ImageHeader, read_header
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import read_header
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder
@@ -41,7 +42,7 @@ class FoundImage(Record):
 
     path: Path
     kind: str
-    header: ImageHeader
+    header: PartHeader
     nbytes: int  # of the file, which may be larger than the image
 
     @property

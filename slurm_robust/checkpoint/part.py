@@ -16,30 +16,15 @@ import msgspec
 import xxhash
 
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.util.ours import open_plain
 
 MAGIC = b"SRPART\0\n"
-VERSION = 2
+VERSION = 3
 
 _HEAD = struct.Struct("<8sIIQ")
 _READ_BYTES = 4 * 2**20
-
-
-class PartHeader(Record):
-    """What a part says of itself, so that a file in the wrong place is found out.
-
-    ``library``: version of slurm_robust that wrote it; ``entries``: names under which state was saved.
-    """
-
-    run_id: str
-    layout: str
-    generation: int
-    step: int
-    rank: int
-    world_size: int
-    entries: tuple[str, ...]
-    library: str = ""
 
 
 class Item(Record):
@@ -67,9 +52,11 @@ class Item(Record):
 class Sidecar(Record):
     """All but the data. ``own`` and ``shared`` are the trees to which the tensors belong, in the order of
     the items (:mod:`slurm_robust.checkpoint.tree`); ``shared`` is empty in the parts of all ranks but 0.
+    ``entries``: the names under which state was saved.
     """
 
     header: PartHeader
+    entries: tuple[str, ...]
     data: str
     data_bytes: int
     items: tuple[Item, ...]

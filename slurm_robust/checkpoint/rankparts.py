@@ -13,7 +13,8 @@ import torch
 from slurm_robust.checkpoint import budget
 from slurm_robust.checkpoint.buffers import Filling, PartBuffers, Wanted
 from slurm_robust.checkpoint.errors import NotWritten
-from slurm_robust.checkpoint.image import ImageHeader, TensorSpec, image_bytes
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import TensorSpec, image_bytes
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.sharedfile import OnMap
 from slurm_robust.checkpoint.state import Snapshot
@@ -28,7 +29,7 @@ class Place(Record):
     ``first_on_node``: this rank writes the shared part too.
     """
 
-    header: ImageHeader
+    header: PartHeader
     first_on_node: bool
     ranks_on_node: int
     nodes: int

@@ -21,20 +21,19 @@ import os
 import re
 import shutil
 import time
-import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.util.files import make_folder, names_in, replacing
 
 METADATA = ".metadata"
 LATEST = "latest"
 
 _GENERATION = re.compile(r"gen-(\d{4,})")
 _PART = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.part")
-_OUTDATED = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.pt")
 _TRASH = ".trash-"
 _LOCK = ".lock"
 _LOCK_WAIT_S = 5.0
@@ -52,9 +51,9 @@ class CheckpointStore:
     def present(self) -> list[CheckpointId]:
         """All that have a folder here, complete or not, in no order."""
         found = []
-        for generation in _names(self.path):
+        for generation in names_in(self.path):
             if _GENERATION.fullmatch(generation):
-                for step in _names(self.path / generation):
+                for step in names_in(self.path / generation):
                     try:
                         found.append(CheckpointId.parse(f"{generation}/{step}"))
                     except ValueError:
@@ -88,7 +87,7 @@ class CheckpointStore:
     def parts(self, ref: CheckpointId) -> list[Path]:
         """Sidecars of the published parts of ``ref`` in order of their names, complete or not."""
         folder = self.folder(ref)
-        return [folder / name for name in sorted(_names(folder)) if _PART.fullmatch(name)]
+        return [folder / name for name in sorted(names_in(folder)) if _PART.fullmatch(name)]
 
     def part_path(self, ref: CheckpointId, rank: int, world_size: int) -> Path:
         """Where the sidecar of ``rank`` is, or would be."""
@@ -98,13 +97,9 @@ class CheckpointStore:
         """Where the data of ``rank`` are, or would be, by the name that torch's own writer would give."""
         return self.folder(ref) / f"__{rank}_0.distcp"
 
-    def outdated(self, ref: CheckpointId) -> bool:
-        """Whether ``ref`` was written in the format of slurm_robust's first version, which nobody reads."""
-        return any(map(_OUTDATED.fullmatch, _names(self.folder(ref))))
-
     def newest_generation(self) -> int:
         """The highest generation that has a folder here, 0 for none."""
-        return max((int(m[1]) for m in map(_GENERATION.fullmatch, _names(self.path)) if m), default=0)
+        return max((int(m[1]) for m in map(_GENERATION.fullmatch, names_in(self.path)) if m), default=0)
 
     @contextmanager
     def publishing(self, ref: CheckpointId, rank: int, world_size: int) -> Iterator[Path]:
@@ -197,7 +192,7 @@ class CheckpointStore:
     def _world_size(self, ref: CheckpointId) -> int | None:
         """World size of which all parts are there; None while some are missing."""
         ranks: dict[int, set[int]] = {}
-        for name in _names(self.folder(ref)):
+        for name in names_in(self.folder(ref)):
             if match := _PART.fullmatch(name):
                 ranks.setdefault(int(match[2]), set()).add(int(match[1]))
         whole = [size for size, present in ranks.items() if size > 0 and present == set(range(size))]
@@ -213,7 +208,7 @@ class CheckpointStore:
 
     def _sweep(self, current: int) -> None:
         """Delete what was renamed, now or by a pruner that died, and empty folders of ended generations."""
-        for name in _names(self.path):
+        for name in names_in(self.path):
             match = _GENERATION.fullmatch(name)
             if name.startswith(_TRASH):
                 # What resists (another pruner at the same work, say) is tried again by the next prune.
@@ -229,19 +224,11 @@ class CheckpointStore:
 def publishing(final: Path) -> Iterator[Path]:
     """Write the path that this yields, and at the end it is ``final``: whole, and durable.
 
-    Whatever happens in between, a file that was not written to its end never gets its name. After an
-    exception the unfinished file is removed. Raises ``OSError``.
+    Makes the folder. After an exception the unfinished file is removed. Raises ``OSError``.
     """
-    _make_folder(final.parent)
-    # Two hosts may write the same file at once (.metadata), so a process id would not do.
-    beside = final.with_name(f".{final.name.lstrip('.')}.{uuid.uuid4().hex[:12]}")
-    try:
+    make_folder(final.parent)
+    with replacing(final, durable=True) as beside:
         yield beside
-        _sync(beside)
-        os.replace(beside, final)
-        _sync(final.parent)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _taken(lock: int) -> bool:
@@ -260,27 +247,3 @@ def _taken(lock: int) -> bool:
             return True
         else:
             return True
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _make_folder(folder: Path) -> None:
-    """``mkdir -p`` whose result survives a crash of the machine."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
-from slurm_robust.checkpoint.part import PartHeader, read_sidecar, verify_part
+from slurm_robust.checkpoint.part import read_sidecar, verify_part
 from slurm_robust.checkpoint.store import METADATA, CheckpointStore
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import SrobustError
@@ -187,16 +187,7 @@ class _FromImages:
             opened += [open_image(path) for path in (self._own, self._shared) if path is not None]
             header = opened[0].header
             snapshot = snapshot_of(opened[0], opened[1] if len(opened) > 1 else None)
-            part = PartHeader(
-                run_id=header.run_id,
-                layout=header.layout,
-                generation=header.generation,
-                step=header.step,
-                rank=header.rank,
-                world_size=header.world_size,
-                entries=tuple(snapshot.own),
-            )
-            write_part(target, self._ref, part, snapshot)
+            write_part(target, self._ref, header, snapshot)
         finally:
             for image in opened:
                 image.close()

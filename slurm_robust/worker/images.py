@@ -14,7 +14,8 @@ import torch
 
 from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCheckpoint
 from slurm_robust.checkpoint.gpus import CUDA, Gpus
-from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
+from slurm_robust.checkpoint.header import PartHeader, check_header
+from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
@@ -172,15 +173,9 @@ class ImageReader:
             "'srobust run' goes on from another copy or an older one by itself"
         )
 
-    def _expected(self, rank: int, ref: CheckpointId) -> ImageHeader:
-        return ImageHeader(
-            run_id=self._environment.run_id,
-            layout=self._environment.layout,
-            generation=ref.generation,
-            step=ref.step,
-            rank=rank,
-            world_size=self._world_size,
-        )
+    def _expected(self, rank: int, ref: CheckpointId) -> PartHeader:
+        own = self._environment
+        return PartHeader.of(ref, rank, run_id=own.run_id, layout=own.layout, world_size=self._world_size)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from slurm_robust.checkpoint.errors import (
     WrongUse,
 )
 from slurm_robust.checkpoint.gpus import CUDA
-from slurm_robust.checkpoint.image import ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Place, Table
 from slurm_robust.checkpoint.snapshot import Snapshotter
@@ -201,7 +201,7 @@ class ManagedRun:
         rank, world_size = _place(self._environ)
         ranks_on_node = int(self._environ.get("LOCAL_WORLD_SIZE", world_size))
         place = Place(
-            header=ImageHeader(
+            header=PartHeader(
                 run_id=environment.run_id,
                 layout=environment.layout,
                 generation=environment.generation,

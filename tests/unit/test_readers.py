@@ -22,6 +22,7 @@ from slurm_robust.checkpoint import image as im
 from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import snapshot_of
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.part import Item, Sidecar, encode_sidecar, read_sidecar, verify_part
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
@@ -242,7 +243,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {"own": {"model": {"weight": torch.arange(64.0)}}, "rng": {}, "has_shared": False}
     tree, tensors = flatten(state)
     buffer = im.Buffer(path)
-    header = im.ImageHeader(run_id="r", layout="l", generation=1, step=5, rank=0, world_size=2)
+    header = PartHeader(run_id="r", layout="l", generation=1, step=5, rank=0, world_size=2)
     views = buffer.begin(header, specs_of(tensors), tree)
     for view, tensor in zip(views, tensors, strict=True):
         view[:] = tensor.numpy().tobytes()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
-from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Source
+from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import Answer, Channel, Get, Verdict
 from slurm_robust.wire.messages import Launch
 
@@ -91,7 +92,7 @@ class Fetches:
             self._channels.discard(channel)
             channel.close()
 
-    def _check(self, header: ImageHeader, rank: int, ref: CheckpointId) -> None:
+    def _check(self, header: PartHeader, rank: int, ref: CheckpointId) -> None:
         if (header.run_id, header.rank, header.checkpoint) != (self._run_id, rank, ref):
             self._folder.fetched(rank).unlink(missing_ok=True)
             raise CorruptPart("what arrived is another image than was asked for")
@@ -117,7 +118,7 @@ class _Filling:
             self._buffer.close()
             raise
 
-    def adopt(self) -> ImageHeader:
+    def adopt(self) -> PartHeader:
         return self._buffer.adopt()
 
     def __enter__(self) -> _Filling:
@@ -131,9 +132,7 @@ class _Filling:
 
 def _write(path: Path, text: str) -> None:
     """The whole text or nothing: a worker waits for the file to appear."""
-    beside = path.with_name(f".{path.name}")
     try:
-        beside.write_text(text)
-        os.replace(beside, path)
+        write_atomically(path, text.encode(), durable=False)
     except OSError:
-        beside.unlink(missing_ok=True)  # no memory even for this: the worker's own deadline ends its wait
+        pass  # no memory even for this: the worker's own deadline ends its wait

@@ -30,6 +30,7 @@ from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Launch, Phase, Save
@@ -99,7 +100,7 @@ class CopyService:
             memory = MemoryFolder.create(spec.run_id, base)
             _write_run(memory.path)
             if spec.copies.local_directory:
-                _replace(memory.seal_key, self._seal_key)
+                write_atomically(memory.seal_key, self._seal_key, durable=False, mode=0o600)
         except OSError as error:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
@@ -319,14 +320,8 @@ class CopyService:
 
 def _write_run(folder: Path) -> None:
     """Tell the epilog, which knows the job's restarts at its end, how many there were at our begin."""
-    _replace(folder / "run", os.environ.get("SLURM_RESTART_COUNT", "0").encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(beside, path)
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    write_atomically(folder / "run", restarts.encode(), durable=False, mode=0o600)
 
 
 def read_plans(folder: Path) -> list[MemoryPlan]:

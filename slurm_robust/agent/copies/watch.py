@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from slurm_robust.agent.copies.fetch import remove_fetched
 from slurm_robust.agent.copies.sender import PeerSender
-from slurm_robust.checkpoint.image import MAGIC, ImageHeader, read_header
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import MAGIC, read_header
 from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder, kind_of
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.util.ours import open_ours
@@ -77,7 +78,7 @@ class BufferLook:
     def _parse(self, name: str) -> FoundImage | None:
         path = self._folder.path / name
         try:
-            header: ImageHeader | None = read_header(path)
+            header: PartHeader | None = read_header(path)
             nbytes = path.stat().st_size
         except OSError:
             return None

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from slurm_robust.agent.copies.flush import StorageWriter, choose
 from slurm_robust.checkpoint.flush import FlushOrder
-from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.wire.messages import Phase, Save
@@ -39,7 +40,7 @@ for line in sys.stdin:
 
 
 def image(rank: int, step: int) -> FoundImage:
-    header = ImageHeader(run_id=RUN, layout="", generation=1, step=step, rank=rank, world_size=4)
+    header = PartHeader(run_id=RUN, layout="", generation=1, step=step, rank=rank, world_size=4)
     return FoundImage(path=Path(f"{rank}-{step}"), kind="own", header=header, nbytes=1)
 
 

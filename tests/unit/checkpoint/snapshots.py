@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurm_robust.checkpoint.image import ImageHeader, open_image, read_header
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Place
 from slurm_robust.checkpoint.snapshot import Snapshotter
@@ -125,8 +126,8 @@ class Example:
         return steps_in(self.folder)
 
 
-def header(generation: int, step: int = 0) -> ImageHeader:
-    return ImageHeader(run_id=RUN, layout="", generation=generation, step=step, rank=0, world_size=1)
+def header(generation: int, step: int = 0) -> PartHeader:
+    return PartHeader(run_id=RUN, layout="", generation=generation, step=step, rank=0, world_size=1)
 
 
 def steps_in(folder: MemoryFolder) -> list[int]:

@@ -21,7 +21,8 @@ import torch
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.flush import FlushOrder, flush
-from slurm_robust.checkpoint.image import Buffer, ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
@@ -47,9 +48,7 @@ def make_image(path: Path, rank: int, tree: Any, *, world_size: int = 2, step: i
     """An image as a worker leaves it."""
     packed, tensors = flatten(tree)
     buffer = Buffer(path)
-    header = ImageHeader(
-        run_id="run", layout="dp2", generation=3, step=step, rank=rank, world_size=world_size
-    )
+    header = PartHeader(run_id="run", layout="dp2", generation=3, step=step, rank=rank, world_size=world_size)
     views = buffer.begin(header, specs_of(tensors), packed)
     for view, tensor in zip(views, tensors, strict=True):
         view[:] = bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())

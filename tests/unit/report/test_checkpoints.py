@@ -15,7 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from slurm_robust.checkpoint.disk import DiskTier
-from slurm_robust.checkpoint.image import Buffer, ImageHeader, open_image
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, open_image
 from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Snapshot
@@ -93,7 +94,7 @@ class Job:
         snapshot = state(max(rank, 0), where.step)
         own = {"own": snapshot.own, "rng": snapshot.rng, "has_shared": True}
         tree, tensors = flatten({"shared": snapshot.shared} if rank == SHARED else own)
-        header = ImageHeader(
+        header = PartHeader(
             run_id=self.run_id,
             layout="dp2",
             generation=where.generation,
