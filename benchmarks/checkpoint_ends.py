@@ -53,7 +53,7 @@ def main() -> int:
 def receive_ours(listener: socket.socket, nbytes: int, folder: Path) -> None:
     """An agent's server; its buffers for a peer's copies."""
     memory = MemoryFolder.create(RUN, folder)
-    parts, buffers = NodeParts(memory, None), PeerBuffers(memory)
+    parts, buffers = NodeParts(memory), PeerBuffers(memory)
     server = CopyServer(listener, _KEY, run_id=RUN, parts=parts, buffers=buffers, notes=Notes())
     server.launch = GENERATION
     print(listener.getsockname()[1], flush=True)

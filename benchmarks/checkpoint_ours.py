@@ -44,9 +44,9 @@ class Ours(Contender):
             run_id=RUN,
             generation=generation,
             record=str(record),
-            checkpoint_dir=str(disk / CHECKPOINTS),
+            places={Tier.STORAGE: str(disk / CHECKPOINTS)},
             restore=restored,
-            restore_tier=tier.value if restore else "",
+            restore_tier=tier,
             copies=str(self._folder.path),
         )
         ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

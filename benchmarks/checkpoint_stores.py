@@ -130,7 +130,7 @@ def _flush(ours: Ours, folder: Path) -> float:
         images={0: str(ours.image())},
         checkpoint=ours.ref,
         world_size=1,
-        directory=str(folder / CHECKPOINTS),
+        places={Tier.STORAGE: str(folder / CHECKPOINTS)},
         run_id=RUN,
     )
     words = [sys.executable, "-m", "slurm_robust.checkpoint.flush"]

@@ -19,8 +19,8 @@ import msgspec
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import Image, open_image
-from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.model.copies import SHARED, CheckpointId
+from slurm_robust.checkpoint.tiers import rank_tiers
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.record import UNREADABLE, Record
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ NICENESS = 10
 class FlushOrder(Record):
     """Put these images on storage. ``images``: paths by rank, :data:`SHARED` for the shared part.
 
-    ``directory`` is the folder of the run's checkpoints. The images have to be of this run and
+    ``places``: those of the run's shared tiers, all of which get them. The images have to be of this run and
     checkpoint, and of this layout unless it is None.
     """
 
     images: dict[int, str]
     checkpoint: CheckpointId
     world_size: int
-    directory: str
+    places: dict[Tier, str]
     run_id: str
     layout: str | None = None
 
@@ -82,19 +82,17 @@ def serve(orders: Iterable[bytes], answers: IO[bytes]) -> None:
 
 def _carried_out(order: FlushOrder) -> FlushAnswer:
     try:
-        flush(order, CheckpointStore(order.directory))
+        flush(order)
     except (CheckpointError, OSError) as error:
         return FlushAnswer(ok=False, error=str(error))
     return FlushAnswer(ok=True)
 
 
-def flush(order: FlushOrder, store: CheckpointStore) -> None:
+def flush(order: FlushOrder) -> None:
     """Publish one part for each rank of the order. Raises :class:`CheckpointError` or ``OSError``.
 
     After an error no part is left half written; the parts before it stay.
     """
-    from slurm_robust.checkpoint.disk import DiskTier
-
     images: dict[int, Image] = {}
     try:
         for rank, path in order.images.items():  # all at once: none is refilled while another is written
@@ -103,14 +101,16 @@ def flush(order: FlushOrder, store: CheckpointStore) -> None:
         shared = images.get(SHARED)
         for rank in sorted(images.keys() - {SHARED}):
             image = images[rank]
-            tier = DiskTier(
-                store,
+            tiers = rank_tiers(
+                order.places,
                 run_id=order.run_id,
                 rank=rank,
                 world_size=order.world_size,
                 layout=image.header.layout,
             )
-            tier.save(order.checkpoint, snapshot_of(image, shared if rank == 0 else None))
+            snapshot = snapshot_of(image, shared if rank == 0 else None)
+            for tier in tiers.values():
+                tier.save(order.checkpoint, snapshot)
             image.close()
     finally:
         for image in images.values():

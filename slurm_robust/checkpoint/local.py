@@ -34,11 +34,6 @@ _SEAL_BYTES = len(_SEAL) + 32
 _PIECE = 64 * 2**20
 
 
-def local_path(directory: Path | str, run_id: str) -> Path:
-    """The folder of one run's copies below ``directory``."""
-    return Path(directory) / f"srobust-{os.getuid()}-{run_id}"
-
-
 def seal_key(secret: str) -> bytes:
     """The key of a job's seals from the secret that all its agents share."""
     return hmac.new(secret.encode(), b"slurm_robust copies on disks 1", hashlib.sha256).digest()
@@ -47,9 +42,9 @@ def seal_key(secret: str) -> bytes:
 class LocalCopies:
     """The copies of one run. Holds nothing open; every question looks at the disk anew."""
 
-    def __init__(self, path: Path | str, run_id: str, key: bytes) -> None:
-        """``path`` as :func:`local_path` gives it, ``key`` as :func:`seal_key`."""
-        self.path = Path(path)
+    def __init__(self, directory: Path | str, run_id: str, key: bytes) -> None:
+        """Copies below ``directory``; ``key`` as :func:`seal_key` gives it."""
+        self.path = Path(directory) / f"srobust-{os.getuid()}-{run_id}"
         self._run_id = run_id
         self._key = key
 

@@ -7,7 +7,7 @@ which the job is; each stage is a class of its own in :mod:`slurm_robust.control
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from slurm_robust.analysis.logs import RuleSet
@@ -32,7 +32,7 @@ from slurm_robust.controller.starts import AgentStarts
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.vitals import Vitals
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Symptom
@@ -207,7 +207,7 @@ class Core:
         return self.on_tick(now)
 
     def on_checkpoints(
-        self, generation: int, complete: tuple[CheckpointId, ...] | None, now: Now
+        self, generation: int, complete: Mapping[CheckpointId, Tier] | None, now: Now
     ) -> list[Effect]:
         """Answer to FindCheckpoint: all that are complete; None when storage does not tell."""
         self.listing.answer(generation, complete)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from slurm_robust.analysis.ettr import productivity
-from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller import evidence
@@ -25,7 +25,7 @@ from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.signals import Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import Turns
-from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
@@ -57,7 +57,7 @@ class Loop:
         socket: ControllerSocket,
         steps: AgentSteps,
         requeuer: Requeuer,
-        store: CheckpointStore,
+        store: SharedTiers,
         slurm: SlurmClient,
         tester: Tester,
     ) -> None:
@@ -334,15 +334,15 @@ class Loop:
         world = self._core.state.placement.world_size
 
         def work() -> Callable[[], None]:
-            refs: tuple[CheckpointId, ...] | None = None
+            found: dict[CheckpointId, Tier] | None = None
             try:
-                refs = tuple(self._store.complete(world))
+                found = self._store.complete(world)
             except OSError as error:
                 text = f"checkpoints on storage cannot be listed: {error}"
                 self._background.post(
                     lambda: self._do(self._core.on_stage_done("find checkpoint", False, text, self._now()))
                 )
-            return lambda: self._do(self._core.on_checkpoints(effect.generation, refs, self._now()))
+            return lambda: self._do(self._core.on_checkpoints(effect.generation, found, self._now()))
 
         self._in_background(
             "find checkpoint",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -10,7 +11,7 @@ from slurm_robust.checkpoint.peers import peer_slots
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.effects import FindCheckpoint, Now, Say
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, CheckpointId, Peer
+from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.policy import restore
@@ -33,7 +34,7 @@ class Listing:
         self.generation = -1  # when it was asked for, this one was the newest
         self.since = 0.0
         self.answered = False
-        self.complete: tuple[CheckpointId, ...] | None = None  # None: storage gave no answer
+        self.complete: Mapping[CheckpointId, Tier] | None = None  # None: storage gave no answer
 
     def ask(self, core: Core, now: Now) -> None:
         """Have storage listed; the last listing is no longer believed."""
@@ -41,7 +42,7 @@ class Listing:
         self.answered, self.complete = False, None
         core.emit(FindCheckpoint(generation=self.generation))
 
-    def answer(self, generation: int, complete: tuple[CheckpointId, ...] | None) -> None:
+    def answer(self, generation: int, complete: Mapping[CheckpointId, Tier] | None) -> None:
         """The answer to :meth:`ask`; one to an earlier question is dropped."""
         if generation == self.generation:
             self.answered, self.complete = True, complete
@@ -91,9 +92,10 @@ def choose(core: Core, now: Now, *, also_banned: CheckpointId | None = None) -> 
     state = core.state
     stored = core.listing.complete
     if stored is None:
-        stored = tuple(
-            CheckpointId(step=step, generation=generation) for generation, step in state.sealed.items()
-        )
+        stored = {
+            CheckpointId(step=step, generation=generation): Tier.STORAGE
+            for generation, step in state.sealed.items()
+        }
     banned = {*state.banned, *((also_banned,) if also_banned is not None else ())}
     reach = holdings(core, now)
     for refused in (banned, set[CheckpointId]()):
@@ -108,7 +110,9 @@ def choose(core: Core, now: Now, *, also_banned: CheckpointId | None = None) -> 
 def only_in_memory(core: Core, now: Now) -> RestorePlan | None:
     """What the next generation would be restored from, if storage does not have it; else None."""
     plan = choose(core, now)
-    return None if plan is None or "storage" in plan.tiers or _is_stored(core, plan.ref) else plan
+    return (
+        None if plan is None or restore.from_shared_tier(plan.tiers) or _is_stored(core, plan.ref) else plan
+    )
 
 
 def needs_memory(core: Core) -> bool:
@@ -131,7 +135,7 @@ def _is_stored(core: Core, ref: CheckpointId) -> bool:
 def memory_suffices(core: Core, now: Now) -> bool:
     """Whether something can be restored without storage."""
     return restore.choose(
-        core.state.sealed, holdings(core, now), (), core.state.placement, shared=core.state.shared
+        core.state.sealed, holdings(core, now), {}, core.state.placement, shared=core.state.shared
     ) is not None  # fmt: skip
 
 
@@ -189,7 +193,7 @@ def judge_restored(
     again = any(a.signature == signature for a in state.in_vain)
     new_steps = state.steps_here > restored.step
     if any(map(restore.failed_to_restore, failed)):
-        if not (again or "storage" in state.restored_tiers):
+        if not (again or restore.from_shared_tier(state.restored_tiers)):
             return
         reason = "it could not be restored"
     elif good_step == -1:

@@ -49,6 +49,25 @@ class Tier(str, Enum):
     LOCAL = "local"  # on the disk of a node
     STORAGE = "storage"  # on storage that all nodes share
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all nodes reach it; a checkpoint is restored from there whole or not at all."""
+        return self in _SHARED_TIERS
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether copies there are in a node's memory."""
+        return self in (Tier.MEMORY, Tier.PEER)
+
+    @property
+    def distance(self) -> int:
+        """How far copies are on the node that has them: the order of the tiers, all memory alike."""
+        return 0 if self.in_memory else _TIERS.index(self)
+
+
+_TIERS = tuple(Tier)
+_SHARED_TIERS = frozenset({Tier.STORAGE})
+
 
 class Copy(Record, array_like=True, gc=False):
     """One whole copy of one part. ``rank`` is :data:`SHARED` for the shared part."""

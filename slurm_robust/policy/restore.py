@@ -15,7 +15,6 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 
-_IN_MEMORY = (Tier.MEMORY, Tier.PEER)
 # What a worker raises when a copy is not what was promised, besides OSError; another copy may do.
 _ERRORS = "slurm_robust.checkpoint.errors."
 _BAD_COPY = frozenset({"MissingCheckpoint", "CorruptPart", "ForeignPart"})
@@ -34,9 +33,9 @@ class Holding(Record):
 class RestorePlan(Record):
     """What the next generation continues from.
 
-    ``sources``: for each node where it finds its parts; for no node any when all is taken from storage.
-    ``tiers``: how many ranks get their own part from which tier, as people count: ``memory`` of the
-    node itself, a ``peer``'s memory, a ``local`` disk, ``storage``.
+    ``sources``: for each node where it finds its parts. ``tiers``: how many ranks get their own part from
+    which tier, as people count: ``memory`` of the node itself, a ``peer``'s memory, a ``local`` disk,
+    ``storage``.
     """
 
     ref: CheckpointId
@@ -49,6 +48,7 @@ class _Where(Record, gc=False):
 
     holder: Holding
     tier: Tier
+    distance: int
 
 
 _Index = dict[CheckpointId, dict[int, list[_Where]]]
@@ -78,7 +78,7 @@ def seal(
 def choose(
     sealed: Mapping[int, int],
     holdings: Sequence[Holding],
-    storage: Collection[CheckpointId],
+    storage: Mapping[CheckpointId, Tier],
     placement: Placement,
     *,
     shared: Collection[int] = (),
@@ -87,9 +87,9 @@ def choose(
     """The newest sealed checkpoint that is within reach, each part from the nearest copy; None for none.
 
     ``sealed``: newest step that counts, by generation; ``holdings``: nodes in reach, those that others
-    should rather ask first; ``storage``: what is complete there; ``shared``: generations with a part
-    that is equal on all ranks; ``banned``: what is not to be taken. A checkpoint is taken from storage
-    whole or not at all.
+    should rather ask first; ``storage``: what is complete on a shared tier, and on which; ``shared``:
+    generations with a part that is equal on all ranks; ``banned``: what is not to be taken. A
+    checkpoint is taken from a shared tier whole or not at all.
     """
     index = _index(holdings)
     for ref in sorted({*index, *storage}, reverse=True):
@@ -100,9 +100,18 @@ def choose(
         if plan is not None:
             return plan
         if ref in storage:
-            none: dict[str, tuple[Source, ...]] = dict.fromkeys(placement.slots, ())
-            return RestorePlan(ref=ref, sources=none, tiers={"storage": placement.world_size})
+            tier = storage[ref]
+            sources = {
+                node: tuple(Source(rank=rank, tier=tier) for rank in placement.ranks_of(node))
+                for node in placement.slots
+            }
+            return RestorePlan(ref=ref, sources=sources, tiers={tier.value: placement.world_size})
     return None
+
+
+def from_shared_tier(tiers: Mapping[str, int]) -> bool:
+    """Whether a checkpoint with these tiers (:class:`RestorePlan`) is taken from where all nodes reach it."""
+    return any(Tier(tier).is_shared for tier in tiers)
 
 
 def keepers(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: int) -> list[CheckpointId]:
@@ -137,7 +146,7 @@ def _index(holdings: Iterable[Holding]) -> _Index:
     # A large job has a hundred thousand copies, of few steps: what is equal for many is made once.
     found: dict[tuple[int, int], dict[int, list[_Where]]] = defaultdict(lambda: defaultdict(list))
     for holder in holdings:
-        where = {tier: _Where(holder=holder, tier=tier) for tier in Tier}
+        where = {t: _Where(holder=holder, tier=t, distance=t.distance) for t in Tier}
         for copy in holder.copies:
             found[copy.step, copy.generation][copy.rank].append(where[copy.tier])
     return {
@@ -175,17 +184,16 @@ def _nearest(
     rank: int, node: str, copies: Sequence[_Where], asked: Counter[str]
 ) -> tuple[Source, str] | None:
     """The copy of ``rank`` that ``node`` should take, with the tier as people call it."""
-    for tiers, here, far in ((_IN_MEMORY, "memory", "peer"), ((Tier.LOCAL,), "local", "local")):
-        near = [c for c in copies if c.tier in tiers and c.holder.node == node]
-        if near:
-            return Source(rank=rank, tier=near[0].tier), here
-        others = [c for c in copies if c.tier in tiers and c.holder.port]
-        if others:
-            best = min(others, key=lambda c: asked[c.holder.node])
-            asked[best.holder.node] += 1
-            holder = best.holder
-            return Source(rank=rank, tier=best.tier, address=holder.address, port=holder.port), far
-    return None
+    reach = [c for c in copies if c.holder.port or c.holder.node == node]
+    if not reach:
+        return None
+    best = min(reach, key=lambda c: (c.distance, c.holder.node != node, asked[c.holder.node]))
+    holder, tier = best.holder, best.tier
+    if holder.node == node:
+        return Source(rank=rank, tier=tier), Tier.MEMORY.value if tier.in_memory else tier.value
+    asked[holder.node] += 1
+    source = Source(rank=rank, tier=tier, address=holder.address, port=holder.port)
+    return source, Tier.PEER.value if tier.in_memory else tier.value
 
 
 def in_words(step: int, tiers: Mapping[str, int]) -> str:

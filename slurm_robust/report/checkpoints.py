@@ -22,7 +22,7 @@ from rich.text import Text
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import open_image
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
+from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder, kind_of
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.store import CheckpointStore
@@ -77,9 +77,9 @@ class Place:
         folder = SHARED_MEMORY / f"srobust-{os.getuid()}-{spec.run_id}-copies"
         self.memory = MemoryFolder(folder, spec.run_id)
         self.local: LocalCopies | None = None
-        if spec.copies.local_directory:
+        if directory_on_disk := spec.copies.places.get(Tier.LOCAL):
             key = seal_key(load_client(directory.keys).client.secret)
-            self.local = LocalCopies(local_path(spec.copies.local_directory, spec.run_id), spec.run_id, key)
+            self.local = LocalCopies(directory_on_disk, spec.run_id, key)
 
     def copies(self) -> tuple[Copy, ...]:
         """The whole copies on this node. Raises ``OSError``."""
@@ -203,7 +203,7 @@ def would_restore(
     return restore.choose(
         sealed,
         [holding],
-        list(complete),
+        dict.fromkeys(complete, Tier.STORAGE),
         state.placement,
         shared=state.shared,
         banned=state.banned,

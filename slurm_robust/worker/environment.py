@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.record import Record
+import msgspec
+
+from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.record import UNREADABLE, Record
 
 JOB_DIR = "SROBUST_JOB_DIR"
 RUN_ID = "SROBUST_RUN_ID"
 GENERATION = "SROBUST_GENERATION"
 RECORD = "SROBUST_RECORD"
 RESTORE = "SROBUST_RESTORE"
-CHECKPOINT_DIR = "SROBUST_CHECKPOINT_DIR"
+TIERS = "SROBUST_TIERS"
 LAYOUT = "SROBUST_LAYOUT"
 COPIES = "SROBUST_COPIES"
-LOCAL = "SROBUST_LOCAL"
 RESTORE_TIER = "SROBUST_RESTORE_TIER"
 
 
@@ -28,22 +29,20 @@ class WorkerEnvironment(Record):
 
     ``record`` is the path of its step record (:mod:`slurm_robust.worker.step_record`); ``restore`` the
     checkpoint to continue from, None for a fresh start;
-    ``checkpoint_dir`` the folder of the run's checkpoints on shared storage. ``layout`` is the identity of
-    the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none; ``local`` the
-    folder of copies on this node's disk, "" for none; ``restore_tier`` where this rank's parts of
-    ``restore`` are or will appear: a :class:`~slurm_robust.model.copies.Tier`'s value, "" for storage.
+    ``places`` where the tiers of the run's checkpoints are beyond the nodes' memory. ``layout`` is the
+    identity of the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none;
+    ``restore_tier`` where this rank's parts of ``restore`` are or will appear.
     """
 
     job_dir: str
     run_id: str
     generation: int
     record: str
-    checkpoint_dir: str
+    places: dict[Tier, str]
     restore: CheckpointId | None = None
     layout: str = ""
     copies: str = ""
-    local: str = ""
-    restore_tier: str = ""
+    restore_tier: Tier = Tier.STORAGE
 
     def to_env(self) -> dict[str, str]:
         """The variables to set; :meth:`from_env` reads them back."""
@@ -53,11 +52,10 @@ class WorkerEnvironment(Record):
             GENERATION: str(self.generation),
             RECORD: self.record,
             RESTORE: str(self.restore) if self.restore else "",
-            CHECKPOINT_DIR: self.checkpoint_dir,
+            TIERS: msgspec.json.encode(self.places).decode(),
             LAYOUT: self.layout,
             COPIES: self.copies,
-            LOCAL: self.local,
-            RESTORE_TIER: self.restore_tier,
+            RESTORE_TIER: self.restore_tier.value,
         }
 
     @classmethod
@@ -68,7 +66,7 @@ class WorkerEnvironment(Record):
         """
         if RUN_ID not in environ:
             return None
-        missing = [n for n in (JOB_DIR, GENERATION, RECORD, CHECKPOINT_DIR) if not environ.get(n)]
+        missing = [n for n in (JOB_DIR, GENERATION, RECORD, TIERS) if not environ.get(n)]
         if missing:
             raise BadWorkerEnvironment(
                 f"{RUN_ID} is set but {', '.join(missing)} is not: start workers by 'srobust run', "
@@ -86,15 +84,19 @@ class WorkerEnvironment(Record):
             checkpoint = CheckpointId.parse(restore) if restore else None
         except ValueError as error:
             raise BadWorkerEnvironment(f"{RESTORE}: {error}: {changed}") from None
+        try:
+            places = msgspec.json.decode(environ[TIERS], type=dict[Tier, str])
+            tier = Tier(environ.get(RESTORE_TIER) or Tier.STORAGE)
+        except (ValueError, *UNREADABLE) as error:
+            raise BadWorkerEnvironment(f"{TIERS}, {RESTORE_TIER}: {error}: {changed}") from None
         return cls(
             job_dir=environ[JOB_DIR],
             run_id=environ[RUN_ID],
             generation=generation,
             record=environ[RECORD],
             restore=checkpoint,
-            checkpoint_dir=environ[CHECKPOINT_DIR],
+            places=places,
             layout=environ.get(LAYOUT, ""),
             copies=environ.get(COPIES, ""),
-            local=environ.get(LOCAL, ""),
-            restore_tier=environ.get(RESTORE_TIER, ""),
+            restore_tier=tier,
         )

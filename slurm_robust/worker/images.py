@@ -17,10 +17,10 @@ from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
-from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Snapshot, Training
+from slurm_robust.checkpoint.tiers import NodeTier, kept_tiers
 from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.util.ours import read_ours
@@ -64,6 +64,7 @@ class ImageReader:
         self._patience = patience
         self._gpus = gpus
         self._folder = MemoryFolder(environment.copies, environment.run_id) if environment.copies else None
+        self._tiers = self._node_tiers()
         self._images: list[Image] = []
 
     def load(
@@ -80,8 +81,7 @@ class ImageReader:
         is damaged then. Raises a
         :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or ``OSError``.
         """
-        tier = Tier(self._environment.restore_tier)
-        own = self._part(self._rank, ref, wait=tier is Tier.PEER)
+        own = self._part(self._rank, ref, wait=self._environment.restore_tier is Tier.PEER)
         names = own.tree["own"]
         if set(names) != set(training.entries):
             raise EntryMismatch(
@@ -116,8 +116,8 @@ class ImageReader:
         """The nearest whole copy, as soon as there is one."""
         pause, began = threading.Event(), time.monotonic()
         while True:
-            for find in self._places():
-                path = find(rank, ref)
+            for tier in self._tiers:
+                path = _found(tier, rank, ref)
                 if path is None:
                     continue
                 try:
@@ -132,22 +132,17 @@ class ImageReader:
                 raise MissingCheckpoint(self._missing(rank, ref))
             pause.wait(LOOK_EVERY_S)
 
-    def _places(self) -> tuple[Callable[[int, CheckpointId], Path | None], ...]:
-        if self._environment.restore_tier == Tier.LOCAL:
-            return self._on_disk, self._in_memory
-        return self._in_memory, self._on_disk
-
-    def _in_memory(self, rank: int, ref: CheckpointId) -> Path | None:
-        return self._folder.find(rank, ref) if self._folder else None
-
-    def _on_disk(self, rank: int, ref: CheckpointId) -> Path | None:
-        if not self._environment.local or self._folder is None:
-            return None
+    def _node_tiers(self) -> tuple[NodeTier, ...]:
+        """Memory first, unless the part is to come from this node's disk."""
+        if self._folder is None:
+            return ()
+        own = self._environment
         try:
             key = read_ours(self._folder.seal_key)
-            return LocalCopies(self._environment.local, self._environment.run_id, key).find(rank, ref)
         except OSError:
-            return None  # no disk, or a folder that somebody else has put there
+            return (self._folder,)  # there is no disk
+        kept = kept_tiers(own.places, own.run_id, key)
+        return (self._folder, *kept) if own.restore_tier.in_memory else (*kept, self._folder)
 
     def _raise_if_not_fetched(self, rank: int, ref: CheckpointId) -> None:
         if self._folder is None:
@@ -166,8 +161,7 @@ class ImageReader:
             return 0
 
     def _missing(self, rank: int, ref: CheckpointId) -> str:
-        places = [str(self._folder.path)] if self._folder else []
-        places += [self._environment.local] if self._environment.local else []
+        places = [str(tier.path) for tier in self._tiers]
         return (
             f"{_words(rank)} of checkpoint {ref} is not in {' or '.join(places) or 'any folder'}: "
             "'srobust run' goes on from another copy or an older one by itself"
@@ -176,6 +170,13 @@ class ImageReader:
     def _expected(self, rank: int, ref: CheckpointId) -> PartHeader:
         own = self._environment
         return PartHeader.of(ref, rank, run_id=own.run_id, layout=own.layout, world_size=self._world_size)
+
+
+def _found(tier: NodeTier, rank: int, ref: CheckpointId) -> Path | None:
+    try:
+        return tier.find(rank, ref)
+    except OSError:
+        return None  # no disk, or a folder that somebody else has put there
 
 
 @contextmanager

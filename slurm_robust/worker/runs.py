@@ -29,6 +29,7 @@ from slurm_robust.checkpoint.rankparts import Place, Table
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.checkpoint.tiers import RankTier, rank_tiers
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
@@ -96,7 +97,7 @@ class ManagedRun:
         self._record.announce_reports()
         if self._record.phase.name == FINISHED:  # the script has closed another one, and goes on
             phases.begin(self._record, "")
-        self._tier: DiskTier | None = None
+        self._tiers: dict[Tier, RankTier] | None = None
         self._reader: ImageReader | None = None
         self._memory: Snapshotter | None = None
         # From the beginning: a graph may be captured before the first snapshot is taken.
@@ -113,8 +114,10 @@ class ManagedRun:
 
     def _load(self, ref: CheckpointId, training: Training) -> tuple[int, Snapshot]:
         self._restored = ref
-        if self._environment.restore_tier in ("", Tier.STORAGE):
-            return ref.step, self._disk().load(ref, tuple(training.entries))
+        tier = self._environment.restore_tier
+        if tier.is_shared or not self._environment.copies:
+            shared = self._shared()
+            return ref.step, shared.get(tier, shared[Tier.STORAGE]).load(ref, tuple(training.entries))
         self._reader = ImageReader(self._environment, *_place(self._environ))
 
         def expect(tables: list[Table]) -> None:
@@ -150,7 +153,8 @@ class ManagedRun:
                 with phases.announced(self._record, CHECKPOINT):
                     snapshot = capture(training.entries, deduplicate=training.deduplicate)
                     ref = CheckpointId(generation=self._environment.generation, step=step)
-                    self._disk().save(ref, snapshot)
+                    for tier in self._shared().values():
+                        tier.save(ref, snapshot)
                 self._record.set_checkpoint(step)
 
     def cost(self) -> SnapshotCost:
@@ -218,17 +222,14 @@ class ManagedRun:
         folder = MemoryFolder(environment.copies, environment.run_id)
         return Snapshotter(folder, place, overlap=self._overlap, captures=self._captures)
 
-    def _disk(self) -> DiskTier:
-        if self._tier is None:
+    def _shared(self) -> dict[Tier, RankTier]:
+        if self._tiers is None:
             rank, world_size = _place(self._environ)
-            self._tier = DiskTier(
-                CheckpointStore(self._environment.checkpoint_dir),
-                run_id=self._environment.run_id,
-                rank=rank,
-                world_size=world_size,
-                layout=self._environment.layout,
+            own = self._environment
+            self._tiers = rank_tiers(
+                own.places, run_id=own.run_id, rank=rank, world_size=world_size, layout=own.layout
             )
-        return self._tier
+        return self._tiers
 
 
 class OwnFolder:

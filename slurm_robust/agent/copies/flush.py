@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,8 +23,8 @@ from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.image import Image, open_image
-from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import FoundImage
+from slurm_robust.checkpoint.tiers import KeptTier, Places
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.wire.messages import Launch
@@ -127,8 +127,8 @@ class Flusher:
         self,
         *,
         run_id: str,
-        directory: str,
-        local: LocalCopies | None,
+        places: Places,
+        kept: Sequence[KeptTier],
         keep: int,
         notes: Notes,
         on_done: Callable[[], None],
@@ -137,8 +137,8 @@ class Flusher:
     ) -> None:
         """In a thread are called: ``on_done`` when a step is done or given up, ``on_local`` after a copy."""
         self._run_id = run_id
-        self._directory = directory
-        self._local = local
+        self._places = dict(places)
+        self._kept = kept
         self._keep = keep
         self._notes = notes
         self._on_done = on_done
@@ -221,7 +221,7 @@ class Flusher:
             images={i.header.rank: str(i.path) for i in held},
             checkpoint=wanted.checkpoint,
             world_size=wanted.world_size,
-            directory=self._directory,
+            places=self._places,
             run_id=self._run_id,
             layout=wanted.layout,
         )
@@ -234,14 +234,14 @@ class Flusher:
             self.flushed = wanted.checkpoint
 
     def _copy(self, held: list[Image]) -> None:
-        if self._local is None:
-            return
-        try:
-            for image in held:
-                self._local.publish(image, self._keep)
-        except OSError as error:
-            self._notes.say("local", f"no copy on this node's disk: {error}", _NOTE_EVERY_S)
-        self._on_local()
+        for tier in self._kept:
+            try:
+                for image in held:
+                    tier.publish(image, self._keep)
+            except OSError as error:
+                self._notes.say("local", f"no copy in {tier.path}: {error}", _NOTE_EVERY_S)
+        if self._kept:
+            self._on_local()
 
     def _end(self, wanted: Wanted) -> None:
         self.over = wanted.checkpoint

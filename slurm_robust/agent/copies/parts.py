@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
-from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.tiers import KeptTier, NodeTier, nearest
 from slurm_robust.model.copies import CheckpointId
 
 
 class NodeParts:
-    """Memory before the disk. For several threads."""
+    """Memory before the other tiers. For several threads."""
 
-    def __init__(self, memory: MemoryFolder, local: LocalCopies | None) -> None:
+    def __init__(self, memory: MemoryFolder, kept: Sequence[KeptTier] = ()) -> None:
         self.memory = memory
-        self.local = local
+        self.kept = kept
+        self.tiers: tuple[NodeTier, ...] = (memory, *kept)
 
     def open(self, rank: int, ref: CheckpointId) -> Image:
         """The whole image of a part, held until it is closed.
 
         Raises :class:`MissingCheckpoint`, :class:`CorruptPart` or ``OSError``.
         """
-        path = self.memory.find(rank, ref)
-        if path is None and self.local is not None:
-            path = self.local.find(rank, ref)
+        path = nearest(self.tiers, rank, ref)
         if path is None:
             raise MissingCheckpoint(f"there is no copy of rank {rank} of {ref} here any more")
         image = open_image(path)

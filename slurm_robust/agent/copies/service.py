@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,8 +24,9 @@ from slurm_robust.agent.ports import bind_free
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
+from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
+from slurm_robust.checkpoint.tiers import kept_tiers
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import UNREADABLE, Record
@@ -37,17 +37,6 @@ from slurm_robust.wire.messages import Launch, Phase, Save
 
 PEER_SHARE = 0.25
 """Of what an interface can carry. Heartbeats, Slurm and often the shared storage share it with the copies."""
-
-
-@dataclass(frozen=True)
-class CopyPlaces:
-    """The folders that workers are told of, "" for none."""
-
-    memory: str = ""
-    local: str = ""
-
-
-NOWHERE = CopyPlaces()
 
 
 class CopyNews(Record):
@@ -99,25 +88,20 @@ class CopyService:
         try:
             memory = MemoryFolder.create(spec.run_id, base)
             _write_run(memory.path)
-            if spec.copies.local_directory:
+            if spec.copies.places:
                 write_atomically(memory.seal_key, self._seal_key, durable=False, mode=0o600)
         except OSError as error:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
-        directory = spec.copies.local_directory
-        local = (
-            LocalCopies(local_path(directory, spec.run_id), spec.run_id, self._seal_key)
-            if directory
-            else None
-        )
-        own = (memory.path, *((local.path,) if local else ()))
+        places = spec.tier_places(job)
+        self._parts = NodeParts(memory, kept_tiers(places, spec.run_id, self._seal_key))
+        own = tuple(tier.path for tier in self._parts.tiers)
         remove_leftovers(own, lambda text: self._notes.say("leftovers", text, again_s=0.0))
-        self._parts = NodeParts(memory, local)
         self._buffers = PeerBuffers(memory)
         self._flusher = Flusher(
             run_id=spec.run_id,
-            directory=spec.checkpoint_dir or str(job.checkpoints),
-            local=local,
+            places={tier: place for tier, place in places.items() if tier.is_shared},
+            kept=self._parts.kept,
             keep=spec.copies.keep,
             notes=self._notes,
             on_done=lambda: self._wake(),
@@ -147,12 +131,9 @@ class CopyService:
     # -- questions ---------------------------------------------------------------------------------
 
     @property
-    def places(self) -> CopyPlaces:
-        """Where workers find and put copies."""
-        if self._parts is None:
-            return NOWHERE
-        local = self._parts.local
-        return CopyPlaces(memory=str(self._parts.memory.path), local=str(local.path) if local else "")
+    def memory(self) -> str:
+        """The folder in this node's memory where workers find and put copies, "" for none."""
+        return str(self._parts.memory.path) if self._parts is not None else ""
 
     def inventory(self) -> tuple[Copy, ...]:
         """The whole copies here, now in memory, and on the disk as it was last looked at."""
@@ -281,9 +262,8 @@ class CopyService:
             self._server.close()
         self._flusher.close()
         if remove:
-            shutil.rmtree(self._parts.memory.path, ignore_errors=True)
-            if self._parts.local is not None:
-                shutil.rmtree(self._parts.local.path, ignore_errors=True)
+            for tier in self._parts.tiers:
+                shutil.rmtree(tier.path, ignore_errors=True)
 
     def _read_plans(self) -> None:
         """What workers found out about the node's memory: how many copies of other nodes it can take."""
@@ -304,17 +284,18 @@ class CopyService:
             running.stop()
 
     def _look_at_disk_soon(self) -> None:
-        if self._parts is not None and self._parts.local is not None:
+        if self._parts is not None and self._parts.kept:
             threading.Thread(target=self._look_at_disk, name="srobust-disk", daemon=True).start()
 
     def _look_at_disk(self) -> None:
         assert self._parts is not None
-        assert self._parts.local is not None
-        try:
-            self._on_disk = self._parts.local.inventory()
-        except OSError as error:
-            self._on_disk = ()
-            self._notes.say("disk", f"this node's disk holds no copies: {error}")
+        found: list[Copy] = []
+        for tier in self._parts.kept:
+            try:
+                found += tier.inventory()
+            except OSError as error:
+                self._notes.say("disk", f"{tier.path} holds no copies: {error}")
+        self._on_disk = tuple(found)
         self._wake()
 
 

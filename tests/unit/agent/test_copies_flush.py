@@ -73,7 +73,7 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
     make: MakeNode, writer: Path, tmp_path: Path
 ) -> None:
     (writer / "mode").write_text("wait")
-    node = make("a", local_directory=str(tmp_path / "disk"), keep=2)
+    node = make("a", places={Tier.LOCAL: str(tmp_path / "disk")}, keep=2)
     node.launch(3, (0, 1))
     node.service.ask_flush(7)
     fill(node.folder.own(0, 0), 0, 7, 3, MIB)
@@ -99,7 +99,7 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
         SHARED: str(node.folder.own(SHARED, 0)),
     }
     assert (told.checkpoint, told.world_size, told.layout) == (CheckpointId(generation=3, step=7), 4, "w4")
-    assert (told.run_id, told.directory) == (RUN, str(tmp_path / "job" / "checkpoints"))
+    assert (told.run_id, told.places) == (RUN, {Tier.STORAGE: str(tmp_path / "job" / "checkpoints")})
     assert node.service.notes() == []
 
 
@@ -186,7 +186,7 @@ def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
         images={},
         checkpoint=CheckpointId(generation=1, step=1),
         world_size=1,
-        directory="/x",
+        places={},
         run_id=RUN,
         layout="",
     )

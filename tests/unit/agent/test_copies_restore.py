@@ -44,9 +44,9 @@ def test_parts_are_fetched_for_a_restore_or_the_reason_is_there(make: MakeNode) 
 
 
 def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_path: Path) -> None:
-    a, b = make("a", local_directory=str(tmp_path / "disk")), make("b")
+    a, b = make("a", places={Tier.LOCAL: str(tmp_path / "disk")}), make("b")
     image = open_image(fill(shm / "image", 0, 5, 1, MIB))
-    local = LocalCopies(a.service.places.local, RUN, a.folder.seal_key.read_bytes())
+    local = LocalCopies(tmp_path / "disk", RUN, a.folder.seal_key.read_bytes())
     local.publish(image, 1)
     image.close()
     b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.LOCAL),))
@@ -174,7 +174,7 @@ def test_memory_off_means_nothing_is_made(make: MakeNode) -> None:
     a = make("a", memory=False)
     a.launch(1, (0,))
     a.service.follow(Phase.ENDED, 1)
-    assert (a.service.port, a.service.inventory(), a.service.places.memory) == (0, (), "")
+    assert (a.service.port, a.service.inventory(), a.service.memory) == (0, (), "")
     assert not a.folder.path.exists()
 
 
@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_made_is_noted(shm: Path, job: Path) -> None:
     a = Node("a", shm, job, keys_in(job))
     (note,) = a.service.notes()
     assert "no snapshots in this node's memory" in note
-    assert a.service.places.memory == ""
+    assert a.service.memory == ""
     a.close()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.flush import FlushOrder, flush
@@ -27,7 +28,7 @@ from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
-from slurm_robust.model.copies import SHARED, CheckpointId
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from tests.waiting import wait_for
 
 REF = CheckpointId(generation=3, step=120)
@@ -85,7 +86,7 @@ class Writer:
             "images": {str(rank): str(path) for rank, path in images.items()},
             "checkpoint": {"generation": 3, "step": step},
             "world_size": 2,
-            "directory": str(self.folder),
+            "places": {"storage": str(self.folder)},
             "run_id": "run",
             "layout": "dp2",
             **changes,
@@ -192,7 +193,7 @@ def test_orders_that_cannot_be_carried_out_are_answered(
     assert "rank 1 of 2" in answer_to({0: images[1]})
     assert "shared part of step 120 is missing" in answer_to({0: images[0]})
     (tmp_path / "file").touch()
-    assert str(tmp_path / "file") in answer_to(both, directory=str(tmp_path / "file"))
+    assert str(tmp_path / "file") in answer_to(both, places={"storage": str(tmp_path / "file")})
     content = bytearray(images[1].read_bytes())
     content[content.index(torch.full((8,), 1.0).numpy().tobytes()) + 1] ^= 1
     images[1].write_bytes(content)
@@ -224,7 +225,7 @@ def flush_for_ever(order: FlushOrder, base: Path) -> int:
     child = os.fork()
     if child == 0:
         for number in itertools.count():
-            flush(order, CheckpointStore(base / str(number)))
+            flush(structs.replace(order, places={Tier.STORAGE: str(base / str(number))}))
     return child
 
 
@@ -235,7 +236,7 @@ def test_a_writer_that_is_killed_leaves_no_half_part(images: dict[int, Path], tm
         images={rank: str(path) for rank, path in images.items()},
         checkpoint=REF,
         world_size=2,
-        directory="",
+        places={},
         run_id="run",
     )
     chance = random.Random(7)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.image import open_image, read_front
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
+from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from tests.unit.agent.nodes import MIB, RUN, check, fill
@@ -20,7 +20,7 @@ KEY = seal_key("the job's secret")
 
 @pytest.fixture
 def local(tmp_path: Path) -> LocalCopies:
-    return LocalCopies(local_path(tmp_path / "disk", RUN), RUN, KEY)
+    return LocalCopies(tmp_path / "disk", RUN, KEY)
 
 
 def publish(local: LocalCopies, memory: Path, rank: int, step: int, generation: int = 1) -> Path:
@@ -61,7 +61,7 @@ def test_damage_and_files_of_others_are_no_copies(local: LocalCopies, tmp_path: 
     (good.parent / "step-00000012.img").write_bytes(good.read_bytes())  # another step than its name says
     (good.parent / "notes.txt").write_text("x")
     fill(good.parent / "step-00000013.img", 0, 13, 1, MIB)  # whole, and without a seal
-    another = LocalCopies(local.path, RUN, seal_key("another job's secret"))
+    another = LocalCopies(local.path.parent, RUN, seal_key("another job's secret"))
     publish(another, tmp_path, 1, 14)
     assert [c.step for c in local.inventory()] == [10]
     assert local.find(0, CheckpointId(generation=1, step=13)) is None
@@ -143,14 +143,13 @@ def scratch() -> Iterator[Path]:
 @as_root
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o1777])
 def test_a_strangers_folder_is_neither_read_nor_written(scratch: Path, tmp_path: Path, mode: int) -> None:
-    path = scratch / f"srobust-{ME}-{RUN}"
-    local = LocalCopies(path, RUN, KEY)
+    local = LocalCopies(scratch, RUN, KEY)
     image = open_image(fill(tmp_path / "buffer", 0, 5, 1, MIB))
 
     def forge() -> None:
         """Even with the right seal, which nobody has who has no key."""
-        LocalCopies(path, RUN, KEY).publish(image, 1)
-        path.chmod(mode)
+        local.publish(image, 1)
+        local.path.chmod(mode)
         os.mkfifo(local.part_path(0, CheckpointId(generation=1, step=6)), 0o666)
 
     assert run_as(OTHER, forge) == "None"
@@ -163,8 +162,7 @@ def test_a_strangers_folder_is_neither_read_nor_written(scratch: Path, tmp_path:
 
 @as_root
 def test_a_strangers_file_in_ones_own_folder_is_no_copy(scratch: Path, tmp_path: Path) -> None:
-    path = scratch / f"srobust-{ME}-{RUN}"
-    local = LocalCopies(path, RUN, KEY)
+    local = LocalCopies(scratch, RUN, KEY)
     image = open_image(fill(tmp_path / "buffer", 0, 5, 1, MIB))
     assert ".img" in run_as(ME, lambda: local.publish(image, 1))
     image.close()

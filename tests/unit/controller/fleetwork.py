@@ -168,7 +168,7 @@ class Job:
     def tell_storage(self, generation: int) -> None:
         """Storage answers what it holds."""
         found = {*self.storage, *(CheckpointId(step=s, generation=g) for g, s in self.checkpoints.items())}
-        complete = None if self.storage_broken else tuple(found)
+        complete = None if self.storage_broken else dict.fromkeys(found, Tier.STORAGE)
         self.act(self.core.on_checkpoints(generation, complete, self.now()))
 
     def witness(self, node: str) -> Witness:

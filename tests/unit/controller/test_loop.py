@@ -12,6 +12,7 @@ from typing import NoReturn
 import pytest
 
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.replay import ReplayConfig
 from slurm_robust.config.schema import CheckpointConfig, JobConfig
 from slurm_robust.controller import effects as fx
@@ -28,7 +29,7 @@ from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
@@ -70,7 +71,7 @@ class Hands:
             socket=server,
             steps=AgentSteps(slurm, ALLOCATION, ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
-            store=self.store,
+            store=SharedTiers({Tier.STORAGE: self.store}),
             slurm=slurm,
             tester=StepTester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
         )
@@ -141,7 +142,7 @@ def test_a_storage_that_refuses_is_not_an_empty_one(hands: Hands) -> None:
 
 
 def test_an_answer_to_an_older_question_is_dropped(hands: Hands) -> None:
-    hands.core.on_checkpoints(2, (), read_clocks())
+    hands.core.on_checkpoints(2, {}, read_clocks())
     assert not hands.core.listing.answered
 
 

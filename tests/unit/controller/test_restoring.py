@@ -165,7 +165,11 @@ def test_when_both_copies_are_lost_storage_has_it() -> None:
     job.power_cut(peer)
     job.until(lambda: job.core.state.generation == 2)
     assert where(job) == (2, {"storage": 3})
-    assert all(order.sources == () for order in job.orders.values() if order.generation == 2)
+    assert all(
+        {s.tier for s in order.sources} == {Tier.STORAGE}
+        for order in job.orders.values()
+        if order.generation == 2
+    )
 
 
 def test_a_whole_pipeline_group_can_go() -> None:

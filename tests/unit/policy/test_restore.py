@@ -24,6 +24,7 @@ from slurm_robust.policy.restore import (
 
 TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
 S = CheckpointId(step=5, generation=1)
+STORED = {S: Tier.STORAGE}
 
 
 def copy(rank: int, step: int = 5, tier: Tier = Tier.MEMORY, generation: int = 1) -> Copy:
@@ -49,7 +50,7 @@ def test_own_memory_first() -> None:
     reach = held(
         n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[copy(1), copy(0, tier=Tier.PEER), copy(1, tier=Tier.LOCAL)]
     )
-    plan = choose({1: 5}, reach, [S], TWO)
+    plan = choose({1: 5}, reach, STORED, TWO)
     assert plan is not None
     assert plan.sources == {"n1": (near(0, Tier.MEMORY),), "n2": (near(1, Tier.MEMORY),)}
     assert plan.tiers == {"memory": 2}
@@ -57,7 +58,7 @@ def test_own_memory_first() -> None:
 
 def test_a_new_node_fetches_from_the_peer() -> None:
     reach = held(n1=[copy(0), copy(1, tier=Tier.PEER)], n3=[])
-    plan = choose({1: 5}, reach, [S], Placement(slots=("n1", "n3"), nproc_per_node=1))
+    plan = choose({1: 5}, reach, STORED, Placement(slots=("n1", "n3"), nproc_per_node=1))
     assert plan is not None
     assert plan.sources["n3"] == (far(1, Tier.PEER, "n1"),)
     assert plan.tiers == {"memory": 1, "peer": 1}
@@ -66,43 +67,43 @@ def test_a_new_node_fetches_from_the_peer() -> None:
 def test_a_peer_copy_on_the_very_node_is_own_memory() -> None:
     """The peer itself moved into the slot of the lost node."""
     placement = Placement(slots=("n2", "n1"), nproc_per_node=1)
-    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), [], placement)
+    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), {}, placement)
     assert plan is not None
     assert plan.sources == {"n2": (far(0, Tier.MEMORY, "n1"),), "n1": (near(1, Tier.PEER),)}
 
 
 def test_the_local_disk_comes_after_all_memory() -> None:
     disk = copy(1, tier=Tier.LOCAL)
-    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), [], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), {}, TWO)
     assert plan is not None
     assert plan.sources["n2"] == (far(1, Tier.PEER, "n1"),)
-    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[disk]), [], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[disk]), {}, TWO)
     assert plan is not None
     assert plan.sources["n2"] == (near(1, Tier.LOCAL),)
-    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[]), [], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[]), {}, TWO)
     assert plan is not None
     assert plan.sources["n2"] == (far(1, Tier.LOCAL, "n1"),)
     assert plan.tiers == {"memory": 1, "local": 1}
 
 
 def test_storage_is_taken_whole() -> None:
-    plan = choose({1: 5}, held(n1=[copy(0)], n2=[]), [S], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0)], n2=[]), STORED, TWO)
     assert plan is not None
-    assert plan.sources == {"n1": (), "n2": ()}
+    assert plan.sources == {"n1": (near(0, Tier.STORAGE),), "n2": (near(1, Tier.STORAGE),)}
     assert plan.tiers == {"storage": 2}
-    assert choose({1: 5}, held(n1=[copy(0)], n2=[]), [], TWO) is None
+    assert choose({1: 5}, held(n1=[copy(0)], n2=[]), {}, TWO) is None
 
 
 def test_a_node_that_serves_nothing_is_no_source_for_others() -> None:
     silent = Holding(node="n1", copies=(copy(0), copy(1, tier=Tier.PEER)))
-    assert choose({1: 5}, [silent], [], TWO) is None
+    assert choose({1: 5}, [silent], {}, TWO) is None
 
 
 def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
     slots = ("n1", "n2", "n3", "n4")
     reach = held(n1=[copy(0), copy(SHARED), copy(2, tier=Tier.PEER)], n2=[copy(1), copy(SHARED)])
     reach += held(n5=[copy(3, tier=Tier.PEER)])
-    plan = choose({1: 5}, reach, [], Placement(slots=slots, nproc_per_node=1))
+    plan = choose({1: 5}, reach, {}, Placement(slots=slots, nproc_per_node=1))
     assert plan is not None
     assert plan.sources["n1"] == (near(0, Tier.MEMORY), near(SHARED, Tier.MEMORY))
     shared = [s.address for n in ("n3", "n4") for s in plan.sources[n] if s.rank == SHARED]
@@ -112,27 +113,26 @@ def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
 
 def test_a_shared_part_that_was_ever_told_is_needed() -> None:
     reach = held(n1=[copy(0)], n2=[copy(1)])
-    assert choose({1: 5}, reach, [], TWO) is not None
-    assert choose({1: 5}, reach, [], TWO, shared=(1,)) is None
+    assert choose({1: 5}, reach, {}, TWO) is not None
+    assert choose({1: 5}, reach, {}, TWO, shared=(1,)) is None
     assert seal(1, reach, (), 2, shared=True) == -1
     assert seal(1, reach, (), 2, shared=False) == 5
 
 
 def test_what_was_never_sealed_does_not_exist() -> None:
     reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
-    plan = choose(
-        {1: 5}, reach, [CheckpointId(step=9, generation=1), CheckpointId(step=7, generation=2)], TWO
-    )
+    stored = (CheckpointId(step=9, generation=1), CheckpointId(step=7, generation=2))
+    plan = choose({1: 5}, reach, dict.fromkeys(stored, Tier.STORAGE), TWO)
     assert plan is not None
     assert plan.ref == S
 
 
 def test_a_banned_one_is_passed_over() -> None:
     reach = held(n1=[copy(0), copy(0, step=4)], n2=[copy(1), copy(1, step=4)])
-    plan = choose({1: 5}, reach, [], TWO, banned=[S])
+    plan = choose({1: 5}, reach, {}, TWO, banned=[S])
     assert plan is not None
     assert plan.ref.step == 4
-    assert choose({1: 5}, reach, [], TWO, banned=[S, CheckpointId(step=4, generation=1)]) is None
+    assert choose({1: 5}, reach, {}, TWO, banned=[S, CheckpointId(step=4, generation=1)]) is None
 
 
 def reachable(
@@ -171,7 +171,9 @@ def check(
     shared: set[int],
     banned: set[CheckpointId],
 ) -> None:
-    plan = choose(sealed, reach, storage, placement, shared=shared, banned=banned)
+    plan = choose(
+        sealed, reach, dict.fromkeys(storage, Tier.STORAGE), placement, shared=shared, banned=banned
+    )
     possible = {CheckpointId(step=c.step, generation=c.generation) for h in reach for c in h.copies} | storage
     good = {
         ref
@@ -187,7 +189,9 @@ def check(
     nodes = {h.address: h for h in reach}
     for node, sources in plan.sources.items():
         if "storage" in plan.tiers:
-            assert sources == ()
+            assert {(s.rank, s.tier) for s in sources} == {
+                (rank, Tier.STORAGE) for rank in placement.ranks_of(node)
+            }
             continue
         assert {s.rank for s in sources} - {SHARED} == set(placement.ranks_of(node))
         for source in sources:

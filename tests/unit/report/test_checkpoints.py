@@ -17,14 +17,14 @@ import torch.distributed.checkpoint as dcp
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, open_image
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
+from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, CheckpointId
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.wire.keys import create_keys, load_client
@@ -54,7 +54,7 @@ class Job:
         self.memory = MemoryFolder.create(self.run_id)
         create_keys(self.directory.keys)
         key = seal_key(load_client(self.directory.keys).client.secret)
-        self.local = LocalCopies(local_path(folder / "disk", self.run_id), self.run_id, key)
+        self.local = LocalCopies(folder / "disk", self.run_id, key)
         spec = JobSpec(
             run_id=self.run_id,
             job_id=9,
@@ -62,7 +62,7 @@ class Job:
             command=("train.py",),
             cwd="/",
             nproc_per_node=1,
-            copies=CopySpec(local_directory=str(folder / "disk")),
+            copies=CopySpec(places={Tier.LOCAL: str(folder / "disk")}),
         )
         self.directory.spec.write_bytes(msgspec.json.encode(spec))
         self.write(

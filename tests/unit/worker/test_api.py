@@ -26,7 +26,7 @@ from slurm_robust.checkpoint.errors import (
     WrongUse,
 )
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.wire.messages import Progress
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
@@ -74,7 +74,7 @@ class ManagedWorker:
             generation=generation,
             record=str(self.record.path),
             restore=CheckpointId.parse(restore) if restore else None,
-            checkpoint_dir=str(self.store.path),
+            places={Tier.STORAGE: str(self.store.path)},
         )
         for name, value in {**environment.to_env(), "RANK": "0", "WORLD_SIZE": str(world_size)}.items():
             self._monkeypatch.setenv(name, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.worker.environment import BadWorkerEnvironment, WorkerEnvironment
 
 PLACE = WorkerEnvironment(
@@ -13,7 +13,7 @@ PLACE = WorkerEnvironment(
     generation=3,
     record="/dev/shm/rank-0",
     restore=CheckpointId(generation=2, step=9),
-    checkpoint_dir="/job/checkpoints",
+    places={Tier.STORAGE: "/job/checkpoints"},
 )
 
 
@@ -37,6 +37,7 @@ def test_fresh_start_needs_no_restore() -> None:
     [
         ("SROBUST_RECORD", "", "SROBUST_RECORD"),
         ("SROBUST_GENERATION", "three", "not a whole number"),
+        ("SROBUST_TIERS", '{"moon": "/x"}', "SROBUST_TIERS.*moon"),
         ("SROBUST_RESTORE", "step 7", "SROBUST_RESTORE: 'step 7' names no checkpoint"),
     ],
 )
