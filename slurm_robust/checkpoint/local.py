@@ -24,6 +24,7 @@ from typing import IO
 
 from slurm_robust.checkpoint.image import Image, read_front
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
+from slurm_robust.model.nodefolders import folder_name
 from slurm_robust.util.files import names_in, replacing, sync
 from slurm_robust.util.ours import NotOurs, check_own_folder, make_own_folder, open_ours
 
@@ -44,7 +45,7 @@ class LocalCopies:
 
     def __init__(self, directory: Path | str, run_id: str, key: bytes) -> None:
         """Copies below ``directory``; ``key`` as :func:`seal_key` gives it."""
-        self.path = Path(directory) / f"srobust-{os.getuid()}-{run_id}"
+        self.path = Path(directory) / folder_name(run_id)
         self._run_id = run_id
         self._key = key
 

@@ -27,10 +27,9 @@ from pathlib import Path
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import read_header
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
+from slurm_robust.model.nodefolders import COPIES, SHARED_MEMORY, folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder
-
-SHARED_MEMORY = Path("/dev/shm")
 
 _NAME = re.compile(r"(own|peer|fetched)-(\d{5,})(?:\.(\d+))?|(shared|fetched-shared)(?:\.(\d+))?")
 _KINDS = {"own": Tier.MEMORY, "shared": Tier.MEMORY, "peer": Tier.PEER}
@@ -62,9 +61,14 @@ class MemoryFolder:
     @classmethod
     def create(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
         """Make the folder (0700), or take the one that this job left here before. Raises ``OSError``."""
-        path = base / f"srobust-{os.getuid()}-{run_id}-copies"
-        make_own_folder(path)
-        return cls(path, run_id)
+        folder = cls.of(run_id, base)
+        make_own_folder(folder.path)
+        return folder
+
+    @classmethod
+    def of(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
+        """The folder of a run, whether it is there or not."""
+        return cls(base / folder_name(run_id, COPIES), run_id)
 
     @property
     def seal_key(self) -> Path:

@@ -23,7 +23,7 @@ from rich.text import Text
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.local import LocalCopies, seal_key
-from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder, kind_of
+from slurm_robust.checkpoint.memory import MemoryFolder, kind_of
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.controller.journal import fold
@@ -74,8 +74,7 @@ class Place:
         self.state: JobState = fold(events)
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self.store = CheckpointStore(spec.checkpoint_dir or directory.checkpoints)
-        folder = SHARED_MEMORY / f"srobust-{os.getuid()}-{spec.run_id}-copies"
-        self.memory = MemoryFolder(folder, spec.run_id)
+        self.memory = MemoryFolder.of(spec.run_id)
         self.local: LocalCopies | None = None
         if directory_on_disk := spec.copies.places.get(Tier.LOCAL):
             key = seal_key(load_client(directory.keys).client.secret)

@@ -25,10 +25,11 @@ from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.local import seal_key
-from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
+from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.tiers import kept_tiers
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import derive_key
