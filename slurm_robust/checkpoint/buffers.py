@@ -12,10 +12,9 @@ import torch
 from slurm_robust.checkpoint.devices import pieces
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.header import PartHeader
-from slurm_robust.checkpoint.image import Buffer, BufferInUse, NotReserved, TensorSpec, read_header
+from slurm_robust.checkpoint.image import Buffer, BufferInUse, NotReserved, OnMap, TensorSpec, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.ring import refill_order
-from slurm_robust.checkpoint.sharedfile import OnMap
 from slurm_robust.checkpoint.tree import tensor_in
 from slurm_robust.model.copies import CheckpointId
 
@@ -82,7 +81,7 @@ class PartBuffers:
 
     ``header`` is that of all images, but for the step. ``restored`` is the checkpoint that this generation
     went on from, None for a fresh start. ``on_map`` is told what
-    :class:`~slurm_robust.checkpoint.sharedfile.SharedFile` tells.
+    :class:`~slurm_robust.checkpoint.image.SharedFile` tells.
 
     Not for several threads at once, but for :meth:`reserve`, beside which no other method may run.
     """

@@ -14,9 +14,8 @@ from slurm_robust.checkpoint import budget
 from slurm_robust.checkpoint.buffers import Filling, PartBuffers, Wanted
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.header import PartHeader
-from slurm_robust.checkpoint.image import TensorSpec, image_bytes
+from slurm_robust.checkpoint.image import OnMap, TensorSpec, image_bytes
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.sharedfile import OnMap
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.model.copies import SHARED, CheckpointId

@@ -14,8 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from slurm_robust.checkpoint.image import Image
+from slurm_robust.checkpoint.errors import MissingCheckpoint
+from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.local import LocalCopies
+from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId, Copy, Tier
 
@@ -131,7 +133,29 @@ class SharedTiers:
             shared.prune(keep, protect, generation, keep_every)
 
 
-def nearest(tiers: Sequence[NodeTier], rank: int, checkpoint: CheckpointId) -> Path | None:
-    """The copy of one part in the first of ``tiers`` that has it. Raises ``OSError``."""
-    found = (tier.find(rank, checkpoint) for tier in tiers)
-    return next((path for path in found if path is not None), None)
+class NodeTiers:
+    """All copies that one node holds, memory before the other tiers. For several threads."""
+
+    def __init__(self, memory: MemoryFolder, kept: Sequence[KeptTier] = ()) -> None:
+        self.memory = memory
+        self.kept = kept
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folders that hold them."""
+        return (self.memory.path, *(tier.path for tier in self.kept))
+
+    def open(self, rank: int, checkpoint: CheckpointId) -> Image:
+        """The nearest whole image of a part, held until it is closed.
+
+        Raises :class:`MissingCheckpoint`, :class:`CorruptPart` or ``OSError``.
+        """
+        found = (tier.find(rank, checkpoint) for tier in (self.memory, *self.kept))
+        path = next((path for path in found if path is not None), None)
+        if path is None:
+            raise MissingCheckpoint(f"there is no copy of rank {rank} of {checkpoint} here any more")
+        image = open_image(path)
+        if (image.header.rank, image.header.checkpoint) != (rank, checkpoint):
+            image.close()
+            raise MissingCheckpoint(f"{path} was refilled meanwhile")
+        return image

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from slurm_robust.agent.copies.entrance import Entrance
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Image
+from slurm_robust.checkpoint.tiers import NodeTiers
 from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
@@ -27,7 +27,7 @@ class CopyServer:
         key: bytes,
         *,
         run_id: str,
-        parts: NodeParts,
+        parts: NodeTiers,
         buffers: PeerBuffers,
         notes: Notes,
     ) -> None:

@@ -14,7 +14,6 @@ from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, Wanted
 from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
 from slurm_robust.agent.copies.server import CopyServer
@@ -26,7 +25,7 @@ from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.tiers import kept_tiers
+from slurm_robust.checkpoint.tiers import NodeTiers, kept_tiers
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
@@ -77,7 +76,7 @@ class CopyService:
         self._fetches: Fetches | None = None
         self._pace = Pace(spec.copies.peer_bytes_s)
         self._on_disk: tuple[Copy, ...] = ()
-        self._parts: NodeParts | None = None
+        self._parts: NodeTiers | None = None
         self._server: CopyServer | None = None
         self._saving: Save | None = None
         self.port = 0
@@ -95,9 +94,8 @@ class CopyService:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
         places = spec.tier_places(job)
-        self._parts = NodeParts(memory, kept_tiers(places, spec.run_id, self._seal_key))
-        own = tuple(tier.path for tier in self._parts.tiers)
-        remove_leftovers(own, lambda text: self._notes.say("leftovers", text, again_s=0.0))
+        self._parts = NodeTiers(memory, kept_tiers(places, spec.run_id, self._seal_key))
+        remove_leftovers(self._parts.paths, lambda text: self._notes.say("leftovers", text, again_s=0.0))
         self._buffers = PeerBuffers(memory)
         self._flusher = Flusher(
             run_id=spec.run_id,
@@ -263,8 +261,8 @@ class CopyService:
             self._server.close()
         self._flusher.close()
         if remove:
-            for tier in self._parts.tiers:
-                shutil.rmtree(tier.path, ignore_errors=True)
+            for path in self._parts.paths:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _read_plans(self) -> None:
         """What workers found out about the node's memory: how many copies of other nodes it can take."""
