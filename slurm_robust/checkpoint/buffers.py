@@ -38,7 +38,7 @@ class Filling:
 
     owner: PartBuffers
     number: int
-    ref: CheckpointId
+    checkpoint: CheckpointId
     buffer: Buffer
     targets: list[Target]
     tree: bytes
@@ -55,7 +55,7 @@ class Filling:
     def commit(self) -> None:
         """All tensors are in place: sum them up, and the image is whole."""
         self.buffer.commit()
-        self.owner.held[self.number] = self.ref
+        self.owner.held[self.number] = self.checkpoint
 
     def discard(self) -> None:
         """Leave the buffer empty."""

@@ -46,52 +46,54 @@ class DiskTier:
         self._world_size = world_size
         self._layout = layout
 
-    def save(self, ref: CheckpointId, snapshot: Snapshot) -> None:
-        """Publish this rank's part of ``ref``; durable on return. Raises :class:`NotWritten`.
+    def save(self, checkpoint: CheckpointId, snapshot: Snapshot) -> None:
+        """Publish this rank's part of ``checkpoint``; durable on return. Raises :class:`NotWritten`.
 
         A part that is there already stays as it is. Whoever publishes the last part also writes what others
         need: ``.metadata`` and the ``latest`` pointer; it is logged if that fails.
         """
-        header = self._header(ref, self._rank)
+        header = self._header(checkpoint, self._rank)
         try:
-            if not self._is_published(ref, header, tuple(snapshot.own)):
-                write_part(self.store, ref, header, snapshot)
+            if not self._is_published(checkpoint, header, tuple(snapshot.own)):
+                write_part(self.store, checkpoint, header, snapshot)
         except OSError as error:
-            raise NotWritten(f"{self.store.folder(ref)}: {error}") from error
+            raise NotWritten(f"{self.store.folder(checkpoint)}: {error}") from error
         try:
-            if len(self.store.parts(ref)) >= self._world_size:
+            if len(self.store.parts(checkpoint)) >= self._world_size:
                 finish(self.store)
         except (OSError, CheckpointError) as error:
-            _log.warning("checkpoint %s is whole, but %s was not updated: %s", ref, METADATA, error)
+            _log.warning("checkpoint %s is whole, but %s was not updated: %s", checkpoint, METADATA, error)
 
-    def load(self, ref: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
-        """This rank's state at ``ref``, verified. Tensors lie in mapped files.
+    def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
+        """This rank's state at ``checkpoint``, verified. Tensors lie in mapped files.
 
         Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or
         ``OSError`` if the storage does not answer.
         """
-        self._check_world_size(ref)
+        self._check_world_size(checkpoint)
         if self._rank == 0:
-            return self._read(ref, 0, entries, ALL)
-        snapshot = self._read(ref, self._rank, entries, OWN)
-        shared = self._read(ref, 0, entries, SHARED).shared
+            return self._read(checkpoint, 0, entries, ALL)
+        snapshot = self._read(checkpoint, self._rank, entries, OWN)
+        shared = self._read(checkpoint, 0, entries, SHARED).shared
         return Snapshot(own=snapshot.own, shared=shared, rng=snapshot.rng)
 
-    def _header(self, ref: CheckpointId, rank: int) -> PartHeader:
-        return PartHeader.of(ref, rank, run_id=self._run_id, layout=self._layout, world_size=self._world_size)
+    def _header(self, checkpoint: CheckpointId, rank: int) -> PartHeader:
+        return PartHeader.of(
+            checkpoint, rank, run_id=self._run_id, layout=self._layout, world_size=self._world_size
+        )
 
-    def _is_published(self, ref: CheckpointId, header: PartHeader, entries: tuple[str, ...]) -> bool:
+    def _is_published(self, checkpoint: CheckpointId, header: PartHeader, entries: tuple[str, ...]) -> bool:
         """Whether the same part is there: an order may come twice, and the state of a step is one."""
         try:
-            found = read_sidecar(self.store.part_path(ref, self._rank, self._world_size))
+            found = read_sidecar(self.store.part_path(checkpoint, self._rank, self._world_size))
         except CheckpointError:
             return False
         return found.header.matches(header) and found.entries == entries
 
-    def _read(self, ref: CheckpointId, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:
-        path = self.store.part_path(ref, rank, self._world_size)
+    def _read(self, checkpoint: CheckpointId, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:
+        path = self.store.part_path(checkpoint, rank, self._world_size)
         sidecar = read_sidecar(path)
-        _check_place(path, sidecar.header, self._header(ref, rank))
+        _check_place(path, sidecar.header, self._header(checkpoint, rank))
         if set(sidecar.entries) != set(entries):
             raise EntryMismatch(
                 f"{path} holds the entries {', '.join(sidecar.entries)}, the script names "
@@ -99,33 +101,35 @@ class DiskTier:
             )
         return read_part(path, sidecar, what)
 
-    def _check_world_size(self, ref: CheckpointId) -> None:
-        if self.store.part_path(ref, self._rank, self._world_size).exists():
+    def _check_world_size(self, checkpoint: CheckpointId) -> None:
+        if self.store.part_path(checkpoint, self._rank, self._world_size).exists():
             return  # read_sidecar looks closely
         try:
-            written = self.store.world_size(ref)
+            written = self.store.world_size(checkpoint)
         except MissingCheckpoint:
             raise MissingCheckpoint(
-                f"checkpoint {ref} is not complete in {self.store.path}: check that every node sees "
+                f"checkpoint {checkpoint} is not complete in {self.store.path}: check that every node sees "
                 "this folder; 'srobust run' goes on from an older one by itself"
             ) from None
         if written != self._world_size:
             raise WorldSizeMismatch(
-                f"checkpoint {ref} in {self.store.path} was written by {written} ranks and this run "
+                f"checkpoint {checkpoint} in {self.store.path} was written by {written} ranks and this run "
                 f"has {self._world_size}: run with {written} ranks, or start afresh in another folder"
             )
 
 
-def write_part(store: CheckpointStore, ref: CheckpointId, header: PartHeader, snapshot: Snapshot) -> None:
+def write_part(
+    store: CheckpointStore, checkpoint: CheckpointId, header: PartHeader, snapshot: Snapshot
+) -> None:
     """Publish one part: its data, then its sidecar. After an error nothing of it is left.
 
     Raises :class:`NotWritten` or ``OSError``.
     """
     rank = header.rank
     with_shared = rank == 0 and bool(snapshot.shared)
-    data = store.data_path(ref, rank)
+    data = store.data_path(checkpoint, rank)
     try:
-        with store.publishing_data(ref, rank) as path, path.open("wb", buffering=2**20) as file:
+        with store.publishing_data(checkpoint, rank) as path, path.open("wb", buffering=2**20) as file:
             items = dcp.write_items(file, snapshot.own)
             items += dcp.write_items(file, snapshot.rng, (f"rank-{rank:05d}", "rng"))
             if with_shared:
@@ -141,7 +145,7 @@ def write_part(store: CheckpointStore, ref: CheckpointId, header: PartHeader, sn
             own=dcp.skeleton({"own": snapshot.own, "rng": snapshot.rng}),
             shared=dcp.skeleton(snapshot.shared) if with_shared else b"",
         )
-        with store.publishing(ref, rank, header.world_size) as path:
+        with store.publishing(checkpoint, rank, header.world_size) as path:
             path.write_bytes(encode_sidecar(sidecar))
     except BaseException:
         data.unlink(missing_ok=True)
@@ -174,10 +178,10 @@ def finish(store: CheckpointStore) -> None:
     ``OSError``.
     """
     failure: CheckpointError | None = None
-    for ref in store.complete():
-        if not (store.folder(ref) / METADATA).exists():
+    for checkpoint in store.complete():
+        if not (store.folder(checkpoint) / METADATA).exists():
             try:
-                write_metadata(store, ref)
+                write_metadata(store, checkpoint)
             except CheckpointError as error:
                 failure = error  # the others do not suffer for it
     store.point_latest()
@@ -185,24 +189,24 @@ def finish(store: CheckpointStore) -> None:
         raise failure
 
 
-def write_metadata(store: CheckpointStore, ref: CheckpointId) -> None:
+def write_metadata(store: CheckpointStore, checkpoint: CheckpointId) -> None:
     """Derive ``.metadata`` of a complete checkpoint from its sidecars.
 
     Raises :class:`CheckpointError` if one of these is damaged or foreign, or ``OSError``.
     """
-    sidecars = _sidecars(store, ref)
-    with publishing(store.folder(ref) / METADATA) as path:
+    sidecars = _sidecars(store, checkpoint)
+    with publishing(store.folder(checkpoint) / METADATA) as path:
         dcp.write_metadata(path, sidecars)
 
 
-def _sidecars(store: CheckpointStore, ref: CheckpointId) -> list[Sidecar]:
-    size = store.world_size(ref)
+def _sidecars(store: CheckpointStore, checkpoint: CheckpointId) -> list[Sidecar]:
+    size = store.world_size(checkpoint)
     found: list[Sidecar] = []
     for rank in range(size):
-        path = store.part_path(ref, rank, size)
+        path = store.part_path(checkpoint, rank, size)
         sidecar = read_sidecar(path)
         run_id = found[0].header.run_id if found else sidecar.header.run_id
-        expected = PartHeader.of(ref, rank, run_id=run_id, layout="", world_size=size)
+        expected = PartHeader.of(checkpoint, rank, run_id=run_id, layout="", world_size=size)
         _check_place(path, sidecar.header, expected)
         found.append(sidecar)
     return found

@@ -49,15 +49,15 @@ class LocalCopies:
         self._run_id = run_id
         self._key = key
 
-    def part_path(self, rank: int, ref: CheckpointId) -> Path:
+    def part_path(self, rank: int, checkpoint: CheckpointId) -> Path:
         """Where the copy of a part is, or would be."""
         part = "shared" if rank == SHARED else f"own-{rank:05d}"
-        return self.path / part / f"{ref}{_IMAGE}"
+        return self.path / part / f"{checkpoint}{_IMAGE}"
 
-    def find(self, rank: int, ref: CheckpointId) -> Path | None:
+    def find(self, rank: int, checkpoint: CheckpointId) -> Path | None:
         """The copy of one part, if there is a whole one of this run. Raises ``OSError``."""
-        path = self.part_path(rank, ref)
-        return path if self._is_ours() and self._copy(path, rank, ref) else None
+        path = self.part_path(rank, checkpoint)
+        return path if self._is_ours() and self._copy(path, rank, checkpoint) else None
 
     def publish(self, image: Image, keep: int) -> Path:
         """Copy an image that somebody holds open, durably; then keep the newest ``keep`` of its part.
@@ -81,13 +81,13 @@ class LocalCopies:
         found: list[Copy] = []
         if not self._is_ours():
             return ()
-        for rank, ref, path in self._named():
-            copy = self._copy(path, rank, ref)
+        for rank, checkpoint, path in self._named():
+            copy = self._copy(path, rank, checkpoint)
             if copy is not None:
                 found.append(copy)
         return tuple(found)
 
-    def _copy(self, path: Path, rank: int, ref: CheckpointId) -> Copy | None:
+    def _copy(self, path: Path, rank: int, checkpoint: CheckpointId) -> Copy | None:
         try:
             with os.fdopen(open_ours(path), "rb") as file:
                 found, nbytes = read_front(file), os.fstat(file.fileno()).st_size
@@ -99,9 +99,11 @@ class LocalCopies:
         header = found.header
         if header.run_id != self._run_id:
             return None
-        if (header.rank, header.checkpoint) != (rank, ref):
+        if (header.rank, header.checkpoint) != (rank, checkpoint):
             return None
-        return Copy(rank=rank, generation=ref.generation, step=ref.step, tier=Tier.LOCAL, nbytes=nbytes)
+        return Copy(
+            rank=rank, generation=checkpoint.generation, step=checkpoint.step, tier=Tier.LOCAL, nbytes=nbytes
+        )
 
     def _is_ours(self) -> bool:
         """Whether there is a folder; somebody else's is an ``OSError``, :class:`NotOurs`."""
@@ -133,7 +135,7 @@ class LocalCopies:
             match = _PART.fullmatch(part)
             if match is not None:
                 rank = SHARED if match[1] is None else int(match[1])
-                yield from ((rank, ref, path) for ref, path in _images(self.path / part))
+                yield from ((rank, checkpoint, path) for checkpoint, path in _images(self.path / part))
 
     def _prune(self, part: Path, keep: int) -> None:
         # By generation first: what a later generation wrote continues what was restored.
@@ -150,11 +152,11 @@ def _images(part: Path) -> Iterator[tuple[CheckpointId, Path]]:
     for generation in names_in(part):
         for name in names_in(part / generation):
             try:
-                ref = CheckpointId.parse(f"{generation}/{name.removesuffix(_IMAGE)}")
+                checkpoint = CheckpointId.parse(f"{generation}/{name.removesuffix(_IMAGE)}")
             except ValueError:
                 continue
             if name.endswith(_IMAGE):
-                yield ref, part / generation / name
+                yield checkpoint, part / generation / name
 
 
 def _seal_in(file: IO[bytes], nbytes: int) -> bytes:

@@ -45,7 +45,7 @@ class FoundImage(Record):
     nbytes: int  # of the file, which may be larger than the image
 
     @property
-    def ref(self) -> CheckpointId:
+    def checkpoint(self) -> CheckpointId:
         """Which checkpoint it is a part of."""
         return self.header.checkpoint
 
@@ -110,12 +110,12 @@ class MemoryFolder:
             for image in self.images(_KINDS)
         )
 
-    def find(self, rank: int, ref: CheckpointId) -> Path | None:
+    def find(self, rank: int, checkpoint: CheckpointId) -> Path | None:
         """A whole copy of one part, own before fetched before a peer's; None if there is none."""
         found = [
             (_ORDER[image.kind], image.path)
             for image in self.images()
-            if image.header.rank == rank and image.ref == ref
+            if image.header.rank == rank and image.checkpoint == checkpoint
         ]
         return min(found)[1] if found else None
 

@@ -2,7 +2,7 @@
 
 Without torch, because the controller uses it too. Layout::
 
-    <folder>/latest                                           token of the newest complete checkpoint
+    <folder>/latest                                           name of the newest complete checkpoint
     <folder>/gen-0003/step-00000120/__2_0.distcp              data of rank 2
     <folder>/gen-0003/step-00000120/rank-00002-of-00004.part  its sidecar: what is in there, with sums
     <folder>/gen-0003/step-00000120/.metadata                 for torch.distributed.checkpoint, derived
@@ -67,50 +67,50 @@ class CheckpointStore:
         none. Raises ``OSError`` when the storage does not answer.
         """
         found = []
-        for ref in self.present():
-            size = self._world_size(ref)
+        for checkpoint in self.present():
+            size = self._world_size(checkpoint)
             if size is not None and world_size in (None, size):
-                found.append(ref)
+                found.append(checkpoint)
         return sorted(found, reverse=True)
 
-    def world_size(self, ref: CheckpointId) -> int:
-        """Number of ranks that wrote ``ref``. Raises :class:`MissingCheckpoint` if it is not complete."""
-        size = self._world_size(ref)
+    def world_size(self, checkpoint: CheckpointId) -> int:
+        """How many ranks wrote it. Raises :class:`MissingCheckpoint` if it is not complete."""
+        size = self._world_size(checkpoint)
         if size is None:
-            raise MissingCheckpoint(f"{self.folder(ref)} is not a complete checkpoint")
+            raise MissingCheckpoint(f"{self.folder(checkpoint)} is not a complete checkpoint")
         return size
 
-    def folder(self, ref: CheckpointId) -> Path:
-        """Where the files of ``ref`` are, or would be."""
-        return self.path / str(ref)
+    def folder(self, checkpoint: CheckpointId) -> Path:
+        """Where the files of ``checkpoint`` are, or would be."""
+        return self.path / str(checkpoint)
 
-    def parts(self, ref: CheckpointId) -> list[Path]:
-        """Sidecars of the published parts of ``ref`` in order of their names, complete or not."""
-        folder = self.folder(ref)
+    def parts(self, checkpoint: CheckpointId) -> list[Path]:
+        """Sidecars of the published parts of ``checkpoint`` in order of their names, complete or not."""
+        folder = self.folder(checkpoint)
         return [folder / name for name in sorted(names_in(folder)) if _PART.fullmatch(name)]
 
-    def part_path(self, ref: CheckpointId, rank: int, world_size: int) -> Path:
+    def part_path(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Path:
         """Where the sidecar of ``rank`` is, or would be."""
-        return self.folder(ref) / f"rank-{rank:05d}-of-{world_size:05d}.part"
+        return self.folder(checkpoint) / f"rank-{rank:05d}-of-{world_size:05d}.part"
 
-    def data_path(self, ref: CheckpointId, rank: int) -> Path:
+    def data_path(self, checkpoint: CheckpointId, rank: int) -> Path:
         """Where the data of ``rank`` are, or would be, by the name that torch's own writer would give."""
-        return self.folder(ref) / f"__{rank}_0.distcp"
+        return self.folder(checkpoint) / f"__{rank}_0.distcp"
 
     def newest_generation(self) -> int:
         """The highest generation that has a folder here, 0 for none."""
         return max((int(m[1]) for m in map(_GENERATION.fullmatch, names_in(self.path)) if m), default=0)
 
     @contextmanager
-    def publishing(self, ref: CheckpointId, rank: int, world_size: int) -> Iterator[Path]:
+    def publishing(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Iterator[Path]:
         """Publish one sidecar, after its data: write the path that this yields; see :func:`publishing`."""
-        with publishing(self.part_path(ref, rank, world_size)) as path:
+        with publishing(self.part_path(checkpoint, rank, world_size)) as path:
             yield path
 
     @contextmanager
-    def publishing_data(self, ref: CheckpointId, rank: int) -> Iterator[Path]:
+    def publishing_data(self, checkpoint: CheckpointId, rank: int) -> Iterator[Path]:
         """Put the data of one part in place, which count once their sidecar is there."""
-        with publishing(self.data_path(ref, rank)) as path:
+        with publishing(self.data_path(checkpoint, rank)) as path:
             yield path
 
     def latest(self) -> CheckpointId | None:
@@ -126,7 +126,9 @@ class CheckpointStore:
         After a rollback that is not the highest step. Returns what it names then. Raises ``OSError``.
         """
         with self._alone() as alone:
-            newest = max(self.complete(), key=lambda ref: (ref.generation, ref.step), default=None)
+            newest = max(
+                self.complete(), key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None
+            )
             if not alone or newest is None or self.latest() == newest:
                 return self.latest()
             with publishing(self.path / LATEST) as path:
@@ -161,16 +163,20 @@ class CheckpointStore:
         self, keep: int, protect: Collection[CheckpointId], current: int, keep_every: int | None
     ) -> list[CheckpointId]:
         complete = self.complete()
-        here = [ref for ref in complete if ref.generation == current]
+        here = [checkpoint for checkpoint in complete if checkpoint.generation == current]
         kept = {*protect, self.latest(), *complete[:keep], *here[:keep]}
         if keep_every is not None:
-            kept.update(ref for ref in complete if (ref.step + 1) % keep_every == 0)
+            kept.update(checkpoint for checkpoint in complete if (checkpoint.step + 1) % keep_every == 0)
         removed = []
-        for ref in sorted(self.present()):
-            over = ref in complete or ref.generation < current or bool(here and ref.step < here[0].step)
-            if ref not in kept and ref.generation <= current and over:
-                self._remove(ref)
-                removed.append(ref)
+        for checkpoint in sorted(self.present()):
+            over = (
+                checkpoint in complete
+                or checkpoint.generation < current
+                or bool(here and checkpoint.step < here[0].step)
+            )
+            if checkpoint not in kept and checkpoint.generation <= current and over:
+                self._remove(checkpoint)
+                removed.append(checkpoint)
         return removed
 
     @contextmanager
@@ -189,20 +195,20 @@ class CheckpointStore:
         finally:
             os.close(lock)
 
-    def _world_size(self, ref: CheckpointId) -> int | None:
+    def _world_size(self, checkpoint: CheckpointId) -> int | None:
         """World size of which all parts are there; None while some are missing."""
         ranks: dict[int, set[int]] = {}
-        for name in names_in(self.folder(ref)):
+        for name in names_in(self.folder(checkpoint)):
             if match := _PART.fullmatch(name):
                 ranks.setdefault(int(match[2]), set()).add(int(match[1]))
         whole = [size for size, present in ranks.items() if size > 0 and present == set(range(size))]
         return max(whole, default=None)
 
-    def _remove(self, ref: CheckpointId) -> None:
+    def _remove(self, checkpoint: CheckpointId) -> None:
         # Renamed first: a half deleted checkpoint must never look complete, not even with one rank.
-        trash = self.path / f"{_TRASH}{str(ref).replace('/', '-')}-{os.getpid()}"
+        trash = self.path / f"{_TRASH}{str(checkpoint).replace('/', '-')}-{os.getpid()}"
         try:
-            os.rename(self.folder(ref), trash)
+            os.rename(self.folder(checkpoint), trash)
         except FileNotFoundError:
             return  # another pruner was faster
 

@@ -69,11 +69,11 @@ class ImageReader:
 
     def load(
         self,
-        ref: CheckpointId,
+        checkpoint: CheckpointId,
         training: Training,
         found: Callable[[list[Table]], None] = lambda _: None,
     ) -> Snapshot:
-        """The state at ``ref``, verified: as far as it fits in the live tensors, the rest in the images.
+        """The state at ``checkpoint``, verified: in the live tensors as far as it fits, else in the images.
 
         ``found`` is told what it is made of before that, since reading it takes seconds.
 
@@ -81,14 +81,14 @@ class ImageReader:
         is damaged then. Raises a
         :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or ``OSError``.
         """
-        own = self._part(self._rank, ref, wait=self._environment.restore_tier is Tier.PEER)
+        own = self._part(self._rank, checkpoint, wait=self._environment.restore_tier is Tier.PEER)
         names = own.tree["own"]
         if set(names) != set(training.entries):
             raise EntryMismatch(
-                f"checkpoint {ref} of rank {self._rank} holds the entries {', '.join(names)}, the "
+                f"checkpoint {checkpoint} of rank {self._rank} holds the entries {', '.join(names)}, the "
                 f"script names {', '.join(training.entries)}: name the same entries, or start the job afresh"
             )
-        parts = [own, self._part(SHARED, ref, wait=True)] if own.tree["has_shared"] else [own]
+        parts = [own, self._part(SHARED, checkpoint, wait=True)] if own.tree["has_shared"] else [own]
         shared = parts[1].tree["shared"] if own.tree["has_shared"] else {}
         stored = Snapshot(own=names, shared=shared, rng=own.tree["rng"])
         found([Table(part.image.tensors, part.image.tree) for part in parts])
@@ -104,20 +104,20 @@ class ImageReader:
             image.close()
         self._images.clear()
 
-    def _part(self, rank: int, ref: CheckpointId, *, wait: bool) -> _Part:
-        image = self._open(rank, ref, wait=wait)
+    def _part(self, rank: int, checkpoint: CheckpointId, *, wait: bool) -> _Part:
+        image = self._open(rank, checkpoint, wait=wait)
         self._images.append(image)
-        check_header(image.header, self._expected(rank, ref), image.path)
+        check_header(image.header, self._expected(rank, checkpoint), image.path)
         with _removed_if_damaged(image):
             tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
             return _Part(image, tensors, tree=unflatten(image.tree, tensors, keys_of(rank)))
 
-    def _open(self, rank: int, ref: CheckpointId, *, wait: bool) -> Image:
+    def _open(self, rank: int, checkpoint: CheckpointId, *, wait: bool) -> Image:
         """The nearest whole copy, as soon as there is one."""
         pause, began = threading.Event(), time.monotonic()
         while True:
             for tier in self._tiers:
-                path = _found(tier, rank, ref)
+                path = _found(tier, rank, checkpoint)
                 if path is None:
                     continue
                 try:
@@ -127,9 +127,9 @@ class ImageReader:
                 except CorruptPart:
                     path.unlink(missing_ok=True)
                     raise
-            self._raise_if_not_fetched(rank, ref)
+            self._raise_if_not_fetched(rank, checkpoint)
             if not wait or time.monotonic() - began >= self._patience(self._on_its_way(rank)):
-                raise MissingCheckpoint(self._missing(rank, ref))
+                raise MissingCheckpoint(self._missing(rank, checkpoint))
             pause.wait(LOOK_EVERY_S)
 
     def _node_tiers(self) -> tuple[NodeTier, ...]:
@@ -144,14 +144,16 @@ class ImageReader:
         kept = kept_tiers(own.places, own.run_id, key)
         return (self._folder, *kept) if own.restore_tier.in_memory else (*kept, self._folder)
 
-    def _raise_if_not_fetched(self, rank: int, ref: CheckpointId) -> None:
+    def _raise_if_not_fetched(self, rank: int, checkpoint: CheckpointId) -> None:
         if self._folder is None:
             return
         try:
             reason = self._folder.fetch_error(rank).read_text()
         except FileNotFoundError:
             return
-        raise MissingCheckpoint(f"{_words(rank)} of checkpoint {ref} was not fetched: {reason.strip()}")
+        raise MissingCheckpoint(
+            f"{_words(rank)} of checkpoint {checkpoint} was not fetched: {reason.strip()}"
+        )
 
     def _on_its_way(self, rank: int) -> int:
         """Bytes of the part of ``rank`` that is being fetched, 0 while that is not known."""
@@ -160,21 +162,23 @@ class ImageReader:
         except FileNotFoundError:
             return 0
 
-    def _missing(self, rank: int, ref: CheckpointId) -> str:
+    def _missing(self, rank: int, checkpoint: CheckpointId) -> str:
         places = [str(tier.path) for tier in self._tiers]
         return (
-            f"{_words(rank)} of checkpoint {ref} is not in {' or '.join(places) or 'any folder'}: "
+            f"{_words(rank)} of checkpoint {checkpoint} is not in {' or '.join(places) or 'any folder'}: "
             "'srobust run' goes on from another copy or an older one by itself"
         )
 
-    def _expected(self, rank: int, ref: CheckpointId) -> PartHeader:
+    def _expected(self, rank: int, checkpoint: CheckpointId) -> PartHeader:
         own = self._environment
-        return PartHeader.of(ref, rank, run_id=own.run_id, layout=own.layout, world_size=self._world_size)
+        return PartHeader.of(
+            checkpoint, rank, run_id=own.run_id, layout=own.layout, world_size=self._world_size
+        )
 
 
-def _found(tier: NodeTier, rank: int, ref: CheckpointId) -> Path | None:
+def _found(tier: NodeTier, rank: int, checkpoint: CheckpointId) -> Path | None:
     try:
-        return tier.find(rank, ref)
+        return tier.find(rank, checkpoint)
     except OSError:
         return None  # no disk, or a folder that somebody else has put there
 

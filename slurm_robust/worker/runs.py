@@ -112,12 +112,14 @@ class ManagedRun:
         with phases.announced(self._record, RESTORE):
             return self._load(checkpoint, training)
 
-    def _load(self, ref: CheckpointId, training: Training) -> tuple[int, Snapshot]:
-        self._restored = ref
+    def _load(self, checkpoint: CheckpointId, training: Training) -> tuple[int, Snapshot]:
+        self._restored = checkpoint
         tier = self._environment.restore_tier
         if tier.is_shared or not self._environment.copies:
             shared = self._shared()
-            return ref.step, shared.get(tier, shared[Tier.STORAGE]).load(ref, tuple(training.entries))
+            return checkpoint.step, shared.get(tier, shared[Tier.STORAGE]).load(
+                checkpoint, tuple(training.entries)
+            )
         self._reader = ImageReader(self._environment, *_place(self._environ))
 
         def expect(tables: list[Table]) -> None:
@@ -125,7 +127,7 @@ class ManagedRun:
                 self._memory = self._snapshotter()
                 self._memory.expect(tables, training)
 
-        return ref.step, self._reader.load(ref, training, expect)
+        return checkpoint.step, self._reader.load(checkpoint, training, expect)
 
     def restored(self) -> None:
         """Let go of what was read, and tell how long it took since the agent made the record."""
@@ -152,9 +154,9 @@ class ManagedRun:
             if self._due_on_storage(step):
                 with phases.announced(self._record, CHECKPOINT):
                     snapshot = capture(training.entries, deduplicate=training.deduplicate)
-                    ref = CheckpointId(generation=self._environment.generation, step=step)
+                    checkpoint = CheckpointId(generation=self._environment.generation, step=step)
                     for tier in self._shared().values():
-                        tier.save(ref, snapshot)
+                        tier.save(checkpoint, snapshot)
                 self._record.set_checkpoint(step)
 
     def cost(self) -> SnapshotCost:
@@ -258,10 +260,10 @@ class OwnFolder:
         refs = self._store.complete() if self._rank == 0 else []
         for number in range(_from_rank_0(len(refs))):
             mine = refs[number] if self._rank == 0 else CheckpointId(generation=0, step=0)
-            ref = CheckpointId(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
-            snapshot = self._try(ref, tuple(training.entries))
+            checkpoint = CheckpointId(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
+            snapshot = self._try(checkpoint, tuple(training.entries))
             if _on_all_ranks(snapshot is not None) and snapshot is not None:
-                return ref.step, snapshot
+                return checkpoint.step, snapshot
         return None
 
     def restored(self) -> None:
@@ -292,19 +294,21 @@ class OwnFolder:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _try(self, ref: CheckpointId, entries: tuple[str, ...]) -> Snapshot | None:
-        """The state at ``ref``; None if this rank finds its files unusable, which all must know of."""
+    def _try(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot | None:
+        """The state at ``checkpoint``; None if this rank finds its files unusable, which all must know of."""
         assert self._tier is not None
         failure: Exception | None = None
         snapshot = None
         try:
-            snapshot = self._tier.load(ref, entries)
+            snapshot = self._tier.load(checkpoint, entries)
         except _UNUSABLE as error:
-            _log.warning("checkpoint %s is passed over: %s", str(ref), error)
+            _log.warning("checkpoint %s is passed over: %s", checkpoint, error)
         except (CheckpointError, OSError) as error:
             failure = error
         if not _on_all_ranks(failure is None):
-            raise failure or WrongUse(f"another rank cannot take checkpoint {ref}: its own message says why")
+            raise failure or WrongUse(
+                f"another rank cannot take checkpoint {checkpoint}: its own message says why"
+            )
         return snapshot
 
 

@@ -35,11 +35,11 @@ class Fetches:
         self._stopped = threading.Event()
         self._channels: set[Channel] = set()
         remove_fetched(self._folder)
-        ref = launch.restore
+        checkpoint = launch.restore
         for source in launch.sources:
-            if source.address and ref is not None:
+            if source.address and checkpoint is not None:
                 threading.Thread(
-                    target=self._run, args=(source, ref), name="srobust-fetch", daemon=True
+                    target=self._run, args=(source, checkpoint), name="srobust-fetch", daemon=True
                 ).start()
 
     def stop(self) -> None:
@@ -48,13 +48,13 @@ class Fetches:
         for channel in tuple(self._channels):
             channel.abort()
 
-    def _run(self, source: Source, ref: CheckpointId) -> None:
+    def _run(self, source: Source, checkpoint: CheckpointId) -> None:
         reason = ""
         for attempt in range(TRIES):
             if attempt and self._stopped.wait(_RETRY_S):
                 return
             try:
-                self._fetch(source, ref)
+                self._fetch(source, checkpoint)
                 return
             except MissingCheckpoint as error:
                 reason = str(error)
@@ -64,14 +64,14 @@ class Fetches:
         if not self._stopped.is_set():
             where = f"{source.address}:{source.port}"
             part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
-            text = f"{part} of {ref} could not be fetched from {where}: {reason}"
+            text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
             _write(self._folder.fetch_error(source.rank), text)
 
-    def _fetch(self, source: Source, ref: CheckpointId) -> None:
+    def _fetch(self, source: Source, checkpoint: CheckpointId) -> None:
         channel = Channel.connect(source.address, source.port, self._key)
         self._channels.add(channel)
         try:
-            get = Get(run_id=self._run_id, rank=source.rank, checkpoint=ref)
+            get = Get(run_id=self._run_id, rank=source.rank, checkpoint=checkpoint)
             channel.send(get)
             answer = channel.answer()
             if answer.verdict is not Verdict.GO:
@@ -86,14 +86,14 @@ class Fetches:
                     # So that who sent it looks for himself, and tells nobody of this copy any more.
                     channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
                     raise
-            self._check(header, source.rank, ref)
+            self._check(header, source.rank, checkpoint)
             channel.send(Answer(verdict=Verdict.GO))
         finally:
             self._channels.discard(channel)
             channel.close()
 
-    def _check(self, header: PartHeader, rank: int, ref: CheckpointId) -> None:
-        if (header.run_id, header.rank, header.checkpoint) != (self._run_id, rank, ref):
+    def _check(self, header: PartHeader, rank: int, checkpoint: CheckpointId) -> None:
+        if (header.run_id, header.rank, header.checkpoint) != (self._run_id, rank, checkpoint):
             self._folder.fetched(rank).unlink(missing_ok=True)
             raise CorruptPart("what arrived is another image than was asked for")
 

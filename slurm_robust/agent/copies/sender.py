@@ -78,10 +78,10 @@ class PeerSender:
     def offer(self, image: FoundImage) -> None:
         """The newest image to copy; one that was offered before and not begun is passed over."""
         with self._news:
-            if image.ref == self._offered:
+            if image.checkpoint == self._offered:
                 return
             self._skipped += self._offer is not None
-            self._offer, self._offered = (image, time.monotonic()), image.ref
+            self._offer, self._offered = (image, time.monotonic()), image.checkpoint
             self._news.notify()
 
     def finish(self) -> None:
@@ -157,7 +157,7 @@ class PeerSender:
             return 0.0  # refilled before its turn came, or damaged, which its reader will find
         try:
             header = opened.header
-            if header.checkpoint != image.ref:
+            if header.checkpoint != image.checkpoint:
                 return 0.0
             put = Put(
                 run_id=self._generation.run_id,
@@ -171,7 +171,7 @@ class PeerSender:
         finally:
             opened.close()
         if answer.verdict is not Verdict.REFUSED:
-            self.confirmed = image.ref
+            self.confirmed = image.checkpoint
             if header.generation == self._generation.number:
                 self.lag_s = time.monotonic() - seen
             return 0.0

@@ -236,18 +236,18 @@ class CopyService:
         if self._parts is None or order == self._saving:
             return
         self._saving = order
-        ref = order.checkpoint
-        shared = self._parts.memory.find(SHARED, ref) is not None
+        checkpoint = order.checkpoint
+        shared = self._parts.memory.find(SHARED, checkpoint) is not None
         held: list[Image] = []
         try:
             for rank in (*order.ranks, *((SHARED,) if shared else ())):
-                held.append(self._parts.open(rank, ref))
+                held.append(self._parts.open(rank, checkpoint))
         except (CheckpointError, OSError) as error:
-            self._notes.say("save", f"{ref} cannot be put on storage: {error}")
+            self._notes.say("save", f"{checkpoint} cannot be put on storage: {error}")
             for image in held:
                 image.close()
             return
-        wanted = Wanted(ref, order.ranks, order.world_size, order.layout)
+        wanted = Wanted(checkpoint, order.ranks, order.world_size, order.layout)
         self._flusher.save(wanted, held)
 
     def close(self, *, remove: bool) -> None:

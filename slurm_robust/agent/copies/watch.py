@@ -153,14 +153,14 @@ class SnapshotWatch:
         if self._newer:
             self._tidy(images, current)
 
-    def _offer_restored(self, senders: dict[int, PeerSender], ref: CheckpointId) -> None:
+    def _offer_restored(self, senders: dict[int, PeerSender], checkpoint: CheckpointId) -> None:
         """What was restored is all that there is until the first snapshots, and a peer may be new."""
         now = time.monotonic()
         if now < self._look_for_restored:
             return
         self._look_for_restored = now + _FIND_RESTORED_S
         for image in self._folder.images():
-            if image.ref == ref and image.header.rank in senders:
+            if image.checkpoint == checkpoint and image.header.rank in senders:
                 senders[image.header.rank].offer(image)
 
     def _note_step(self, step: int) -> None:
