@@ -1,4 +1,4 @@
-"""How many snapshots fit into a node's memory: :func:`plan` decides, :func:`gather` looks at the machine.
+"""How many snapshots fit into a node's memory: :func:`plan` decides, :func:`gather` reads the limits.
 
 All ranks of a node share its memory, so each plans for all of them from the same numbers. What the job's own
 buffers occupy already counts as free, because that is what they are for.

@@ -80,8 +80,8 @@ class PartBuffers:
     """Buffers ``own-<rank>.<number>`` (or ``shared.<number>``) in a folder of copies.
 
     ``header`` is that of all images, but for the step. ``restored`` is the checkpoint that this generation
-    went on from, None for a fresh start. ``on_map`` is told what
-    :class:`~slurm_robust.checkpoint.image.SharedFile` tells.
+    went on from, None for a fresh start. ``on_map`` is called as
+    :class:`~slurm_robust.checkpoint.image.SharedFile` calls it.
 
     Not for several threads at once, but for :meth:`reserve`, beside which no other method may run.
     """
@@ -95,7 +95,7 @@ class PartBuffers:
     _open: dict[int, Buffer] = field(default_factory=dict)
     _targets: dict[int, tuple[tuple[TensorSpec, ...], int, list[Target]]] = field(default_factory=dict)
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Take over the buffers that processes before this one left."""
         for number in range(_MOST):
             path = self.folder.own(self.header.rank, number)

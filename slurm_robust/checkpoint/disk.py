@@ -103,7 +103,7 @@ class DiskTier:
 
     def _check_world_size(self, checkpoint: CheckpointId) -> None:
         if self.store.part_path(checkpoint, self._rank, self._world_size).exists():
-            return  # read_sidecar looks closely
+            return  # read_sidecar checks it
         try:
             written = self.store.world_size(checkpoint)
         except MissingCheckpoint:
@@ -167,7 +167,7 @@ def read_part(path: Path, sidecar: Sidecar, what: str = ALL) -> Snapshot:
     if what != OWN and sidecar.shared:
         shared = unflatten(sidecar.shared, dcp.read_tensors(path, sidecar, shared_items))
         if not isinstance(shared, dict):
-            raise corrupt(path, "its shared part is none")
+            raise corrupt(path, "its shared part is not a dict")
     return Snapshot(own=own["own"], shared=shared, rng=own["rng"])
 
 

@@ -64,7 +64,7 @@ def main() -> int:
     try:
         serve(sys.stdin.buffer, answers)
     except BrokenPipeError:
-        pass  # who gave the orders is gone
+        pass  # the agent that gave the orders is gone
     return 0
 
 
@@ -74,7 +74,7 @@ def serve(orders: Iterable[bytes], answers: IO[bytes]) -> None:
         try:
             order = msgspec.json.decode(line, type=FlushOrder)
         except UNREADABLE as error:
-            answer = FlushAnswer(ok=False, error=f"no order: {error}")
+            answer = FlushAnswer(ok=False, error=f"not an order: {error}")
         else:
             answer = _carried_out(order)
         answers.write(msgspec.json.encode(answer) + b"\n")

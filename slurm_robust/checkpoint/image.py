@@ -12,7 +12,7 @@ Little-endian. Reading it executes nothing: there are numbers, names and raw ten
           the end of the data where the buffer is larger than the image
 
 Sums are XXH3 (64 bits). An image is whole exactly when its magic is there, and the magic is written last,
-so a writer that is killed in between leaves no image. Who reads one for longer holds a shared ``flock`` on
+so a writer that is killed in between leaves no image. A reader holds a shared ``flock`` on
 it, and a writer takes an exclusive one, so a buffer is never refilled under its reader.
 """
 
@@ -50,7 +50,7 @@ _HEADER_AT = 64
 
 
 OnMap = Callable[[memoryview], Callable[[], None]]
-"""Told when a file is mapped; what it returns is called before that mapping goes."""
+"""Called when a file is mapped; what it returns is called before that mapping goes."""
 
 
 class BufferInUse(Exception):
@@ -187,7 +187,7 @@ class Buffer:
         return self._layout.total
 
     def reserve(self, total: int) -> None:
-        """Reserve and map so many bytes, which takes seconds; the image that is here stays.
+        """Reserve and map ``total`` bytes, which takes seconds; the image that is here stays.
 
         Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
         """

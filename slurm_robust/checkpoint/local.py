@@ -5,11 +5,12 @@ They outlive the memory of a job whose nodes stay up, and a reboot. Layout::
     <folder>/srobust-<uid>-<run id>/own-00003/gen-0003/step-00000120.img
                                     shared/gen-0003/step-00000120.img
 
-An image appears under its name only when it is whole and durable; who reads it compares its sums.
+An image appears under its name only when it is whole and durable; readers compare its sums.
 
 The folder may lie where others can write, too. It counts only if it is this user's and closed to others, and
 a file in it only if it is this user's. Behind the image each file has a *seal*: 8 bytes of magic, and BLAKE2b
-(256 bits) of all that is in front of the data, under a key that only the job has. What lacks it is no copy.
+(256 bits) of all that is in front of the data, under a key that only the job has. A file
+without it does not count.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def seal_key(secret: str) -> bytes:
 
 
 class LocalCopies:
-    """The copies of one run. Holds nothing open; every question looks at the disk anew."""
+    """The copies of one run. Holds nothing open; every call reads the disk anew."""
 
     def __init__(self, directory: Path | str, run_id: str, key: bytes) -> None:
         """Copies below ``directory``; ``key`` as :func:`seal_key` gives it."""

@@ -14,7 +14,7 @@ ends or is gone. Layout (all files are images, :mod:`slurm_robust.checkpoint.ima
         seal             key of the seals of copies on the disk (:mod:`slurm_robust.checkpoint.local`)
         run              how often the job had been restarted when its agent began: for the epilog
 
-A file counts only while it holds a whole image of this run; names tell nothing about the content.
+A file counts only while it holds a whole image of this run; names say nothing about the content.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class FoundImage(Record):
 
 
 class MemoryFolder:
-    """Names in one job's folder of copies. Holds nothing open; every question looks anew."""
+    """Names in one job's folder of copies. Holds nothing open; every call reads the folder anew."""
 
     def __init__(self, path: Path | str, run_id: str) -> None:
-        """Use :meth:`create` to make it, or this with a path that an agent has told."""
+        """Use :meth:`create` to make it, or this with a path from an agent."""
         self.path = Path(path)
         self.run_id = run_id
 
@@ -93,7 +93,7 @@ class MemoryFolder:
         return path.with_name(f"{path.name}.error")
 
     def fetch_size(self, rank: int) -> Path:
-        """Where it is told how many bytes are on their way."""
+        """Where the fetching agent writes how many bytes are on their way."""
         path = self.fetched(rank)
         return path.with_name(f"{path.name}.size")
 
@@ -133,7 +133,7 @@ class MemoryFolder:
             try:
                 header, nbytes = read_header(path), path.stat().st_size
             except OSError:
-                continue  # removed or replaced while we looked
+                continue  # removed or replaced meanwhile
             if header is not None and header.run_id == self.run_id:
                 yield FoundImage(path=path, kind=kind, header=header, nbytes=nbytes)
 

@@ -31,8 +31,8 @@ class Item(Record):
     """One value in the data file, at ``offset``, with the sum of its ``length`` bytes.
 
     ``path`` leads to it in the state that was saved, as ``torch.distributed.checkpoint`` flattens it; an
-    item without path is of no use there. ``dtype`` is torch's name, "" for what is no tensor; its bare bytes
-    with ``strides`` begin ``raw`` bytes after ``offset``, -1 if only torch can read them. A shard is at
+    item without path is of no use there. ``dtype`` is torch's name, "" for anything but a tensor; its bare
+    bytes with ``strides`` begin ``raw`` bytes after ``offset``, -1 if only torch can read them. A shard is at
     ``at`` in a tensor of shape ``whole``, which is None for all others. ``shared``: equal on all ranks.
     """
 
@@ -75,7 +75,7 @@ def encode_sidecar(sidecar: Sidecar) -> bytes:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """A sidecar that was verified to its last byte; the data were not looked at.
+    """A sidecar that was verified to its last byte; the data were not read.
 
     Raises :class:`CorruptPart`, :class:`MissingCheckpoint`, :class:`ForeignPart` for another format, or
     ``OSError``.

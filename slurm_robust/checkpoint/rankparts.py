@@ -53,7 +53,7 @@ class Table(NamedTuple):
 class RankParts:
     """The parts that one rank writes. ``active`` is False if there is no memory for any.
 
-    ``gather`` tells how much there is; ``on_map`` is told what :class:`PartBuffers` tells.
+    ``gather`` says how much there is; ``on_map`` is called as by :class:`PartBuffers`.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class RankParts:
     def _part(self, rank: int, on_map: OnMap) -> _Part:
         header = msgspec.structs.replace(self._place.header, rank=rank)
         buffers = PartBuffers(self._folder, header, self._place.restored, on_map)
-        buffers.look()
+        buffers.scan()
         return _Part(buffers)
 
     def _parts(self) -> Iterator[_Part]:

@@ -43,7 +43,7 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOL
 
 
 class CheckpointStore:
-    """The checkpoints in one folder. Holds nothing open; every question looks at the folder anew."""
+    """The checkpoints in one folder. Holds nothing open; every call reads the folder anew."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -183,7 +183,7 @@ class CheckpointStore:
     def _alone(self) -> Iterator[bool]:
         """Nobody else moves ``latest`` or prunes meanwhile; False if another one does so for long.
 
-        Else one that had looked a moment ago could let the pointer name what was removed since.
+        Otherwise one that read the folder a moment ago could let the pointer name what was removed since.
         """
         if not self.path.is_dir():
             yield True

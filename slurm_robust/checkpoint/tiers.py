@@ -29,7 +29,7 @@ Places = Mapping[Tier, str]
 
 
 class NodeTier(Protocol):
-    """One run's copies on one node. Holds nothing open; every question looks anew. For several threads."""
+    """One run's copies on one node. Holds nothing open; every call reads anew. For several threads."""
 
     path: Path
     """The folder that holds them, and goes with the job."""

@@ -1,4 +1,4 @@
-"""What an agent tells its workers, as environment variables beside those that torchrun gives."""
+"""What an agent passes to its workers: environment variables beside those of torchrun."""
 
 from __future__ import annotations
 

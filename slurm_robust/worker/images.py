@@ -27,8 +27,8 @@ from slurm_robust.util.ours import read_ours
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 
-# How often to look whether the agent has fetched a part.
-LOOK_EVERY_S = 0.01
+# How often to check whether the agent has fetched a part.
+POLL_S = 0.01
 
 _READ_THREADS = 2
 
@@ -54,9 +54,9 @@ class ImageReader:
         patience: Callable[[int], float] = transfer_s,
         gpus: Gpus = CUDA,
     ) -> None:
-        """``patience``: seconds in which the agent has to fetch a part of so many bytes (0: not known yet).
+        """``patience``: seconds that the agent has for fetching a part of that many bytes (0: not known yet).
 
-        It tells at once when nothing arrives any more.
+        It reports at once when nothing arrives any more.
         """
         self._environment = environment
         self._rank = rank
@@ -75,7 +75,7 @@ class ImageReader:
     ) -> Snapshot:
         """The state at ``checkpoint``, verified: in the live tensors as far as it fits, else in the images.
 
-        ``found`` is told what it is made of before that, since reading it takes seconds.
+        ``found`` is called before that with what it is made of, since reading it takes seconds.
 
         A damaged copy is removed, so that the next choice does without it; the live tensors may hold what
         is damaged then. Raises a
@@ -130,7 +130,7 @@ class ImageReader:
             self._raise_if_not_fetched(rank, checkpoint)
             if not wait or time.monotonic() - began >= self._patience(self._on_its_way(rank)):
                 raise MissingCheckpoint(self._missing(rank, checkpoint))
-            pause.wait(LOOK_EVERY_S)
+            pause.wait(POLL_S)
 
     def _node_tiers(self) -> tuple[NodeTier, ...]:
         """Memory first, unless the part is to come from this node's disk."""

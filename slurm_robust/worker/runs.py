@@ -130,7 +130,7 @@ class ManagedRun:
         return checkpoint.step, self._reader.load(checkpoint, training, expect)
 
     def restored(self) -> None:
-        """Let go of what was read, and tell how long it took since the agent made the record."""
+        """Let go of what was read, and record how long it took since the agent made the record."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -255,7 +255,7 @@ class OwnFolder:
                 "torch.distributed.init_process_group() before restore()"
             )
         self._tier = DiskTier(self._store, run_id="", rank=self._rank, world_size=world_size)
-        # Rank 0 looks, all follow: what each rank sees of a shared folder may differ for a moment.
+        # Rank 0 lists, all follow: what each rank sees of a shared folder may differ for a moment.
         self._generation = _from_rank_0(self._store.newest_generation() + 1)
         refs = self._store.complete() if self._rank == 0 else []
         for number in range(_from_rank_0(len(refs))):
@@ -267,13 +267,13 @@ class OwnFolder:
         return None
 
     def restored(self) -> None:
-        """Nobody asks."""
+        """Nobody reads it."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Nobody asks."""
+        """Nobody reads it."""
 
     def due(self, step: int) -> bool:
-        """After every so many steps, counted from step 0."""
+        """After every ``every`` steps, counted from step 0."""
         return (step + 1) % self._every == 0
 
     def save(self, step: int, training: Training) -> None:

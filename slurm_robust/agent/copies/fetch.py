@@ -83,7 +83,7 @@ class Fetches:
                 try:
                     header = filling.adopt()
                 except CorruptPart as error:
-                    # So that who sent it looks for himself, and tells nobody of this copy any more.
+                    # So that the sender checks its own copy, and no longer reports it if it is damaged.
                     channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
                     raise
             self._check(header, source.rank, checkpoint)

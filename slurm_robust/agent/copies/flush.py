@@ -62,7 +62,7 @@ class StorageWriter:
         try:
             self._running()
         except OSError:
-            pass  # tried again, and told, when there is something to write
+            pass  # tried again, and noted, when there is something to write
 
     def kill(self) -> None:
         """End the process, whatever it does; what it has not published does not count. In any thread."""
@@ -177,7 +177,7 @@ class Flusher:
         with self._lock:
             self._wanted = None
 
-    def look(self, images: list[FoundImage]) -> None:
+    def on_images(self, images: list[FoundImage]) -> None:
         """These whole images of the running generation are there now."""
         with self._lock:
             wanted = self._wanted

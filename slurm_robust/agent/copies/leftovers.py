@@ -25,7 +25,7 @@ from slurm_robust.slurm.select import make_client
 # Each costs slurmctld one question.
 MOST = 20
 TIMEOUT_S = 5.0
-# All agents of a job begin and end at once: so many questions a second are enough for slurmctld.
+# All agents of a job begin and end at once: more questions a second would burden slurmctld.
 ASKING_PER_S = 500
 
 
@@ -65,7 +65,7 @@ def remove_leftovers(
     note: Callable[[str], None],
     make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S),
 ) -> threading.Thread | None:
-    """Look around ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
+    """Search beside ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
 
     ``own``: this job's folders of copies. Beside them go folders of this user's agents, with copies or what a
     killed one left, but only of other jobs, and only of those that Slurm says are finished or unknown.

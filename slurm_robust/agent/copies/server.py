@@ -98,7 +98,7 @@ class CopyServer:
         """The refusal of what does not belong to the generation that runs here.
 
         Once workers are being stopped nothing new is let in: it would cost an older copy of which the
-        controller was told already. What is coming in then comes to its end.
+        controller has heard already. What is coming in then comes to its end.
         """
         if not PAGE < put.total <= MAX_IMAGE_BYTES or put.rank < 0:
             return Answer(verdict=Verdict.REFUSED, reason=f"no image has {put.total} bytes")

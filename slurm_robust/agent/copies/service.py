@@ -1,4 +1,4 @@
-"""All that an agent does about copies of checkpoints, behind calls that return at once."""
+"""All that an agent does about copies of checkpoints; every call returns at once."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ class CopyService:
             keep=spec.copies.keep,
             notes=self._notes,
             on_done=lambda: self._wake(),
-            on_local=self._look_at_disk,
+            on_local=self._check_disk,
         )
-        self._look_at_disk_soon()
+        self._check_disk_soon()
         if not ports:
             self._notes.say(
                 "port", "no copies to or from other nodes: rendezvous.port_range needs three ports for them"
@@ -135,13 +135,13 @@ class CopyService:
         return str(self._parts.memory.path) if self._parts is not None else ""
 
     def inventory(self) -> tuple[Copy, ...]:
-        """The whole copies here, now in memory, and on the disk as it was last looked at."""
+        """The whole copies here, now in memory, and on the disk as of the last check."""
         if self._parts is None:
             return ()
         return (*self._parts.memory.inventory(), *self._on_disk)
 
     def news(self) -> CopyNews:
-        """What a Beat tells of copies now."""
+        """What a Beat reports of copies now."""
         self._read_plans()
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
@@ -169,7 +169,7 @@ class CopyService:
         return found.step if running and found and found.generation == running.launch.generation else -1
 
     def notes(self) -> list[str]:
-        """What there is to tell since the last call."""
+        """Lines for the journal since the last call."""
         return self._notes.take()
 
     # -- orders ------------------------------------------------------------------------------------
@@ -192,12 +192,12 @@ class CopyService:
             self._fetches.stop()
         for plan in self._parts.memory.path.glob("plan-*.json"):
             plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
-        self._look_at_disk_soon()
+        self._check_disk_soon()
         self._fetches = Fetches(launch, self._parts.memory, self._key)
         peers = launch.peers if self._spec.copies.peers else ()
         generation = Generation(self._spec.run_id, launch.generation, launch.restore)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
-        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.look)
+        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.on_images)
         self._running = _Running(launch, senders, watch)
         if self._server is not None:
             self._server.expect(peer.address for peer in launch.peers)
@@ -205,10 +205,10 @@ class CopyService:
             self._server.launch = launch.generation
 
     def follow(self, phase: Phase, generation: int) -> None:
-        """What the workers are doing now; told whenever it may have changed.
+        """Called with what the workers are doing now whenever it may have changed.
 
         When they are being stopped, copies that are under way come to their end and no others begin: the
-        controller chooses what to restore from what it was told of now.
+        controller chooses what to restore from the copies that are reported now.
         """
         active = phase in (Phase.STARTING, Phase.RUNNING)
         running = self._running
@@ -219,7 +219,7 @@ class CopyService:
             self._server.launch = 0
         running.finish()
         self._flusher.forget()
-        self._look_at_disk_soon()
+        self._check_disk_soon()
 
     def set_stride(self, stride: int) -> None:
         """Which steps go to peers from now on."""
@@ -282,11 +282,11 @@ class CopyService:
             self._flusher.forget()
             running.stop()
 
-    def _look_at_disk_soon(self) -> None:
+    def _check_disk_soon(self) -> None:
         if self._parts is not None and self._parts.kept:
-            threading.Thread(target=self._look_at_disk, name="srobust-disk", daemon=True).start()
+            threading.Thread(target=self._check_disk, name="srobust-disk", daemon=True).start()
 
-    def _look_at_disk(self) -> None:
+    def _check_disk(self) -> None:
         assert self._parts is not None
         found: list[Copy] = []
         for tier in self._parts.kept:
@@ -311,7 +311,7 @@ def read_plans(folder: Path) -> list[MemoryPlan]:
         try:
             plans.append(_plans.decode(path.read_bytes()))
         except (OSError, *UNREADABLE):
-            continue  # replaced or removed while we looked
+            continue  # replaced or removed meanwhile
     return plans
 
 

@@ -185,7 +185,7 @@ def test_orders_that_cannot_be_carried_out_are_answered(
         return str(answer["error"])
 
     writer.send_line("{")
-    assert writer.answer()["error"].startswith("no order: ")
+    assert writer.answer()["error"].startswith("not an order: ")
     assert "step 120" in answer_to(both, step=121)
     assert "of run run" in answer_to(both, run_id="other")
     assert "layout dp2" in answer_to(both, layout="tp2")

@@ -139,7 +139,7 @@ def test_nothing_in_a_part_is_executed(tmp_path: Path) -> None:
         )
         path.write_bytes(encode_sidecar(msgspec.structs.replace(changed, items=items)))
         if raw:
-            with pytest.raises(CorruptPart, match="is no tensor"):
+            with pytest.raises(CorruptPart, match="is not a tensor"):
                 read(path)
         else:
             read(path)  # numbers without sense, and no more
