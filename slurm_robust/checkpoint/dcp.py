@@ -95,7 +95,7 @@ def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[to
         try:
             found.append(_tensor(mapping, item))
         except Exception as error:  # whole, and yet nothing that torch reads: it raises anything then
-            raise corrupt(data, f"{name_of(item)} is no tensor: {error}") from error
+            raise corrupt(data, f"{name_of(item)} is not a tensor: {error}") from error
     return found
 
 
@@ -263,7 +263,7 @@ class _ItemStream:
 def _tensor(mapping: mmap.mmap, item: Item) -> torch.Tensor:
     dtype = getattr(torch, item.dtype)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{item.dtype} is no dtype")
+        raise TypeError(f"{item.dtype} is not a dtype")
     if item.raw < 0:
         content = io.BytesIO(mapping[item.offset : item.offset + item.length])
         # weights_only: nothing but plain data and tensors can come out of it, whoever wrote the file.
@@ -279,7 +279,7 @@ def _tensor(mapping: mmap.mmap, item: Item) -> torch.Tensor:
 
 
 class _Index:
-    """Collects what ``.metadata`` tells: each key once, in a form that DCP can make a tree of again."""
+    """Collects the content of ``.metadata``: each key once, in a form that DCP can make a tree of again."""
 
     def __init__(self) -> None:
         self._values: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

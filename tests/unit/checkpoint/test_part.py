@@ -19,9 +19,10 @@ from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.part import MAGIC, Sidecar, encode_sidecar, read_sidecar, verify_part
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId
 
-REF = CheckpointRef(generation=2, step=7)
+REF = CheckpointId(generation=2, step=7)
 SNAPSHOT = Snapshot(
     own={"model": {"buffer": torch.full((3,), 4.0), "pair": (torch.ones(2), "two")}},
     shared={"model": {"weight": torch.arange(5)}},
@@ -138,7 +139,7 @@ def test_nothing_in_a_part_is_executed(tmp_path: Path) -> None:
         )
         path.write_bytes(encode_sidecar(msgspec.structs.replace(changed, items=items)))
         if raw:
-            with pytest.raises(CorruptPart, match="is no tensor"):
+            with pytest.raises(CorruptPart, match="is not a tensor"):
                 read(path)
         else:
             read(path)  # numbers without sense, and no more

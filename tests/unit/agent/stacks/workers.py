@@ -16,9 +16,9 @@ import msgspec
 
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.rankenv import record_path
-from slurm_robust.agent.runtime import SHARED_MEMORY
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.stacks import ProcessKind, ProcessStacks, RankStacks
 from slurm_robust.worker.spawning import Exited, FromZygote, Prepare, Ready, Spawn, Spawned, WorkerSpec
 from slurm_robust.worker.step_record import StepRecord
