@@ -18,7 +18,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
 from slurm_robust.wire.knock import answering
-from slurm_robust.wire.messages import Inject, Launch, Phase, RequestCheckpoint, Shutdown
+from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
 from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause, rival
 from tests.unit.agent.nodes import MIB, fill
 from tests.waiting import wait_for
@@ -197,12 +197,12 @@ def test_a_program_whose_port_another_user_took_says_so_and_the_next_has_another
     wait_for((job.folder / "port").exists, 20)
     with rival(port, 65534):
         (job.folder / "rival").touch()
-        beat = controller.wait_for("n1", lambda b: bool(b.exits))
-    assert beat.exits[0].code == 1
-    assert f"(uid 65534) listens on port {port}" in beat.exits[0].taken
+        heartbeat = controller.wait_for("n1", lambda b: bool(b.exits))
+    assert heartbeat.exits[0].code == 1
+    assert f"(uid 65534) listens on port {port}" in heartbeat.exits[0].taken
     controller.launch("n1", 2, (0,))
-    beat = controller.wait_for("n1", lambda b: b.generation == 2 and bool(b.exits))
-    assert (beat.exits[0].code, beat.exits[0].taken) == (0, "")
+    heartbeat = controller.wait_for("n1", lambda b: b.generation == 2 and bool(b.exits))
+    assert (heartbeat.exits[0].code, heartbeat.exits[0].taken) == (0, "")
 
 
 def test_a_preload_that_cannot_be_imported_is_fatal(make_job: MakeJob) -> None:
