@@ -271,7 +271,7 @@ class Job:
     # -- what happens in the world -----------------------------------------------------------------------
 
     def pass_time(self, seconds: float, *, tick: float = 0.5, wall_jump: float = 0.0) -> None:
-        """Time passes; living agents beat every ``tick``."""
+        """Time passes; living agents heartbeat every ``tick``."""
         self.wall += wall_jump
         end = self.mono + seconds
         while self.mono < end - 1e-9 and self.code is None:

@@ -146,7 +146,7 @@ class Weather:
         for name, mend in heal.items():
             if name not in lasting:
                 mend()
-        if job.slurm_says == (SILENT,):  # lasts no longer: a requeue is asked for during a day
+        if job.slurm_says != (REFUSED,):  # a requeue without an answer is asked for during a day
             job.slurm_says = (TAKEN, DONE)
         if "storage" not in lasting and not job.hears_storage:
             job.hears_storage = True
