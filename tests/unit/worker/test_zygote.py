@@ -32,11 +32,15 @@ def write(folder: Path, text: str, name: str = "script.py") -> str:
     return name
 
 
+# torch 2.4 adds a folder to sys.path, a new one in each process, when some of its modules are imported.
 WHO_AM_I = """
 import json, os, sys, signal
 main = sys.modules["__main__"]
+maker = sys.modules.get("torch.distributed.nn.jit.instantiator")
+of_torch = getattr(maker, "INSTANTIATED_TEMPLATE_DIR_PATH", None)
 print(json.dumps({
-    "argv": sys.argv, "path0": sys.path[0], "path": sys.path[1:], "name": __name__, "file": __file__,
+    "argv": sys.argv, "path0": sys.path[0], "path": [entry for entry in sys.path[1:] if entry != of_torch],
+    "name": __name__, "file": __file__,
     "package": __package__, "spec": repr(__spec__), "cached": main.__dict__.get("__cached__", "none"),
     "same": main.__dict__ is globals(), "orig": sys.orig_argv[1:], "cwd": os.getcwd(),
     "stdin": sys.stdin.read() if sys.stdin else None, "loader": type(__loader__).__name__,
