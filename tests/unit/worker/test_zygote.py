@@ -236,7 +236,9 @@ class Slow(torch.utils.data.Dataset):
         time.sleep(0.01)
         return i
 # No tensors: whoever fetches one from a worker that is being killed may get ConnectionResetError instead.
-loaders = [iter(torch.utils.data.DataLoader(Slow(), 1, num_workers=2, collate_fn=list)) for _ in range(2)]
+# Forks, as before Python 3.14: what starts otherwise would run this script again.
+kind = dict(num_workers=2, collate_fn=list, multiprocessing_context="fork")
+loaders = [iter(torch.utils.data.DataLoader(Slow(), 1, **kind)) for _ in range(2)]
 print([next(loader) for loader in loaders], flush=True)
 for loader in loaders:
     for worker in loader._workers:
