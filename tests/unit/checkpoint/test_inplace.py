@@ -185,7 +185,9 @@ def test_an_entry_that_has_no_state_yet_is_read_as_ever(tmp_path: Path) -> None:
 def test_what_ranks_share_is_filled_too(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
-        model, live = DistributedDataParallel(Mixed()), DistributedDataParallel(Mixed(seed=1))
+        # Without the broadcast: gloo of torch 2.4 has none of bfloat16.
+        model = DistributedDataParallel(Mixed(), init_sync=False)
+        live = DistributedDataParallel(Mixed(seed=1), init_sync=False)
         source = {"model": model, "o": trained(model)}
         filled = restore(tmp_path / "i", source, {"model": live, "o": trained(live)})
         assert {"conv.weight", "norm.running_mean"} < filled
