@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import MutableMapping
 from importlib import metadata
 from pathlib import Path
 
 from slurm_robust.agent.numa import Binding, bindings_here
+from slurm_robust.model import versions
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
@@ -64,7 +64,7 @@ def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] 
 def torch_release() -> tuple[int, ...] | None:
     """The release of torch that this Python would import, as (2, 13), without importing it."""
     try:
-        return tuple(int(number) for number in re.findall(r"\d+", metadata.version("torch"))[:2])
+        return versions.numbers(metadata.version("torch"))
     except metadata.PackageNotFoundError:
         return None
 

@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 import pickle
-import re
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -38,12 +37,13 @@ from slurm_robust.checkpoint.errors import ForeignPart
 from slurm_robust.checkpoint.part import Item, Sidecar, corrupt, data_of, name_of
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.tree import flatten
+from slurm_robust.model import versions
 from slurm_robust.util.ours import only_we_write, open_plain
 
 ALIGNMENT = 64
 
-# Before 2.6 even torch.load(weights_only=True) could be made to run a program (CVE-2025-32434).
-_LOADS_SAFELY = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 6)
+# The first release whose torch.load(weights_only=True) cannot be made to run a program (CVE-2025-32434).
+_LOADS_SAFELY_FROM = (2, 6)
 
 _LOCAL_HEADER = b"PK\x03\x04"
 _LOCAL_HEADER_BYTES = 30
@@ -66,6 +66,11 @@ def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool 
         ]
 
 
+def loads_safely(release: str) -> bool:
+    """Whether ``torch.load(weights_only=True)`` of that release may read what others can have written."""
+    return versions.numbers(release) >= _LOADS_SAFELY_FROM
+
+
 def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[torch.Tensor]:
     """The tensors among ``items``, whose sums were compared; they lie in the mapped data file.
 
@@ -81,7 +86,7 @@ def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[to
         if not os.fstat(file).st_size:
             raise corrupt(data, "it is empty")
         mapping = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-        may_load = _LOADS_SAFELY or only_we_write(file)
+        may_load = loads_safely(torch.__version__) or only_we_write(file)
     finally:
         os.close(file)
     found = []

@@ -117,11 +117,7 @@ def test_a_port_is_no_reason_where_rank_zero_has_ended_well() -> None:
     well = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=0, taken="somebody"))
     decision = decide(STATE, failed(root=root(signal=9), exits=(well, root(signal=9))), 0.0, RULES)
     assert decision.verdict is not None
-<<<<<<< HEAD
-    assert str(decision.verdict.signature) == "SIGKILL"
-=======
     assert decision.verdict.signature == KILLED
->>>>>>> rcore
 
 
 def out_of_room(rank: int, node: str, full: str) -> inc.NodeExit:
