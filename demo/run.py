@@ -22,8 +22,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from slurm_robust.analysis.ettr import IncidentSummary, incidents, productivity
-from slurm_robust.controller.journal import fold, read
 from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.journal import fold, read
 from slurm_robust.model.state import JobState
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 

@@ -26,12 +26,12 @@ from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
 from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder, kind_of
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
-from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Copy, Tier
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState

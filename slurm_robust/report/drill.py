@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller.journal import fold
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.journal import fold
+from slurm_robust.util.text import one_line
 from slurm_robust.report.asking import ended, unanswered
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.slurmview import make_slurm
-from slurm_robust.util.text import one_line
 from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import load_client

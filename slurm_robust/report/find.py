@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.controller.journal import read
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import read
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.controller.journal import fold
 from slurm_robust.model.events import RunEnded, decode_event
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.report.find import NoSuchJob, NotBegun, find, load_events
 from slurm_robust.report.slurmview import make_slurm

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_robust.controller.jobid import another_job
-from slurm_robust.controller.journal import fold
 from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.journal import another_job, fold
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout

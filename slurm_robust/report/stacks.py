@@ -21,13 +21,13 @@ from slurm_robust.controller.evidence.flight import flight
 from slurm_robust.controller.evidence.folder import write
 from slurm_robust.controller.evidence.stacks import StackGroup
 from slurm_robust.controller.evidence.texts import count, one_line
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.preflight import load_plan
 from slurm_robust.controller.restoring import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from slurm_robust.analysis.ettr import IncidentSummary, Productivity, incidents, productivity
 from slurm_robust.analysis.interval import IntervalAdvice, advise
-from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.policy.restore import in_words
 

@@ -6,11 +6,11 @@ import pytest
 
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.effects import RequeueAnswer, Said
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.preflight import check_history
 from slurm_robust.controller.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.journal import fold
 from slurm_robust.report.summary import summarize
 from tests.unit.controller.fleetwork import Job, doing
 

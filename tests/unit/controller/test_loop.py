@@ -19,7 +19,7 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.disk import Disk
 from slurm_robust.controller.hold import read_clocks
-from slurm_robust.controller.journal import Journal, read
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
@@ -30,6 +30,7 @@ from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.journal import read
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import Ref
 from slurm_robust.slurm.records import Allocation, Switch

@@ -6,12 +6,12 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConfig, Timings
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Copy, Source, Tier
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.journal import fold
 from slurm_robust.policy.restore import Ref
 from slurm_robust.wire.messages import Launch, Phase
 from tests.unit.controller.fleetwork import Job
