@@ -25,7 +25,7 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.desk import Examination
-from slurm_robust.health.verdict import TAG, clean
+from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding
@@ -40,7 +40,7 @@ from slurm_robust.slurm.errors import (
 )
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import as_json, ascii_line, one_line
 
 PREFIX = "srobust-quarantine-"
 FLAGS = ("MAINT", "IGNORE_JOBS")
@@ -309,7 +309,7 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
         try:
             return msgspec.json.decode(done.stdout.encode(), type=Examination)
         except msgspec.MsgspecError:
-            words = clean(done.stderr or done.stdout, 300)
+            words = ascii_line(done.stderr or done.stdout, 300)
             raise ValueError(f"exit code {done.exit_code}: {words}") from None
 
     return examine

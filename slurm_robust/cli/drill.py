@@ -10,7 +10,6 @@ from slurm_robust.cli.parsing import add_job
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
 
-# Repeated from report.drill.FAULTS, whose import would cost every start of srobust the network libraries.
 FAULTS = ("kill-rank", "stop-rank")
 
 
@@ -26,6 +25,6 @@ def register(commands: Commands) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Hand over to the report's drill."""
-    from slurm_robust.report import drill
+    from slurm_robust.report import live
 
-    return drill.main(args.job, args.fault, args.rank, job_dir=args.job_dir)
+    return live.drill(args.job, args.fault, args.rank, job_dir=args.job_dir)

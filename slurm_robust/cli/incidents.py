@@ -41,15 +41,15 @@ def _count(text: str) -> int:
 
 def handle_list(args: argparse.Namespace) -> int:
     """Hand over to the report."""
-    from slurm_robust.report import incidents
+    from slurm_robust.report import incident_view
 
-    return incidents.main(args.job, json=args.json, last=args.last, job_dir=args.job_dir)
+    return incident_view.show_all(args.job, json=args.json, last=args.last, job_dir=args.job_dir)
 
 
 def handle_one(args: argparse.Namespace) -> int:
     """Hand over to the report."""
-    from slurm_robust.report import incident
+    from slurm_robust.report import incident_view
 
-    return incident.main(
+    return incident_view.show_one(
         args.job, args.number, json=args.json, logs=args.logs, stacks=args.stacks, job_dir=args.job_dir
     )

@@ -36,10 +36,10 @@ def register(commands: Commands) -> None:
 
 
 def handle(args: argparse.Namespace) -> int:
-    """Read the configuration and hand over to the report."""
+    """Read the configuration and hand over to the controller."""
     from slurm_robust.config.settings import Setting
+    from slurm_robust.controller import replay
     from slurm_robust.model.job import CommandKind
-    from slurm_robust.report import replay
 
     kind = run.kind_of(args, USAGE)
     if kind is CommandKind.EXEC:

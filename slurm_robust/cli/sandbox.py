@@ -135,7 +135,7 @@ def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
     if not sys.stderr.isatty():
         # Several threads tell, and print() would write text and line end apart.
         return nullcontext(), lambda phase: print(f"starting {phase}\n", end="", file=sys.stderr, flush=True)
-    from slurm_robust.report.screen import Screen
+    from slurm_robust.report.console import Screen
 
     status = Screen(stderr=True).status("starting")
     return status, lambda phase: status.update(f"starting {phase}")

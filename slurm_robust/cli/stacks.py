@@ -40,8 +40,8 @@ def register(commands: Commands) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Hand over to the report."""
-    from slurm_robust.report import stacks
+    from slurm_robust.report import live
 
-    return stacks.main(
+    return live.stacks(
         args.job, json=args.json, raw=args.raw, ranks=args.rank, save=args.save, job_dir=args.job_dir
     )

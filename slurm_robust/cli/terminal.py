@@ -14,7 +14,7 @@ class VisibleStream:
     """A stream that takes :func:`visible` text only, and what its encoding lacks as ``\\u2026``.
 
     rich, which commands terminals for a living, finds the stream behind it by its own attribute and writes
-    there; :class:`~slurm_robust.report.screen.Screen` cleans what rich is given.
+    there; :class:`~slurm_robust.report.console.Screen` cleans what rich is given.
     """
 
     def __init__(self, stream: TextIO) -> None:

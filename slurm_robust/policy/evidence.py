@@ -201,7 +201,7 @@ def slow_to_die(failed: GenerationFailed, rules: Rules, state: JobState) -> Verd
         rung=6,
         blame=Blame.NOBODY,
         signature=SLOW_TO_DIE,
-        reason=f"{unexplained(failed).reason}; {some_of(failed.stuck)}: killed workers are still there",
+        reason=f"{unexplained(failed).reason}; killed workers remain on {some_of(sorted(failed.stuck))}",
         confidence=0.5,
         allowed=rules.limits.total,
     )

@@ -36,9 +36,9 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
+from slurm_robust.report.console import Screen, show
 from slurm_robust.report.find import NoSuchJob, find, load_events
-from slurm_robust.report.screen import Screen
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62
@@ -149,10 +149,7 @@ def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
     place = open_place(name, job_dir)
     with friendly():
         listing = list_checkpoints(place, time.time())
-    if json:
-        print(as_json(listing))
-    else:
-        Screen().print(render(listing))
+    show(listing, render, json=json)
     return 0
 
 
@@ -268,13 +265,15 @@ def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:
     place = open_place(name, job_dir)
     with friendly():
         found = verify(place, quiet=json)
-    if json:
-        print(as_json(found))
-    else:
-        for _, text in found.damaged:
-            print(f"damaged: {one_line(text)}")
-        print(f"{found.files} files with {found.nbytes / 1e6:.1f} MB are whole, {len(found.damaged)} damaged")
+    show(found, render_verified, json=json)
     return 1 if found.damaged else 0
+
+
+def render_verified(found: Verified) -> str:
+    """A line for each damaged file, then the sum."""
+    sizes = f"{count(found.files, 'file')} with {found.nbytes / 1e6:.1f} MB"
+    end = f"{sizes} {'is' if found.files == 1 else 'are'} whole, {len(found.damaged)} damaged"
+    return "\n".join([*(f"damaged: {one_line(text)}" for _, text in found.damaged), end])
 
 
 def verify(place: Place, *, quiet: bool) -> Verified:

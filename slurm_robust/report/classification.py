@@ -21,8 +21,7 @@ from slurm_robust.model.classification import Fault, Remedy
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.report.screen import Screen
-from slurm_robust.util.text import as_json
+from slurm_robust.report.console import show
 
 STDIN = "-"
 
@@ -98,11 +97,8 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
     texts = dict(_ranked(files))
     readings = {rank: read(text, stream, known) for rank, text in texts.items()}
     roots = first_causes(readings)
-    if json:
-        print(as_json(_whole(readings, roots)))
-        return ExitCode.SUCCESS
     empty = [rank for rank, text in texts.items() if not text.strip()]
-    Screen().print(render(readings, roots, empty))
+    show(_whole(readings, roots), lambda _: render(readings, roots, empty), json=json)
     return ExitCode.SUCCESS
 
 

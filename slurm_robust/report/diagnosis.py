@@ -20,12 +20,11 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
-from slurm_robust.report.outcomes import STYLES, rank
-from slurm_robust.report.screen import Screen
+from slurm_robust.report.console import STYLES, show
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.util.hostlist import InvalidHostlist, expand
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import one_line
 
 
 class Code(IntEnum):
@@ -62,10 +61,7 @@ def main(
     tell = partial(print, file=sys.stderr, flush=True)
     diagnoser = PlaceDiagnoser(place, tests=tests, tell=tell)
     diagnosis = diagnoser.diagnose(names, bitwise=bitwise, storage=storage, budget_s=budget_s)
-    if json:
-        print(as_json(diagnosis))
-    else:
-        Screen().print(render(diagnosis, names))
+    show(diagnosis, partial(render, nodes=names), json=json)
     return code_of(diagnosis)
 
 
@@ -110,7 +106,7 @@ def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
 def _cell(results: Sequence[TestResult]) -> Text:
     if not results:
         return Text("-", style="dim")
-    outcome = min((result.outcome for result in results), key=rank)
+    outcome = min((result.outcome for result in results), key=lambda one: one.order)
     value = ", ".join(dict.fromkeys(result.value for result in results if result.value))
     return Text(one_line(f"{outcome.value} {value}"), style=STYLES[outcome])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
@@ -20,8 +21,9 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
 from slurm_robust.report.checkpoints import Place, bar, friendly, open_place, would_restore
+from slurm_robust.report.console import show
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import named_ranks, one_line
 
 LATEST = "latest"
 
@@ -65,16 +67,15 @@ def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> 
     with friendly():
         ref = choose(place, step)
         done = export(place, ref, to, quiet=json)
-    if json:
-        print(as_json(done))
-    else:
-        for text in done.damaged:
-            print(f"damaged: {one_line(text)}")
-        if done.missing:
-            print(missing_text(place, ref, done))
-        else:
-            print(f"{to}: step {ref.step} of generation {ref.generation}, whole; load it by dcp.load()")
+    show(done, partial(render, place, ref), json=json)
     return int(ExitCode.NO_INPUT) if done.missing else 0
+
+
+def render(place: Place, ref: CheckpointRef, done: Exported) -> str:
+    """A line for each damaged copy, then whether the folder is complete."""
+    whole = f"{done.directory}: step {ref.step} of generation {ref.generation}, complete"
+    end = missing_text(place, ref, done) if done.missing else f"{whole}; load it with dcp.load()"
+    return "\n".join([*(f"damaged: {one_line(text)}" for text in done.damaged), end])
 
 
 def choose(place: Place, step: str) -> CheckpointRef:
@@ -133,7 +134,7 @@ def missing_text(place: Place, ref: CheckpointRef, done: Exported) -> str:
     placement = place.placement(ref.generation)
     ranks = [rank for rank in done.missing if rank < placement.world_size]
     nodes = {placement.node_of(rank) for rank in ranks} - {place.node}
-    text = f"{done.directory} is not whole, rank {', '.join(map(str, done.missing))} is missing"
+    text = f"{done.directory} is incomplete: {named_ranks(done.missing)} missing"
     if not nodes:
         return text + ": no copy is left within reach of this node"
     srun = f"srun --jobid={place.state.job_id} --overlap -w {fold(nodes)}"

@@ -11,6 +11,7 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout
 from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, Job
 from slurm_robust.slurm.select import make_client
+from slurm_robust.util.hostlist import fold as fold_nodes
 
 ANSWER_S = 10.0
 """For one answer of Slurm: somebody waits at a screen."""
@@ -81,3 +82,22 @@ def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
     if job is not None and another_job(events, "", job.restart_count, job.submit_time):
         return SlurmView()
     return view
+
+
+def completing_advice(slurm: SlurmClient, job: Job) -> str:
+    """What a COMPLETING job waits for and what ends it; "" for any other, and where Slurm does not tell."""
+    if not job.is_completing or not job.nodes:
+        return ""
+    try:
+        silent = [n.name for n in slurm.nodes(job.nodes) if not n.responding and not n.is_down]
+        timeout = slurm.config().get("SlurmdTimeout", "").removesuffix("ec")  # "300 sec"
+    except SlurmError:
+        return ""
+    if not silent:
+        return ""
+    what = f"node{'s' if len(silent) > 1 else ''} {fold_nodes(silent)}"
+    limit = f" (SlurmdTimeout={timeout})" if timeout else ""
+    return (
+        f"waits for Slurm to give up {what}{limit}; an administrator can do it at once: "
+        f"scontrol update nodename={fold_nodes(silent)} state=down reason=dead"
+    )

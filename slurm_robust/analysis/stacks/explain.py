@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from slurm_robust.analysis.stacks.groups import fold
 from slurm_robust.analysis.stacks.ranks import views
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.util.text import fold_ranks
 
 FRAMES = 5
 """Calls shown of each group."""
@@ -30,7 +30,7 @@ def explain(
     for _, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])):
         view = seen[ranks[0]]
         noun = "ranks" if len(ranks) > 1 else "rank"
-        lines.append(f"{len(ranks)} {noun} [{fold(ranks)}]: {view.activity.value}")
+        lines.append(f"{len(ranks)} {noun} [{fold_ranks(ranks)}]: {view.activity.value}")
         calls = view.form.splitlines()
         lines += [f"    {call}" for call in calls[:frames]]
         if len(calls) > frames:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slurm_robust.analysis.progress.bounds import span
-from slurm_robust.analysis.progress.words import named_ranks
 from slurm_robust.analysis.stacks import localise, vote
 from slurm_robust.analysis.stacks.moving import Look, awaited, is_busy, is_idle, is_moving
 from slurm_robust.controller import restoring
@@ -15,7 +14,7 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.policy.evidence import worth_tests
 from slurm_robust.policy.stacks import moved_with_ranks, place
-from slurm_robust.util.text import count
+from slurm_robust.util.text import count, named_ranks
 
 # A rank that only takes long moves on within seconds; evicting its node would be for nothing.
 HANG_ROUNDS = 4

@@ -32,8 +32,9 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.node.log import EventLog
-from slurm_robust.report import diagnosis, replay, screen
-from slurm_robust.report.screen import Screen
+from slurm_robust.report import console as report_console
+from slurm_robust.report import diagnosis, replay
+from slurm_robust.report.console import Screen
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
@@ -151,7 +152,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     # Where a long line is folded is chance; what is a line of its own is not.
-    monkeypatch.setattr(screen, "WIDTH", 200_000)
+    monkeypatch.setattr(report_console, "WIDTH", 200_000)
     monkeypatch.chdir(tmp_path)
     return Answers(folder)
 

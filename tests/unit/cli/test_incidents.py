@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.controller import evidence
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.report import bundle
 from tests.unit.report import incident_journal as made_up
 
 
@@ -61,7 +61,7 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
     made_up.write_logs(
         directory, 1, range(8), "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J[bold]not markup[/]\n"
     )
-    evidence.save(directory, 1, events)
+    bundle.save(directory, 1, events)
     main(["incident", str(tmp_path), "1", "--logs"])
     said = capsys.readouterr().out
     assert "\x1b" not in said

@@ -276,7 +276,7 @@ def test_an_export_is_what_dcp_loads(
     filled(job)
     code, text = call(capsys, "export", job.directory.path, step, "--to", tmp_path / "out")
     assert code == 0
-    assert f"step {means} of generation 1, whole" in text
+    assert f"step {means} of generation 1, complete" in text
     check_export(tmp_path / "out", means)
 
 
@@ -299,7 +299,7 @@ def test_parts_of_other_nodes_are_added_there(
     out = tmp_path / "out"
     code, text = call(capsys, "export", job.directory.path, 30, "--to", out)
     assert code == ExitCode.NO_INPUT
-    assert "rank 1 is missing, which ran on n2" in text
+    assert "rank 1 missing, which ran on n2" in text
     command = f"srobust checkpoint export {job.directory.path} gen-0001/step-00000030 --to {out}"
     assert f"srun --jobid=9 --overlap -w n2 {command}" in text
     assert not (out / ".metadata").exists()

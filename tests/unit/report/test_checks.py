@@ -38,7 +38,8 @@ def run_of(*findings: Finding) -> tuple[Report, Conclusion]:
 def shown(*findings: Finding, is_root: bool = True) -> str:
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(render(*run_of(*findings), is_root=is_root))
+        report, conclusion = run_of(*findings)
+        console.print(render(Whole(report=report, conclusion=conclusion), is_root=is_root))
     return capture.get()
 
 

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.report import incident, incidents
+from slurm_robust.report import incident_view
 from tests.unit.report import incident_journal as made_up
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -51,18 +51,18 @@ def is_golden(name: str, text: str) -> None:
 
 
 def shown(directory: JobDirectory, events: list[ev.AnyEvent], number: int, width: int = 80) -> str:
-    found = incident.gather(directory, events, number, "stopped")
+    found = incident_view.gather(directory, events, number, "stopped")
     found = msgspec.structs.replace(found, folder=f"JOB/incidents/{number:03d}")
-    return re.sub(r"\d+ kB", "N kB", screen(incident.render(found), width))
+    return re.sub(r"\d+ kB", "N kB", screen(incident_view.render(found), width))
 
 
-def listed(events: list[ev.AnyEvent], last: int | None = None, job: str = "training") -> str:
-    return screen(incidents.render(incidents.listing(events, last, job)), 120)
+def listed(events: list[ev.AnyEvent], last: int | None = None, width: int = 120) -> str:
+    return screen(incident_view.render_list(incident_view.listing(events, last, "training")), width)
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_list(width: int) -> None:
-    text = screen(incidents.render(incidents.listing(made_up.whole(), None, "stopped")), width)
+    text = screen(incident_view.render_list(incident_view.listing(made_up.whole(), None, "stopped")), width)
     is_golden(f"incidents-{width}.txt", text)
 
 
@@ -106,9 +106,9 @@ REQUEUED = [*made_up.start(), *made_up.network_alert()]
     ],
 )
 def test_an_open_incident_says_how_far_it_is(events: list[ev.AnyEvent], blamed: str, outcome: str) -> None:
-    (row,) = incidents.listing(events, None, "recovering").incidents
+    (row,) = incident_view.listing(events, None, "recovering").incidents
     assert (row.blamed, row.outcome) == (blamed, outcome)
-    assert outcome in " ".join(listed(events).split())
+    assert outcome in listed(events, width=400)
 
 
 def test_what_was_only_observed_is_not_told_as_done(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_what_was_only_observed_is_not_told_as_done(tmp_path: Path) -> None:
 
 
 def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(incident.NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
-        incident.gather(JobDirectory(tmp_path), made_up.whole(), 9, "")
-    with pytest.raises(incident.NoSuchIncident, match=r"has no incident 1; it has none$"):
-        incident.gather(JobDirectory(tmp_path), made_up.start(), 1, "")
+    with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
+        incident_view.gather(JobDirectory(tmp_path), made_up.whole(), 9, "")
+    with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 1; it has none$"):
+        incident_view.gather(JobDirectory(tmp_path), made_up.start(), 1, "")
 
 
 def test_a_damaged_file_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:

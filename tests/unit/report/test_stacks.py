@@ -14,11 +14,11 @@ import pytest
 
 from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.preflight import Plan, open_directory, save_plan
+from slurm_robust.controller.preflight import open_directory
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import CommandKind, JobDirectory
-from slurm_robust.report.stacks import Look
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.report.live import StackSample
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import LookAtStacks, StacksShown
@@ -45,11 +45,6 @@ def directory(tmp_path: Path, job: Job) -> JobDirectory:
 
 def prepare(found: JobDirectory, job: Job) -> None:
     open_directory(found)
-    plan = Plan(
-        run_id="r", job_id=7, kind=CommandKind.SCRIPT, command=("train.py",), cwd="/", slots=4, spares=0,
-        nproc_per_node=1, restart_count=0, nodes=SLOTS, config=job.core.config,
-    )  # fmt: skip
-    save_plan(found, plan)
     with closing(Journal(found.journal)) as journal:
         for event in job.journal:
             journal.append(event)
@@ -120,14 +115,14 @@ def test_whole_stacks_are_there_when_asked_for(
         assert main(["stacks", str(directory.path), "--rank", "2", "--save", str(saved)]) == 0
         text = capsys.readouterr().out
         assert main(["stacks", str(directory.path), "--json"]) == 0
-        printed = msgspec.json.decode(capsys.readouterr().out, type=Look)
+        printed = msgspec.json.decode(capsys.readouterr().out, type=StackSample)
         assert main(["stacks", str(directory.path), "--raw"]) == 0
         raw = capsys.readouterr().out
     assert "Rank 2 on n3, by py-spy" in text
     assert "forward (/home/me/model.py)" in text
     assert "Rank 1 on" not in text
     assert [f"Rank {rank} on n{rank + 1}" in raw for rank in range(4)] == [True] * 4
-    look = msgspec.json.decode(saved.read_bytes(), type=Look)
+    look = msgspec.json.decode(saved.read_bytes(), type=StackSample)
     assert [stack.rank for stack in look.ranks] == [0, 1, 2, 3]
     assert (printed.localisation.ranks, printed.ranks) == ((2,), ())
 

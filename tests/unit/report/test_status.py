@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model import events as ev
-from slurm_robust.report.status import look
+from slurm_robust.report.status import status_of
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.run_started import run_started
@@ -41,7 +41,7 @@ def folder(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def said(folder: Path, slurm: FakeSlurm) -> str:
     """What is said of Slurm, which must not depend on how the job was named."""
-    by_number, by_folder = look("1", None, slurm).slurm, look(str(folder), None, slurm).slurm
+    by_number, by_folder = status_of("1", None, slurm).slurm, status_of(str(folder), None, slurm).slurm
     assert by_number == by_folder
     return by_number
 

@@ -1,4 +1,4 @@
-"""What belongs to the story of an incident."""
+"""What belongs to the report of an incident."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from slurm_robust.analysis.exits import root_exit
-from slurm_robust.analysis.incidents import Standing, stories
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
+from slurm_robust.report.incidents import IncidentStatus, incident_reports
 from tests.unit.report import incident_journal as made_up
 
 
@@ -34,12 +34,12 @@ def closed(number: int = 1) -> ev.IncidentClosed:
     return ev.IncidentClosed(t=110.0, incident=number, generation=2, step=51, recover_s=1.0)
 
 
-def test_each_incident_of_a_job_has_its_own_story() -> None:
-    found = stories(made_up.whole())
-    assert [story.number for story in found] == [1, 2, 3, 4, 5, 6]
-    assert [story.standing for story in found] == [*[Standing.OVER] * 5, Standing.ENDED]
-    assert [story.suspects for story in found] == [(), ("n2",), ("n3",), ("n4",), ("n6",), ()]
-    assert [story.blame for story in found] == [
+def test_each_incident_of_a_job_has_its_own_report() -> None:
+    found = incident_reports(made_up.whole())
+    assert [report.number for report in found] == [1, 2, 3, 4, 5, 6]
+    assert [report.status for report in found] == [*[IncidentStatus.OVER] * 5, IncidentStatus.ENDED]
+    assert [report.suspects for report in found] == [(), ("n2",), ("n3",), ("n4",), ("n6",), ()]
+    assert [report.blame for report in found] == [
         Blame.NOBODY, Blame.NODE, Blame.NODE, Blame.NODE, Blame.NODE, Blame.CODE
     ]  # fmt: skip
     assert found[5].generations == (6, 7)
@@ -48,7 +48,7 @@ def test_each_incident_of_a_job_has_its_own_story() -> None:
 
 
 def test_the_root_is_who_failed_first_by_cause() -> None:
-    killed = stories(made_up.whole())[0]
+    killed = incident_reports(made_up.whole())[0]
     assert killed.root is not None
     assert (killed.root.exit.rank, len(killed.failed)) == (3, 2)
 
@@ -66,17 +66,17 @@ def test_the_root_of_many_is_that_of_all_of_them(cause: int | None) -> None:
     assert root_exit(exits) == exits[39 if cause is None else cause]
 
 
-def test_who_was_silent_when_slow_training_was_looked_at_belongs_to_the_story() -> None:
+def test_who_was_silent_when_slow_training_was_looked_at_belongs_to_the_report() -> None:
     silent = ev.Unanswered(t=94.0, incident=0, asked="stacks", nodes=("n1",), why="no answer within 6 s")
-    (story,) = stories([silent, opened(t=100.0), closed()])
-    assert story.events[0] == silent
+    (report,) = incident_reports([silent, opened(t=100.0), closed()])
+    assert report.events[0] == silent
 
 
 def test_while_nodes_are_tested_nobody_is_blamed() -> None:
     until_tested = made_up.not_a_number()[:3]
-    story = stories([*made_up.start(), *until_tested])[0]
-    assert (story.testing, story.blame, story.verdict) == (True, None, None)
-    assert story.standing is Standing.OPEN
+    report = incident_reports([*made_up.start(), *until_tested])[0]
+    assert (report.testing, report.blame, report.verdict) == (True, None, None)
+    assert report.status is IncidentStatus.OPEN
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_while_nodes_are_tested_nobody_is_blamed() -> None:
     ],
 )
 def test_steps_that_were_done_again(own: list[ev.AnyEvent], steps: int | None) -> None:
-    (story,) = stories([launched(1, -1), step(1, 50), opened(), *own])
-    assert story.steps == steps
+    (report,) = incident_reports([launched(1, -1), step(1, 50), opened(), *own])
+    assert report.steps_repeated == steps
 
 
-def test_a_drill_shortly_before_belongs_to_the_story_and_an_older_note_does_not() -> None:
+def test_a_drill_shortly_before_belongs_to_the_report_and_an_older_note_does_not() -> None:
     journal = [
         ev.Noted(t=10.0, text="long ago"),
         ev.Noted(t=94.0, text="drill: kill-rank"),
@@ -107,17 +107,17 @@ def test_a_drill_shortly_before_belongs_to_the_story_and_an_older_note_does_not(
         ev.Noted(t=111.0, text="after"),
         opened(2, t=112.0),
     ]
-    first, second = stories(journal)
-    texts = [[e.text for e in story.events if isinstance(e, ev.Noted)] for story in (first, second)]
+    first, second = incident_reports(journal)
+    texts = [[e.text for e in report.events if isinstance(e, ev.Noted)] for report in (first, second)]
     assert texts == [["drill: kill-rank", "within"], ["after"]]
 
 
 def test_an_incident_that_was_never_closed_ends_where_the_next_begins() -> None:
-    first, second = stories([opened(), opened(2), closed(2)])
-    assert (first.standing, second.standing) == (Standing.OPEN, Standing.OVER)
+    first, second = incident_reports([opened(), opened(2), closed(2)])
+    assert (first.status, second.status) == (IncidentStatus.OPEN, IncidentStatus.OVER)
     assert len(first.events) == 1
 
 
-def test_a_story_survives_the_way_through_json() -> None:
-    story = stories(made_up.whole())[3]
-    assert msgspec.json.decode(msgspec.json.encode(story), type=type(story)) == story
+def test_a_report_survives_the_way_through_json() -> None:
+    report = incident_reports(made_up.whole())[3]
+    assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.incidents import stories
-from slurm_robust.controller.evidence import stacks, words
-from slurm_robust.controller.evidence.flight import flight
-from slurm_robust.controller.evidence.texts import MOST_TEXT, clean, one_line
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
+from slurm_robust.report import stacks
+from slurm_robust.report.incident_text import result_rows, timeline
+from slurm_robust.report.incidents import incident_reports
+from slurm_robust.report.stacks import flight
+from slurm_robust.util.text import MOST_TEXT, clean_log, one_line
 from tests.unit.report import incident_journal as made_up
 
 
@@ -32,12 +33,12 @@ from tests.unit.report import incident_journal as made_up
     ],
 )
 def test_what_a_terminal_would_obey_is_taken_out(text: str, shown: str) -> None:
-    assert clean(text) == shown
+    assert clean_log(text) == shown
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=0x2FF)))
 def test_no_text_keeps_a_control_character(text: str) -> None:
-    assert all(char.isprintable() for char in clean(text) if char != "\n")
+    assert all(char.isprintable() for char in clean_log(text) if char != "\n")
 
 
 def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
@@ -47,17 +48,18 @@ def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
 
 def test_what_a_thousand_nodes_say_does_not_bury_the_story() -> None:
     notes = [ev.Noted(t=made_up.BEGIN + 1001, text="no GPU", node=f"n{i}") for i in range(1000)]
-    (story,) = stories([*made_up.start(), *made_up.rank_killed()[:2], *notes, *made_up.rank_killed()[2:]])
-    texts = [moment.text for moment in words.moments(story) if moment.what == "note"][1:]
+    killed = made_up.rank_killed()
+    (report,) = incident_reports([*made_up.start(), *killed[:2], *notes, *killed[2:]])
+    texts = [entry.text for entry in timeline(report) if entry.what == "note"][1:]
     assert texts == [*(f"n{i}: no GPU" for i in range(8)), "and 992 more"]
-    assert words.moments(story)[-1].what == "over"
+    assert timeline(report)[-1].what == "over"
 
 
 def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None:
     def result(node: str, outcome: Outcome, value: str) -> TestResult:
         return TestResult(test="gpu", node=node, outcome=outcome, value=value, took_s=float(node[1:]))
 
-    rows = words.result_rows(
+    rows = result_rows(
         [
             result("n1", Outcome.PASS, "5"),
             result("n2", Outcome.FAIL, "9"),

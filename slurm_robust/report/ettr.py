@@ -1,4 +1,4 @@
-"""Productive time from the journal: ETTR, and the three durations of each incident.
+"""Productive time from the journal (ETTR), and how often to write a checkpoint. Pure.
 
 ETTR (effective training time ratio) = productive training time / wall-clock time of the job
 (ByteRobust, section 2). Productive is the time in which steps were done that count in the end: a
@@ -7,33 +7,12 @@ step that had to be repeated counts once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 
-import msgspec
-
-from slurm_robust.analysis.actions import in_short
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Blame, finds_out_more
 from slurm_robust.model.record import Record
-
-
-class IncidentSummary(Record):
-    """One incident as the person on call wants to read it. Durations in seconds; None: not yet.
-
-    ``signs``: what was seen, one after the other; ``detail`` is all of them.
-    """
-
-    number: int
-    t: float
-    generation: int
-    symptom: str
-    detail: str
-    verdict: str = ""
-    action: str = ""
-    detect_s: float = 0.0
-    localise_s: float | None = None
-    recover_s: float | None = None
-    signs: tuple[str, ...] = ()
 
 
 class Productivity(Record):
@@ -48,55 +27,6 @@ class Productivity(Record):
     ettr: float
     steps: int
     repeated: int | None
-
-
-def _blame_in_words(decided: ev.Decided) -> str:
-    verdict = decided.verdict
-    if verdict is None:
-        return decided.reason
-    if verdict.blame is Blame.NODE:
-        return f"node {','.join(verdict.suspects)} is at fault"
-    if verdict.blame is Blame.CODE:
-        return f"code: {verdict.signature}"
-    return f"transient ({verdict.signature})"
-
-
-def incidents(events: Sequence[ev.AnyEvent]) -> list[IncidentSummary]:
-    """All incidents in order, with the last decision of each."""
-    found: dict[int, IncidentSummary] = {}
-    for event in events:
-        if isinstance(event, ev.IncidentOpened):
-            found[event.incident] = IncidentSummary(
-                number=event.incident,
-                t=event.t,
-                generation=event.generation,
-                symptom=event.symptom.value,
-                detail=event.detail,
-                signs=(event.detail,),
-                detect_s=event.detect_s,
-            )
-        elif isinstance(event, ev.SymptomAdded) and event.incident in found:
-            known = found[event.incident]
-            signs = (*known.signs, event.detail)
-            found[event.incident] = _with(known, detail="; ".join(signs), signs=signs)
-        elif isinstance(event, ev.Decided) and event.incident in found:
-            known = found[event.incident]
-            action = in_short(event)
-            # The time of tests belongs to finding out, not to recovery.
-            final = known.localise_s is None and not finds_out_more(event.actions)
-            found[event.incident] = _with(
-                known,
-                verdict=_blame_in_words(event),
-                action=f"{known.action}; then {action}" if known.action else action,
-                localise_s=event.localise_s if final else known.localise_s,
-            )
-        elif isinstance(event, ev.IncidentClosed) and event.incident in found:
-            found[event.incident] = _with(found[event.incident], recover_s=event.recover_s)
-    return list(found.values())
-
-
-def _with(summary: IncidentSummary, **changes: object) -> IncidentSummary:
-    return msgspec.structs.replace(summary, **changes)
 
 
 class _Stretch:
@@ -149,3 +79,65 @@ def productivity(events: Sequence[ev.AnyEvent], now: float) -> Productivity:
         steps=steps,
         repeated=repeated if known else None,
     )
+
+
+# -- how often to write a checkpoint ---------------------------------------------------------------
+
+
+def young(write_s: float, mtbf_s: float) -> float:
+    """Seconds between two checkpoints that lose the least time, to first order.
+
+    ``sqrt(2 * write_s * mtbf_s)``: J. W. Young, "A first order approximation to the optimum checkpoint
+    interval", Communications of the ACM 17(9), 1974. ``write_s``: what writing one costs; ``mtbf_s``: mean
+    time between failures of the job, not of a node. Raises ``ValueError`` unless both are above 0.
+    """
+    _check(write_s, mtbf_s)
+    return math.sqrt(2 * write_s * mtbf_s)
+
+
+def daly(write_s: float, mtbf_s: float) -> float:
+    """Seconds of training between two checkpoints that lose the least time, to higher order.
+
+    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
+    Generation Computer Systems 22(3), 2006: Young's interval corrected for failures during writing and
+    rework, and ``mtbf_s`` where writing takes more than twice that. Arguments as in
+    :func:`young`. Raises ``ValueError``.
+    """
+    _check(write_s, mtbf_s)
+    if write_s >= 2 * mtbf_s:
+        return mtbf_s
+    share = write_s / (2 * mtbf_s)
+    return math.sqrt(2 * write_s * mtbf_s) * (1 + math.sqrt(share) / 3 + share / 9) - write_s
+
+
+class IntervalAdvice(Record):
+    """``every_s``: advised seconds between checkpoints on storage, by Daly.
+
+    From ``write_s``, the median time that one took to get there, and ``mtbf_s``, the time per incident of
+    this job so far. Training goes on while a snapshot is written, and most incidents need nothing from
+    storage, so the true optimum is at most as often as this.
+    """
+
+    every_s: float
+    write_s: float
+    mtbf_s: float
+
+
+def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
+    """The advice that a journal supports; None without a measured write or without an incident.
+
+    ``now``: seconds since 1970, for a run that goes on.
+    """
+    writes = [e.seconds for e in events if isinstance(e, ev.StorageWritten) and e.seconds > 0]
+    incidents = sum(isinstance(e, ev.IncidentOpened) for e in events)
+    if not writes or not incidents:
+        return None
+    mtbf_s = (end_of(events, now) - events[0].t) / incidents
+    if mtbf_s <= 0:  # a clock was set back
+        return None
+    return IntervalAdvice(every_s=daly(median(writes), mtbf_s), write_s=median(writes), mtbf_s=mtbf_s)
+
+
+def _check(write_s: float, mtbf_s: float) -> None:
+    if not (write_s > 0 and mtbf_s > 0):
+        raise ValueError(f"write_s={write_s:g} and mtbf_s={mtbf_s:g} must be above 0 seconds")

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.analysis.ettr import incidents, productivity
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from slurm_robust.report.ettr import productivity
+from slurm_robust.report.incident_text import incident_rows
 from tests.unit.run_started import run_started
 
 START = run_started(t=0.0, command=("t.py",))
@@ -72,6 +73,6 @@ def test_an_incident_is_told_in_one_record() -> None:
         ev.Decided(t=6, incident=1, actions=actions, reason="why", verdict=verdict, localise_s=0.2),
         ev.IncidentClosed(t=8, incident=1, generation=2, step=5, recover_s=1.5),
     ]
-    (one,) = incidents(journal)
-    assert one.action == "evict n2, n3 takes its slot, restart"
+    (one,) = incident_rows(journal)
+    assert one.done == "evict n2, n3 takes its slot, restart"
     assert (one.detect_s, one.localise_s, one.recover_s) == (5.1, 0.2, 1.5)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.interval import advise, daly, young
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
+from slurm_robust.report.ettr import advise, daly, young
 
 
 def expected_wall(interval: float, write: float, mtbf: float) -> float:

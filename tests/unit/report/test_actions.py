@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.analysis.actions import in_short
 from slurm_robust.model import incident as inc
+from slurm_robust.report.incident_text import actions_text
 from tests.unit.report import incident_journal as made_up
 
 
@@ -15,7 +15,7 @@ def test_many_nodes_are_folded_in_what_was_done() -> None:
     actions = (*(inc.Evict(node=b, reason="") for b in bad), *swaps, inc.Restart())
     verdict = made_up.node("n1", 4, 1.0, "why")
     decided = made_up.decided(0, 1, verdict, "how", *actions)
-    assert in_short(decided) == "evict n[1-8], n[11-18] take their slots, restart"
+    assert actions_text(decided) == "evict n[1-8], n[11-18] take their slots, restart"
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_many_nodes_are_folded_in_what_was_done() -> None:
     ],
 )
 def test_every_action_has_words(action: inc.Action, text: str) -> None:
-    assert in_short(made_up.decided(0, 1, made_up.node("n1", 1, 1.0, ""), "", action)) == text
+    assert actions_text(made_up.decided(0, 1, made_up.node("n1", 1, 1.0, ""), "", action)) == text
