@@ -18,7 +18,8 @@ from slurm_robust.controller.preflight import open_directory
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.report.live import StackSample
+from slurm_robust.model.state import JobState
+from slurm_robust.report.live import NotLive, StackSample, Taken, explain
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import LookAtStacks, StacksShown
@@ -171,3 +172,9 @@ def test_a_file_that_cannot_be_written_costs_no_look(
     said = capsys.readouterr()
     assert "They place the fault at rank 2" in said.out
     assert "cannot be written" in said.err
+
+
+def test_a_generation_that_the_journal_does_not_know_is_refused_with_the_reason() -> None:
+    taken = Taken(generation=3, nodes=SLOTS, stacks=(), silent=(), limit_s=6.0)
+    with pytest.raises(NotLive, match="generation 3 is not in the journal yet"):
+        explain(taken, JobState(), 0.0)
