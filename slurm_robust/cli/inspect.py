@@ -214,9 +214,9 @@ def _register_classify(commands: Commands) -> None:
 
 def _classify(args: argparse.Namespace) -> int:
     if (args.jsonl is None) != (args.out is None):
-        raise UsageError("--jsonl and --out belong together", "write --jsonl IN --out OUT")
+        raise UsageError("--jsonl and --out belong together", fix="write --jsonl IN --out OUT")
     if bool(args.files) == (args.jsonl is not None):
-        raise UsageError("nothing to classify, or two things", "give log files, or --jsonl IN --out OUT")
+        raise UsageError("nothing to classify, or two things", fix="give log files, or --jsonl IN --out OUT")
     from slurm_robust.report import classification
 
     if args.jsonl is not None:

@@ -78,7 +78,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     given = argparse.Namespace(command=command, verbatim=verbatim)
     args, unknown = make_parser().parse_known_args(words, given)
     if unknown:
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}", f"see srobust {words[0]} --help")
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=f"see srobust {words[0]} --help")
     return args
 
 

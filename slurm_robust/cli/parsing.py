@@ -22,10 +22,6 @@ class UsageError(SrobustError):
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, message: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.fix = fix
-
 
 class Parser(argparse.ArgumentParser):
     """argparse, but wrong usage raises :class:`UsageError` (argparse exits with 2).
@@ -39,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
-        raise UsageError(message, f"see {self.prog} --help")
+        raise UsageError(message, fix=f"see {self.prog} --help")
 
 
 Handler = Callable[[argparse.Namespace], int]
@@ -113,6 +109,6 @@ def settings_of(args: argparse.Namespace) -> Said:
         if equals:
             take_text(said, key, value, f"option --set {text}", is_option=True)
         else:
-            wrong = UsageError(f"--set {text}: no value", f"write --set {key}=VALUE")
+            wrong = UsageError(f"--set {text}: no value", fix=f"write --set {key}=VALUE")
             said.problems.append(Problem(wrong.in_full(), wrong.exit_code))
     return said

@@ -43,7 +43,7 @@ def handle(args: argparse.Namespace) -> int:
 
     kind = run.kind_of(args, USAGE)
     if kind is CommandKind.EXEC:
-        raise UsageError("only a Python script or module can be replayed", "leave out the --")
+        raise UsageError("only a Python script or module can be replayed", fix="leave out the --")
     own = {}
     if args.nproc_per_node is not None:
         own["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node", is_option=True)

@@ -222,7 +222,7 @@ def _submit(args: argparse.Namespace) -> int:
     words = _without_dashes(args.words)
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
     if first is None:
-        raise UsageError("no batch script", "srobust sandbox submit train.sbatch")
+        raise UsageError("no batch script", fix="srobust sandbox submit train.sbatch")
     sandbox = _attach(args)
     print(sandbox.submit(words[first], *words[first + 1 :], options=words[:first], user=args.user))
     return ExitCode.SUCCESS

@@ -43,12 +43,11 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
         except msgspec.DecodeError as error:
             if number == len(lines):
                 break
-            damaged = JournalDamaged(f"{name}, line {number}: {error}")
-            damaged.fix = (
-                f"line {number} was changed or the storage lost data; nothing was touched. Move the job "
-                "directory aside to start the job anew, or restore the journal from a copy"
-            )
-            raise damaged from error
+            raise JournalDamaged(
+                f"{name}, line {number}: {error}",
+                fix=f"line {number} was changed or the storage lost data; nothing was touched. Move the job "
+                "directory aside to start the job anew, or restore the journal from a copy",
+            ) from error
         offset += len(line)
     return events, offset
 

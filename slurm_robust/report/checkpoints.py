@@ -58,9 +58,10 @@ def friendly() -> Iterator[None]:
     except BrokenPipeError:
         raise  # whoever read our output is gone: no error of a file
     except OSError as error:
-        refused = NoAccess(str(error))
-        refused.fix = "run this as the job's owner, on a node that sees the file, with space where it writes"
-        raise refused from error
+        raise NoAccess(
+            str(error),
+            fix="run this as the job's owner, on a node that sees the file, with space where it writes",
+        ) from error
 
 
 class Place:
@@ -138,9 +139,10 @@ def open_place(name: str, job_dir: str | None) -> Place:
     try:
         spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
     except FileNotFoundError:
-        missing = NoSuchJob(f"{directory.spec} is not there, so job {name} has not begun to run")
-        missing.fix = "try again when 'srobust status' shows nodes"
-        raise missing from None
+        raise NoSuchJob(
+            f"{directory.spec} is not there, so job {name} has not begun to run",
+            fix="try again when 'srobust status' shows nodes",
+        ) from None
     return Place(directory, load_events(directory), spec)
 
 

@@ -57,10 +57,6 @@ class NoLog(SrobustError):
 
     exit_code = ExitCode.NO_INPUT
 
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.fix = fix
-
 
 class LogOfRank(Record):
     """One entry of ``ranks`` of a record."""
@@ -110,7 +106,7 @@ def answer_file(source: str, out: Path, *, rules: Sequence[Path]) -> int:
         out.write_bytes(b"".join(line + b"\n" for line in answers))
     except OSError as error:
         raise NoLog(
-            f"{out} cannot be written: {error.strerror}", "give --out a file in a folder of yours"
+            f"{out} cannot be written: {error.strerror}", fix="give --out a file in a folder of yours"
         ) from error
     print(f"{len(answers)} records classified: {out}")
     return ExitCode.SUCCESS
@@ -143,7 +139,7 @@ def _records(source: str) -> Iterator[LogRecord]:
     try:
         lines = Path(source).read_bytes().splitlines() if source != STDIN else sys.stdin.buffer.readlines()
     except OSError as error:
-        raise NoLog(f"{source} cannot be read: {error.strerror}", "give a file of JSON lines") from error
+        raise NoLog(f"{source} cannot be read: {error.strerror}", fix="give a file of JSON lines") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -152,7 +148,7 @@ def _records(source: str) -> Iterator[LogRecord]:
         except UNREADABLE as error:
             raise NoLog(
                 f"{source}, line {number}: not a record: {error}",
-                'each line is {"id": ..., "text": ...} or {"id": ..., "ranks": [{"rank": ..., "text": ...}]}',
+                fix='write {"id": ..., "text": ...} or {"id": ..., "ranks": [{"rank": ..., "text": ...}]}',
             ) from error
 
 
@@ -176,7 +172,7 @@ def _text(name: str) -> str:
             return bounded(file)
     except OSError as error:
         raise NoLog(
-            f"{name} cannot be read: {error.strerror}", "give log files, or - for the standard input"
+            f"{name} cannot be read: {error.strerror}", fix="give log files, or - for the standard input"
         ) from error
 
 

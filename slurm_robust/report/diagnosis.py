@@ -36,24 +36,20 @@ class Code(IntEnum):
     UNKNOWN = 3
 
 
-class WrongWords(SrobustError):
-    """A test or node that is not there."""
+class WrongArgument(SrobustError):
+    """There is no such test, node or time."""
 
     exit_code = Code.USAGE
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.fix = fix
 
 
 def main(
     *, nodes: str, tests: Sequence[str], bitwise: bool, storage: str, budget_s: float, json: bool
 ) -> int:
-    """Run the tests and print what they found. Raises :class:`WrongWords`, ``SlurmError``."""
+    """Run the tests and print what they found. Raises :class:`WrongArgument`, ``SlurmError``."""
     if strange := [test for test in tests if test not in BY_NAME]:
-        raise WrongWords(f"there is no test {', '.join(strange)}", f"use some of {', '.join(BY_NAME)}")
+        raise WrongArgument(f"there is no test {', '.join(strange)}", fix=f"use some of {', '.join(BY_NAME)}")
     if budget_s <= 0:
-        raise WrongWords(f"--budget {budget_s:g} is no time", "name some seconds")
+        raise WrongArgument(f"--budget {budget_s:g} is not a time", fix="give a number of seconds above 0")
     place, names = _place(os.environ, nodes)
     # Where Slurm or a shell ends us, the steps must end as with Ctrl-C: they would outlive us.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -121,7 +117,9 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
     if not environ.get("SLURM_JOB_ID"):
         here = socket.gethostname().partition(".")[0]
         if wanted and wanted != here:
-            raise WrongWords("outside a job only this node can be tested", "use it inside sbatch or salloc")
+            raise WrongArgument(
+                "outside a job only this node can be tested", fix="use it inside sbatch or salloc"
+            )
         return HerePlace((here,), gpus_here()), (here,)
     slurm = CliSlurmClient()
     # Slurm's own word: the variables are stale once a node is lost.
@@ -129,8 +127,8 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
     try:
         names = expand(wanted) if wanted else allocation.nodes
     except InvalidHostlist as error:
-        raise WrongWords(f"--nodes: {error}", "write it as Slurm does: n[1-4,7]") from error
+        raise WrongArgument(f"--nodes: {error}", fix="write it as Slurm does: n[1-4,7]") from error
     if foreign := [name for name in names if name not in allocation.nodes]:
-        raise WrongWords(f"the job does not hold {', '.join(foreign)}", "name nodes of this job only")
+        raise WrongArgument(f"the job does not hold {', '.join(foreign)}", fix="name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.
     return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]

@@ -32,12 +32,14 @@ class NoSuchCheckpoint(SrobustError):
     """The job has no such checkpoint within reach."""
 
     exit_code = ExitCode.NO_INPUT
+    fix = "choose one that 'srobust checkpoint ls' shows, or run this on another node of the job"
 
 
 class TargetInTheWay(SrobustError):
     """The folder to write to holds something else already."""
 
     exit_code = ExitCode.USAGE
+    fix = "name a folder that does not exist yet with --to"
 
 
 class Exported(Record):
@@ -94,10 +96,8 @@ def choose(place: Place, step: str) -> CheckpointRef:
         found = [ref for ref in sorted(present) if step in (str(ref.step), ref.token())]
     if found:
         return found[-1]
-    what = "no checkpoint is whole" if step == LATEST else f"there is no part of step {step}"
-    missing = NoSuchCheckpoint(f"{what} within reach of node {place.node}")
-    missing.fix = "choose one that 'srobust checkpoint ls' shows, or run this on another node of the job"
-    raise missing
+    what = "no checkpoint is complete" if step == LATEST else f"there is no part of step {step}"
+    raise NoSuchCheckpoint(f"{what} within reach of node {place.node}")
 
 
 def export(place: Place, ref: CheckpointRef, to: Path, *, quiet: bool) -> Exported:
@@ -249,6 +249,4 @@ def _check_target(place: Place, ref: CheckpointRef, target: OneFolder, world_siz
 
 
 def _in_the_way(path: Path, what: str) -> TargetInTheWay:
-    error = TargetInTheWay(f"{path} {what}; nothing was written")
-    error.fix = "name a folder that does not exist yet with --to"
-    return error
+    return TargetInTheWay(f"{path} {what}; nothing was written")

@@ -34,9 +34,8 @@ class NoSuchJob(SrobustError):
 class NotBegun(NoSuchJob):
     """Slurm knows the job, or cannot be asked, and there is no journal. ``may_begin``: one may come yet."""
 
-    def __init__(self, text: str, fix: str, *, may_begin: bool) -> None:
-        super().__init__(text)
-        self.fix = fix
+    def __init__(self, text: str, *, fix: str, may_begin: bool) -> None:
+        super().__init__(text, fix=fix)
         self.may_begin = may_begin
 
 
@@ -106,9 +105,10 @@ def _has_journal(folder: Path) -> bool:
 
 
 def _nothing(name: str, places: str) -> NoSuchJob:
-    missing = NoSuchJob(f"no journal of job {name} in {places}")
-    missing.fix = "give --job-dir as 'srobust run' had it, or the job's folder instead of its number"
-    return missing
+    return NoSuchJob(
+        f"no journal of job {name} in {places}",
+        fix="give --job-dir as 'srobust run' had it, or the job's folder instead of its number",
+    )
 
 
 def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClient) -> NoSuchJob:
@@ -117,21 +117,21 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
     if view.away:
         text = f"no journal of job {job_id} in {places}, and Slurm {view.silent}"
         fix = "try again when Slurm can say from where the job was submitted, or give its folder"
-        return NotBegun(text, fix, may_begin=True)
+        return NotBegun(text, fix=fix, may_begin=True)
     if view.is_over:
         row = view.row or newest_run(slurm, int(job_id))
         code = f" {row.exit_code}:{row.signal}" if row is not None else ""
         ended = f"job {job_id} ended before srobust began ({view.state}{code}): "
         log = view.job.stdout.replace("%j", job_id).replace("%A", job_id) if view.job is not None else ""
         text = f"{ended}see its log{' ' + log if log else ''}; there is no journal in {places}"
-        return NotBegun(text, had, may_begin=False)
+        return NotBegun(text, fix=had, may_begin=False)
     if view.job is not None and view.job.is_pending:
         text = f"job {job_id} is pending ({view.job.reason or 'None'}): it has not started yet"
         fix = waiting_advice(view.job) or f"'srobust logs {job_id} -f' waits for it"
-        return NotBegun(text, fix, may_begin=True)
+        return NotBegun(text, fix=fix, may_begin=True)
     if view.state:
         text = f"job {job_id} is {view.state}, but srobust has not begun: there is no journal in {places}"
-        return NotBegun(text, f"try again in a few seconds; {had}", may_begin=True)
+        return NotBegun(text, fix=f"try again in a few seconds; {had}", may_begin=True)
     return _nothing(job_id, places)
 
 
@@ -151,17 +151,16 @@ def _no_such_id(name: str) -> NoSuchJob:
     if "+" in name:
         job_id = name.partition("+")[0]
         text = f"{name} is a component of heterogeneous job {job_id}, in which srobust does not run"
-        error = NoSuchJob(text)
-        error.fix = "submit the training as an ordinary job: one group of nodes, without '#SBATCH hetjob'"
+        fix = "submit the training as an ordinary job: one group of nodes, without '#SBATCH hetjob'"
     elif "[" in name:
         job_id = name.partition("_")[0]
-        error = NoSuchJob(f"{name} stands for several tasks of array {job_id}")
-        error.fix = f"give one of them as squeue shows it while it runs, like {job_id}_1"
+        text = f"{name} stands for several tasks of array {job_id}"
+        fix = f"give one of them as squeue shows it while it runs, like {job_id}_1"
     else:
         job_id = name.partition(".")[0]
-        error = NoSuchJob(f"{name} is a step of job {job_id}")
-        error.fix = f"give the job: {job_id}"
-    return error
+        text = f"{name} is a step of job {job_id}"
+        fix = f"give the job: {job_id}"
+    return NoSuchJob(text, fix=fix)
 
 
 def load_events(directory: JobDirectory) -> list[AnyEvent]:
@@ -175,6 +174,7 @@ def load_events(directory: JobDirectory) -> list[AnyEvent]:
 def _unreadable(folder: Path, error: OSError) -> NoSuchJob:
     if not isinstance(error, PermissionError):
         return NoSuchJob(f"{folder} cannot be read: {error.strerror}")
-    closed = NoSuchJob(f"{folder} may not be read by uid {os.getuid()}")
-    closed.fix = "the job's owner and root can; its folder is closed to all others"
-    return closed
+    return NoSuchJob(
+        f"{folder} may not be read by uid {os.getuid()}",
+        fix="the job's owner and root can; its folder is closed to all others",
+    )

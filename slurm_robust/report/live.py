@@ -46,10 +46,7 @@ NOT_ALL = 1
 class NotLive(SrobustError):
     """The job cannot be asked now, or what was asked for is not there."""
 
-    def __init__(self, text: str, fix: str, code: ExitCode = ExitCode.NO_INPUT) -> None:
-        super().__init__(text)
-        self.fix = fix
-        self.exit_code = code
+    exit_code = ExitCode.NO_INPUT
 
 
 class LiveJob:
@@ -65,14 +62,14 @@ class LiveJob:
         self.state = self.read()
         if self.state.ended is not None:
             reason = one_line(self.state.ended.reason)
-            raise NotLive(f"job {self.state.job_id} has ended: {reason}", advice)
+            raise NotLive(f"job {self.state.job_id} has ended: {reason}", fix=advice)
 
     @cached_property
     def epoch(self) -> EpochRecord:
         """The newest controller. Raises :class:`NotLive` where there is none yet."""
         epoch = newest_epoch(self.directory.epochs)
         if epoch is None:
-            raise NotLive(f"job {self.state.job_id} has no controller yet", "try again in a few seconds")
+            raise NotLive(f"job {self.state.job_id} has no controller yet", fix="try again in a few seconds")
         return epoch
 
     @property
@@ -86,18 +83,20 @@ class LiveJob:
 
     def silent(self) -> NotLive:
         """The error for a controller that does not answer."""
-        return NotLive(*unanswered(self.state.job_id, self.epoch, self.slurm))
+        return unanswered(self.state.job_id, self.epoch, self.slurm)
 
 
-def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> tuple[str, str]:
+def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
     """Why a controller does not answer, and what to do. A cancelled job did not record its own end."""
     view = ask_slurm(slurm, job_id)
     if view.is_over:
-        return f"job {job_id} has ended: Slurm says {view.in_words()}", "choose a job that is running"
+        return NotLive(
+            f"job {job_id} has ended: Slurm says {view.in_words()}", fix="choose a job that is running"
+        )
     says = f"; Slurm: {view.in_words()}" if view.in_words() else ""
-    return (
+    return NotLive(
         f"the controller of job {job_id} ({epoch.host}, port {epoch.port}) does not answer{says}",
-        "check that the job is running (srobust status) and that this host can reach that node",
+        fix="check that the job is running (srobust status) and that this host can reach that node",
     )
 
 
@@ -111,7 +110,7 @@ def drill(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
     if not isinstance(answer, DrillReply):
         raise job.silent()
     if not answer.ok:
-        raise NotLive(answer.text, "'srobust status' shows what runs", ExitCode.USAGE)
+        raise NotLive(answer.text, fix="'srobust status' shows what runs", code=ExitCode.USAGE)
     print(one_line(answer.text))
     return 0
 
@@ -157,7 +156,7 @@ def stacks(
     )
     world = job.state.placement.world_size
     if wrong := [rank for rank in ranks if not 0 <= rank < world]:
-        raise NotLive(f"no rank {wrong[0]}", f"ranks are 0 to {world - 1}", ExitCode.USAGE)
+        raise NotLive(f"no rank {wrong[0]}", fix=f"ranks are 0 to {world - 1}", code=ExitCode.USAGE)
     taken = _take_from(job)
     # Read again: the generation may be younger than the first reading.
     sample = explain(taken, job.read(), time.time())
@@ -199,7 +198,7 @@ def take(
     while True:
         shown = ask(wish)
         if shown.error:
-            raise NotLive(shown.error, "try again when 'srobust status' shows that it trains")
+            raise NotLive(shown.error, fix="try again when 'srobust status' shows that it trains")
         if shown.look != wish.look:
             found = {}
         found |= {answer.node: answer for answer in shown.stacks}
@@ -229,7 +228,7 @@ def explain(taken: Taken, state: JobState, t: float) -> StackSample:
     identity = state.layouts.get(taken.generation)
     if identity is None:
         raise NotLive(
-            f"generation {taken.generation} is not in the journal yet", "try again in a few seconds"
+            f"generation {taken.generation} is not in the journal yet", fix="try again in a few seconds"
         )
     layout = ParallelLayout.from_identity(identity)
     placement = Placement(slots=taken.nodes, nproc_per_node=layout.nproc_per_node)
@@ -329,5 +328,5 @@ def _save(path: Path, sample: StackSample) -> None:
         write(path, msgspec.json.encode(sample) + b"\n")
     except OSError as error:
         raise NotLive(
-            f"{path} cannot be written: {error.strerror}", "give --save a file in a folder of yours"
+            f"{path} cannot be written: {error.strerror}", fix="give --save a file in a folder of yours"
         ) from error

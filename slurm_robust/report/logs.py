@@ -169,17 +169,17 @@ class Logs:
     def _nothing(self, generation: int) -> NoSuchJob:
         wanted, there = self._wanted, self._generations()
         if not there:
-            error = NoSuchJob(f"no worker of {self._directory.path} has been started yet")
-            error.fix = "'srobust status' says how far the job is; -f waits for the output"
+            text = f"no worker of {self._directory.path} has been started yet"
+            fix = "'srobust status' says how far the job is; -f waits for the output"
         elif generation not in there:
-            error = NoSuchJob(f"generation {generation} has no output in {self._directory.logs(0).parent}")
-            error.fix = f"give one of {min(there)} to {max(there)}"
+            text = f"generation {generation} has no output in {self._directory.logs(0).parent}"
+            fix = f"give one of {min(there)} to {max(there)}"
         else:
             ranks = sorted(self._directory.worker_logs(generation, wanted.stream))
             name = "any rank" if wanted.rank is None else f"rank {wanted.rank}"
-            error = NoSuchJob(f"no output of {name} in generation {generation}")
-            error.fix = f"give one of {ranks[0]} to {ranks[-1]}" if ranks else "-f waits for the output"
-        return error
+            text = f"no output of {name} in generation {generation}"
+            fix = f"give one of {ranks[0]} to {ranks[-1]}" if ranks else "-f waits for the output"
+        return NoSuchJob(text, fix=fix)
 
 
 class _File:

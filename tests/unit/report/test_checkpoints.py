@@ -199,7 +199,7 @@ def test_a_job_without_any(job: Job, capsys: pytest.CaptureFixture[str]) -> None
     assert "0 files with 0.0 MB are whole" in text
     code, text = call(capsys, "export", job.directory.path, "latest", "--to", job.directory.path / "x")
     assert code == ExitCode.NO_INPUT
-    assert "no checkpoint is whole within reach of node n1" in text
+    assert "no checkpoint is complete within reach of node n1" in text
     assert "fix: " in text
 
 

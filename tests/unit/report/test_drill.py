@@ -28,6 +28,6 @@ def test_a_controller_that_is_silent_because_slurm_ended_the_job(tmp_path: Path)
     slurm = FakeSlurm()
     state = JobState(job_id=slurm.submit(SubmitRequest(command=("train.sh",))))
     epoch = take_epoch(tmp_path, host="n1", addresses=("10.0.0.1",), port=7, pid=1, run_id="r")
-    assert "does not answer; Slurm: RUNNING" in unanswered(state.job_id, epoch, slurm)[0]
+    assert "does not answer; Slurm: RUNNING" in str(unanswered(state.job_id, epoch, slurm))
     slurm.cluster.finish(state.job_id, "CANCELLED")
-    assert unanswered(state.job_id, epoch, slurm)[0] == "job 1 has ended: Slurm says CANCELLED"
+    assert str(unanswered(state.job_id, epoch, slurm)) == "job 1 has ended: Slurm says CANCELLED"
