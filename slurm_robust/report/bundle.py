@@ -31,7 +31,7 @@ MOST_TAIL = 64 * 1024
 """Bytes from the end of one worker's output."""
 
 MOST_RANKS = 96
-"""Ranks of one generation whose output is kept; of the others the journal has the last lines."""
+"""Ranks per generation whose output is kept. The journal has the last lines of the others."""
 
 MOST_GENERATIONS = 3
 STREAMS = ("err", "out")
@@ -42,25 +42,25 @@ MOST_LINES = MIB
 """Bytes of one text for people."""
 
 MOST_BYTES = 64_000_000
-"""Of the whole folder; what is above adds up to less."""
+"""Bytes of the whole folder, more than the limits above add up to."""
 
 FEW = 4
-"""Ranks that did not fail, whose output is kept for comparison."""
+"""Healthy ranks whose output is kept for comparison."""
 
 
 WIDTH = 100
 
 _FILES = (
-    ("incident.json", "all that the journal has about it, for programs"),
+    ("incident.json", "everything that the journal says about it, for programs"),
     ("stacks.txt", "what every rank was doing, if stacks were taken: groups of equal stacks, outliers first"),
-    ("stacks.json", "the same for programs, with as many ranks as it can hold"),
-    ("alerts.txt", "what the inspection of the nodes has seen (kernel log, GPUs, network), if anything"),
+    ("stacks.json", "the same for programs, with as many ranks as fit"),
+    ("alerts.txt", "what the nodes' inspection saw (kernel log, GPUs, network), if anything"),
     ("alerts.json", "the same for programs"),
 )
 
 
 class SavedAlerts(Record):
-    """``alerts.json``. ``t``: seconds since 1970, when the ages were told; ``left_out``: older ones."""
+    """``alerts.json``. ``t``: what ages count back from, seconds since 1970; ``left_out``: older ones."""
 
     t: float
     alerts: dict[str, tuple[Alert, ...]]
@@ -70,9 +70,9 @@ class SavedAlerts(Record):
 def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) -> Path:
     """Write ``incidents/NNN/``: the report for people and for programs, and the last output of ranks.
 
-    Written again when the incident gets further, so that the folder is never behind the journal for
-    long. Returns the folder, which does not exist if the journal has no such incident. Raises ``OSError``
-    after writing what can be written.
+    It is rewritten as the incident proceeds, so that it never lags far behind the journal. Returns the
+    folder, which does not exist if the journal has no such incident. Raises ``OSError`` after writing what
+    can be written.
     """
     folder = folder_of(directory, number)
     report = next((s for s in reversed(incident_reports(events)) if s.number == number), None)
@@ -103,7 +103,7 @@ def save_alerts(
 ) -> None:
     """Write ``alerts.json`` and ``alerts.txt``: what was seen on each node.
 
-    ``t``: when the alerts' ages were told, in seconds since 1970 (by default now). Raises ``OSError``.
+    ``t``: the time from which their ages count, in seconds since 1970 (by default now). Raises ``OSError``.
     """
     folder = folder_of(directory, number)
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _encoded(report: IncidentReport) -> bytes:
 
 
 def _shorter_and_shorter(report: IncidentReport) -> Iterator[bytes]:
-    """The report as JSON: whole, with the exits of some ranks only, and without what the journal has too."""
+    """The report as JSON: whole, with the exits of some ranks, and without what the journal has as well."""
     yield msgspec.json.format(msgspec.json.encode(report), indent=1)
     some = tuple(_of_few(e, report) if isinstance(e, ev.GenerationEnded) else e for e in report.events)
     yield msgspec.json.encode(msgspec.structs.replace(report, events=some))
@@ -174,7 +174,7 @@ def wanted_ranks(report: IncidentReport, generation: int) -> tuple[int, ...]:
 
 
 def copy_tails(directory: JobDirectory, report: IncidentReport, folder: Path) -> OSError | None:
-    """Copy the ends of the workers' output; the first error, since one bad file must not cost the others."""
+    """Copy the ends of the workers' output. Returns the first error: a bad file must not cost the others."""
     failed: OSError | None = None
     logs = folder / "logs"
     planned = {
@@ -238,8 +238,8 @@ def readme(report: IncidentReport) -> Iterator[str]:
 def _logs(report: IncidentReport) -> Iterator[tuple[str, str]]:
     for generation in wanted_generations(report):
         first = generation == report.generations[0]
-        when = "that failed" if first else "launched after it"
-        yield f"logs/gen-{generation:03d}/", f"ends of the ranks' output of generation {generation}, {when}"
+        when = "which failed" if first else "launched after it"
+        yield f"logs/gen-{generation:03d}/", f"last output of the ranks of generation {generation}, {when}"
 
 
 def _paragraph(head: str, text: str) -> Iterator[str]:
@@ -297,7 +297,7 @@ def _clock(t: float) -> str:
 
 def write(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path``, whole or not at all. Raises ``OSError``."""
-    # Storage that hung may let an older thread go on just now, so no two share a name.
+    # A thread that hung in storage may continue just now, so no two threads share a name.
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         beside.write_bytes(data)
@@ -319,7 +319,7 @@ def write_lines(path: Path, lines: Iterator[str]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What controllers that were killed while they wrote have left."""
+    """Remove what controllers left that were killed while they wrote."""
     for path in folder.rglob(".*"):
         if f".{os.getpid()}-" not in path.name:
             path.unlink(missing_ok=True)

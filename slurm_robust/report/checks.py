@@ -1,4 +1,4 @@
-"""``srobust check``: what is wrong with this node, what could not be seen, and what to do about it."""
+"""``srobust check``: what is wrong with this node, what is unknown, and what to do about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.node.jobs import no_other_job
 from slurm_robust.report.console import STYLES, show
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import count, one_line
 
 BUDGET_S = 60.0
 
@@ -86,7 +86,7 @@ def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | Non
 
 
 def explain(pattern: str, *, json: bool, config_file: Path | None) -> int:
-    """Say what checks look at and why. Raises :class:`NoSuchCheck`."""
+    """Explain checks: what they read and why. Raises :class:`NoSuchCheck`."""
     config = load(config_file or FILE)
     found = _named(all_checks(config, Host()), (pattern,))
     described = [_described(check, config) for check in found]
@@ -95,7 +95,7 @@ def explain(pattern: str, *, json: bool, config_file: Path | None) -> int:
 
 
 def record(*, json: bool, config_file: Path | None) -> int:
-    """Make the node as it is now the baseline. Raises :class:`CannotRecord`."""
+    """Record the node's present state as its baseline. Raises :class:`CannotRecord`."""
     config = load(config_file or FILE)
     facts, silent = baseline_facts(config, Host(), BUDGET_S)
     try:
@@ -113,7 +113,7 @@ def record(*, json: bool, config_file: Path | None) -> int:
 
 
 def nagios(conclusion: Conclusion) -> Nagios:
-    """What keeps jobs away is critical, any other failure a warning; unknown if there is nothing worse."""
+    """A failure that keeps jobs away is critical, any other a warning; unknown only without a failure."""
     if conclusion.causes:
         return Nagios.CRITICAL
     if conclusion.warnings:
@@ -135,7 +135,7 @@ def headline(report: Report, conclusion: Conclusion) -> str:
         if found
     ]
     checks = len({finding.check for finding in report.findings})
-    return f"{code.name}{words} ({', '.join([f'{checks} checks', *parts])} on {report.node})"
+    return f"{code.name}{words} ({', '.join([count(checks, 'check'), *parts])} on {report.node})"
 
 
 def render(whole: Whole, *, is_root: bool) -> RenderableType:
@@ -149,7 +149,7 @@ def render(whole: Whole, *, is_root: bool) -> RenderableType:
     ]
     parts += [Text(one_line(f"broken: {name}: {why}"), style="red") for name, why in report.errors.items()]
     if not is_root and conclusion.unknown:
-        parts.append(Text("Some of this can be seen by root only.", style="dim"))
+        parts.append(Text("Only root can see some of this.", style="dim"))
     return Group(*parts)
 
 
@@ -170,7 +170,7 @@ def _worst_rank(findings: Iterable[Finding]) -> int:
 
 
 def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
-    """A row for each failure, one for each reason why something is unknown, and one for all that is well."""
+    """A row for each failure, one for each reason of an unknown, and one for all that passed."""
     rows: dict[tuple[Outcome, str], list[Finding]] = defaultdict(list)
     for finding in findings:
         failed = finding.outcome is Outcome.FAIL
@@ -193,7 +193,7 @@ def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Findi
         words[-1] += f" ({first.blame.value})"
     else:
         words[-1] = ""
-    # Text, because what a driver says may hold what rich would take for markup.
+    # Text, because a driver's message may contain what rich takes for markup.
     table.add_row(one_line(subject), Text(outcome.value, style=STYLES[outcome]), *map(one_line, words))
 
 

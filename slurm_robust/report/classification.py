@@ -38,14 +38,14 @@ BLAMES = {
     Fault.UNKNOWN: "unknown: no rule knows this log",
 }
 ACTIONS = {
-    Remedy.RESTART: "start it again, on the same nodes",
-    Remedy.EVICT: "start it again without the node, and have the node tested",
-    Remedy.ROLLBACK_OR_FIX: "fix the program, or go back to the release or the checkpoint before",
-    Remedy.RECONFIGURE: "change the settings that are named, then start it again",
+    Remedy.RESTART: "restart on the same nodes",
+    Remedy.EVICT: "restart without the node, and have the node tested",
+    Remedy.ROLLBACK_OR_FIX: "fix the program, or return to the previous release or checkpoint",
+    Remedy.RECONFIGURE: "change the settings that are named, then restart",
     Remedy.NONE: "nothing",
 }
 
-_UNKNOWN_ACTION = "read the log: below are its last lines that look like failures"
+_UNKNOWN_ACTION = "read the log: below are the last lines that look like failures"
 _NO_TROUBLE = (
     "no line looks like a failure: if something failed, see the other files of its ranks and the job's log"
 )
@@ -177,7 +177,7 @@ def _text(name: str) -> str:
 
 
 def bounded(stream: BinaryIO) -> str:
-    """What is read of a log of any length. Lines left out in between are empty, so that numbers hold."""
+    """Head and tail of a log of any length. Lines in between are empty, so that line numbers stay right."""
     head = stream.read(HEAD)
     tail, skipped = b"", 0
     while chunk := stream.read(_CHUNK):
@@ -202,11 +202,11 @@ def _reading(reading: Reading) -> dict[str, object]:
 
 
 def render(readings: Mapping[int, Reading], roots: Sequence[int], empty: Collection[int]) -> RenderableType:
-    """The whole screen. Log text goes in as Text, since it may hold what rich would take for markup."""
+    """The whole screen. Log text is Text, since it may contain what rich takes for markup."""
     parts: list[RenderableType] = [_explained(of_all(readings, roots), len(empty) == len(readings))]
     if len(readings) > 1:
         ranks = ", ".join(map(str, roots))
-        title = f"failed first for its own reason: rank {ranks}" if roots else "no rank tells of a failure"
+        title = f"root cause: rank {ranks}" if roots else "no rank shows a failure"
         parts = [Text(title, style="bold"), *parts, _ranks(readings, empty)]
     return Group(*parts)
 

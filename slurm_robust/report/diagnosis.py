@@ -1,4 +1,4 @@
-"""``srobust diagnose``: tests nodes by hand, and shows what each of them found."""
+"""``srobust diagnose``: tests nodes on demand and shows the results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(
     if budget_s <= 0:
         raise WrongArgument(f"--budget {budget_s:g} is not a time", fix="give a number of seconds above 0")
     place, names = _place(os.environ, nodes)
-    # Where Slurm or a shell ends us, the steps must end as with Ctrl-C: they would outlive us.
+    # When Slurm or a shell ends this process, the steps must end as with Ctrl-C: they would outlive it.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     tell = partial(print, file=sys.stderr, flush=True)
@@ -70,7 +70,7 @@ def code_of(diagnosis: Diagnosis) -> Code:
 
 
 def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
-    """Who is to blame, a row for each node with a column for each test, and what is behind the failures."""
+    """The suspects, a row for each node with a column for each test, and the reason of each failure."""
     suspects = ", ".join(diagnosis.suspects)
     style = "bold red" if suspects else "bold"
     parts: list[RenderableType] = [Text(one_line(f"suspects: {suspects or 'none'}"), style=style)]
@@ -122,7 +122,7 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
             )
         return HerePlace((here,), gpus_here()), (here,)
     slurm = CliSlurmClient()
-    # Slurm's own word: the variables are stale once a node is lost.
+    # Slurm's own answer: the variables are stale once a node is lost.
     allocation = slurm.allocation(allocation_from_environment(environ).job_id)
     try:
         names = expand(wanted) if wanted else allocation.nodes

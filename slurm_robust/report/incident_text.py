@@ -108,7 +108,7 @@ def incident_rows(events: Sequence[ev.AnyEvent]) -> tuple[IncidentRow, ...]:
 
 
 def facts(report: IncidentReport) -> list[tuple[str, str]]:
-    """What everybody wants to know first, by name."""
+    """The main facts, by name."""
     sure = f" ({_evidence(report.verdict)})" if report.verdict is not None and not report.testing else ""
     return [
         ("seen", one_line(f"{report.symptom}: {report.signs[0]}")),
@@ -120,7 +120,7 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
 
 
 def blamed(report: IncidentReport) -> str:
-    """Who is held responsible, in a few words."""
+    """What is to blame, in a few words."""
     verdict = report.verdict
     if report.testing and report.status is IncidentStatus.OPEN:
         return "not known yet"
@@ -139,20 +139,20 @@ def _evidence(verdict: inc.Verdict) -> str:
 
 
 def done(report: IncidentReport) -> str:
-    """All that was decided, one after the other."""
+    """All actions that were decided, in order."""
     return "; then ".join(actions_text(e) for e in report.events if isinstance(e, ev.Decided))
 
 
 def outcome(report: IncidentReport) -> str:
-    """How it ended, or how far it is."""
+    """How it ended, or its present state."""
     last = report.events[-1]
     if isinstance(last, ev.IncidentClosed):
         took = last.t - report.t
-        return f"training goes on: step {last.step} was done {took:.1f} s after the first sign"
+        return f"training continues: step {last.step} was completed {took:.1f} s after the first sign"
     if isinstance(last, ev.RunEnded):
         return one_line(f"the job ended with exit code {last.code}: {last.reason}")
     if not report.carried_out:
-        return "only observed: nothing was done about it"
+        return "only observed: no action was taken"
     return "open: " + _how_far(report)
 
 
@@ -162,20 +162,20 @@ def _how_far(report: IncidentReport) -> str:
     for event in reversed(report.events):
         match event:
             case ev.FirstStep():
-                return f"generation {event.generation} runs, but has not got further than before"
+                return f"generation {event.generation} runs, but has made no new step yet"
             case ev.GenerationLaunched():
-                return f"generation {event.generation} was launched and has done no step yet"
+                return f"generation {event.generation} was launched and has completed no step yet"
             case ev.AllocationTaken():
                 return f"run {event.restart_count} of the Slurm job has not launched yet"
             case ev.RequeueStarted():
                 return "the job is being requeued"
             case ev.Decided():
-                return "decided, and not launched yet"
+                return "decided, not launched yet"
     return "not decided yet"
 
 
 def times(report: IncidentReport) -> str:
-    """The three durations, and what was lost besides."""
+    """The three durations, and how many steps were repeated."""
     durations = [("detect", report.detect_s), ("localise", report.localise_s), ("recover", report.recover_s)]
     text = ", ".join(f"{name} {'-' if value is None else f'{value:.1f} s'}" for name, value in durations)
     if report.steps_repeated is None:
@@ -236,7 +236,7 @@ def _action(action: inc.Action) -> str:
 
 
 def timeline(report: IncidentReport) -> list[TimelineEntry]:
-    """What happened, in the order in which the controller learnt of it."""
+    """What happened, in the order in which the controller learned of it."""
     every = (
         TimelineEntry(t=event.t, after_s=event.t - report.t, what=what, text=one_line(text))
         for event in report.events
@@ -307,7 +307,7 @@ def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:
     if event.generation == report.generations[0] and report.root is not None:
         words.append(f"root cause: {report.root.exit.describe()} on {report.root.node}")
     if event.sealed:
-        words.append(f"newest checkpoint that counts: step {event.sealed_step}")
+        words.append(f"newest usable checkpoint: step {event.sealed_step}")
     return "; ".join(words)
 
 
@@ -342,7 +342,7 @@ def restored_text(launched: ev.GenerationLaunched) -> str:
 
 
 def result_rows(results: Iterable[TestResult]) -> list[ResultRow]:
-    """Results, failures first; those of one test that say the same are one row."""
+    """Results, failures first; equal results of one test are one row."""
     groups: dict[tuple[str, Outcome, str], list[TestResult]] = defaultdict(list)
     for result in results:
         groups[result.test, result.outcome, result.text].append(result)

@@ -101,10 +101,10 @@ class NoSuchIncident(SrobustError):
 
 
 class Bundle(Record):
-    """All that ``--json`` prints. ``files``: names in ``folder`` with their bytes.
+    """All that ``srobust incident --json`` prints. ``files``: names in ``folder`` with their bytes.
 
-    ``job`` is its state in words; ``root`` the exit that explains the others. ``damaged``: files that cannot
-    be read, with the reason.
+    ``job``: its state; ``root``: the exit that explains the others; ``damaged``: files that cannot be read,
+    with the reason.
     """
 
     job: str
@@ -126,7 +126,7 @@ def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, jo
 
 
 def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, job: str) -> Bundle:
-    """One incident, and what its folder holds; ``job``: how it is. Raises :class:`NoSuchIncident`."""
+    """One incident and the contents of its folder; ``job``: its state. Raises :class:`NoSuchIncident`."""
     every = {report.number: report for report in incident_reports(events)}
     if number not in every:
         those = f"it has {fold_ranks(every)}" if every else "it has none"
@@ -203,7 +203,7 @@ def _deciding(report: IncidentReport) -> Iterator[RenderableType]:
     if who:
         yield from section(f"Last lines of {who}", *map(indented, lines))
         if not lines:
-            yield indented("it wrote nothing", "dim")
+            yield indented("no output", "dim")
 
 
 def _alerts(saved: SavedAlerts | None) -> Iterator[RenderableType]:
@@ -245,7 +245,7 @@ def _tests(tested: ev.NodesTested) -> tuple[RenderableType, ...]:
 def _files(bundle: Bundle) -> Iterator[RenderableType]:
     yield from section("Files", indented(bundle.folder))
     if not bundle.files:
-        yield indented("nothing is there: not written yet, or storage refused it", "yellow")
+        yield indented("the folder is empty: not written yet, or storage refused it", "yellow")
         return
     logs = [name for name in bundle.files if name.startswith("logs/")]
     names = [name for name in bundle.files if name not in logs]
@@ -260,14 +260,14 @@ def _stacks_text(bundle: Bundle) -> tuple[RenderableType, ...]:
     try:
         text = (Path(bundle.folder) / "stacks.txt").read_text(errors="replace")
     except FileNotFoundError:
-        text = "none were taken"
+        text = "no stacks were taken"
     except OSError as error:
         text = f"stacks.txt cannot be read: {error.strerror}"
     return section("Stacks in full", indented(clean_log(text)))
 
 
 def _logs(bundle: Bundle) -> Iterator[RenderableType]:
-    """Ends of what is saved of the ranks' output, of the root first."""
+    """Ends of the saved output of ranks, the root cause first."""
     names = [name for name in bundle.files if name.startswith("logs/")]
     report = bundle.incident
     order = {
@@ -278,7 +278,7 @@ def _logs(bundle: Bundle) -> Iterator[RenderableType]:
     last = (len(names), 0)
     names.sort(key=lambda name: (order.get(name.rpartition(".")[0], last), name))
     if not names:
-        yield from section("Logs", indented("none were saved", "dim"))
+        yield from section("Logs", indented("no output was saved", "dim"))
     for name in names[:MOST_LOGS]:
         try:
             text = (Path(bundle.folder) / name).read_text(errors="replace")

@@ -31,7 +31,7 @@ def code_of(verdict: ReplayVerdict) -> Code:
 
 
 def render(verdict: ReplayVerdict) -> RenderableType:
-    """Who is to blame and why, and a row for each group of each phase."""
+    """The suspects and why, and a row for each group of each phase."""
     suspects = ", ".join(verdict.suspects)
     parts: list[RenderableType] = [
         Text(one_line(f"suspects: {suspects or 'none'}"), style="bold red" if suspects else "bold"),

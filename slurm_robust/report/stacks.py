@@ -19,7 +19,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count, fold_ranks, named_ranks, one_line
 
 MOST_FRAMES = 60
-"""Calls of one thread in the text."""
+"""Calls of one thread that the text shows."""
 
 MOST_GROUPS = 200
 """Process groups that are described one by one."""
@@ -36,7 +36,7 @@ _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in
 class StackGroup(Record):
     """Ranks with equal stacks, what they do, and the stacks of one of them.
 
-    ``is_outlier``: they do something else than most.
+    ``is_outlier``: most other ranks do something else.
     """
 
     ranks: tuple[int, ...]
@@ -47,7 +47,7 @@ class StackGroup(Record):
 
 
 class SavedStacks(Record):
-    """``stacks.json``. ``ranks``: the stacks of others of the groups, but for ``left_out`` of them."""
+    """``stacks.json``. ``ranks``: further members of the groups; ``left_out``: how many did not fit."""
 
     localisation: Localisation
     groups: tuple[StackGroup, ...]
@@ -57,7 +57,7 @@ class SavedStacks(Record):
 
 
 def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[StackGroup, ...]:
-    """Groups of equal stacks: those at fault first, then other outliers, then the smallest first."""
+    """Groups of equal stacks: those at fault, then other outliers, then the rest, the smallest first."""
     alike: dict[RankView, list[RankStacks]] = defaultdict(list)
     reader = Reader()
     for stack in sorted(stacks, key=lambda stack: stack.rank):
@@ -93,7 +93,7 @@ def bounded(stacks: Sequence[RankStacks], localisation: Localisation, most: int)
     kept = []
     for each in groups:
         size = len(msgspec.json.encode(each))
-        if size > room:  # so many different stacks: the rest only by their ranks
+        if size > room:  # too many different stacks: the rest without an example
             example = RankStacks(rank=each.example.rank, node=each.example.node)
             each = msgspec.structs.replace(each, example=example)
             size = len(msgspec.json.encode(each))
@@ -152,7 +152,7 @@ def placed(localisation: Localisation) -> str:
     where = "exactly there" if localisation.exact else f"all of {localisation.group or 'their group'}"
     return (
         f"They place the fault at {named_ranks(localisation.ranks)} ({where}, confidence "
-        f"{localisation.confidence:.0%}): {one_line(localisation.reason) or 'no reason is told'}"
+        f"{localisation.confidence:.0%}): {one_line(localisation.reason) or 'no reason given'}"
     )
 
 
@@ -204,7 +204,7 @@ class _Group:
 
 
 def flight(stacks: Iterable[RankStacks]) -> list[str]:
-    """Process groups in which some wait and not all are in the same operation; the others are counted."""
+    """Process groups whose ranks wait in different operations, one by one; the others are counted."""
     groups: dict[tuple[str, int, int], _Group] = {}
     recorded: set[int] = set()
     for stack in stacks:
@@ -223,7 +223,7 @@ def flight(stacks: Iterable[RankStacks]) -> list[str]:
         *lines[:MOST_GROUPS],
         *([f"and {count(more, 'process group')} more"] if more > 0 else []),
         *([f"{count(together, 'process group')} with all ranks in the same operation"] if together else []),
-        *([f"{count(idle, 'process group')} in which nobody waits"] if idle else []),
+        *([f"{count(idle, 'process group')} in which no rank waits"] if idle else []),
     ]
 
 

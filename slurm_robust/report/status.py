@@ -103,7 +103,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
 
 
 def phase_of(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
-    """What a job is doing, in a word, and why."""
+    """What a job is doing, in one word, and why."""
     state = fold(events)
     if state.ended is not None:
         return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
@@ -188,7 +188,7 @@ def render(status: Status) -> RenderableType:
     rows = [
         ("job", f"{status.job_id}  {' '.join(status.command)}"),
         ("state", phase),
-        ("Slurm", status.slurm or "job not known to Slurm (any more)"),
+        ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
         ("advice", status.advice),
         ("step", _step(status)),
         ("launched", f"generation {status.generation}, run {status.run} of the Slurm job"),
@@ -214,7 +214,7 @@ def _step(status: Status) -> str:
 
 
 def _stored(status: Status) -> str:
-    """The newest step on storage, and how often one should go there: ``step 90, written in 4.1 s; …``."""
+    """The newest step on storage, and the advised interval: ``step 90, written in 4.1 s; …``."""
     stored, advice = status.stored, status.interval
     text = f"step {stored.step}, written in {stored.seconds:.1f} s" if stored else ""
     if stored and advice:

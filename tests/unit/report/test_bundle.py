@@ -49,7 +49,7 @@ def failing_everywhere(ranks: int, text: str = "") -> list[ev.AnyEvent]:
     ]
 
 
-def test_the_folder_has_the_story_and_output_from_before_and_after(directory: JobDirectory) -> None:
+def test_the_folder_has_the_report_and_output_from_before_and_after(directory: JobDirectory) -> None:
     for generation in (1, 2):
         made_up.write_logs(directory, generation, range(8))
     folder = bundle.save(directory, 1, KILLED)
@@ -59,7 +59,7 @@ def test_the_folder_has_the_story_and_output_from_before_and_after(directory: Jo
     assert report_in(folder).root == KILLED[8].exits[0]  # type: ignore[union-attr]
     text = (folder / "README.txt").read_text()
     assert "blamed    nobody (by the end of the workers alone, 50% sure)" in text
-    assert "logs/gen-002/    ends of the ranks' output of generation 2, launched after it" in text
+    assert "logs/gen-002/    last output of the ranks of generation 2, launched after it" in text
 
 
 def test_a_lost_node_has_no_exits_but_its_ranks_last_output_is_kept(directory: JobDirectory) -> None:
@@ -144,7 +144,7 @@ def test_a_full_disk_costs_the_news_and_not_what_was_there(directory: JobDirecto
     assert {name: (folder / name).read_bytes() for name in tree(folder)} == before
 
 
-def test_a_log_that_cannot_be_read_is_told_and_costs_no_other(directory: JobDirectory) -> None:
+def test_a_log_that_cannot_be_read_is_reported_and_costs_no_other(directory: JobDirectory) -> None:
     made_up.write_logs(directory, 1, range(8))
     bad = directory.worker_log(1, 3, "err")
     bad.unlink()

@@ -46,7 +46,7 @@ def shown(*findings: Finding, is_root: bool = True) -> str:
 @pytest.mark.parametrize(
     ("findings", "code", "line"),
     [
-        ((WELL,), Nagios.OK, "OK (1 checks on n1)"),
+        ((WELL,), Nagios.OK, "OK (1 check on n1)"),
         ((WELL, MUTE), Nagios.UNKNOWN, "UNKNOWN: no permission (2 checks, 1 unknown on n1)"),
         ((WELL, MUTE, HOT), Nagios.WARNING, "WARNING: gpu1 91 C (3 checks, 1 failed, 1 unknown on n1)"),
         (
@@ -78,9 +78,9 @@ def test_what_is_unknown_for_one_reason_is_one_row() -> None:
 
 
 def test_an_ordinary_user_is_told_that_root_sees_more() -> None:
-    assert "root only" in shown(MUTE, is_root=False)
-    assert "root only" not in shown(MUTE)
-    assert "root only" not in shown(WELL, is_root=False)
+    assert "Only root" in shown(MUTE, is_root=False)
+    assert "Only root" not in shown(MUTE)
+    assert "Only root" not in shown(WELL, is_root=False)
 
 
 @pytest.fixture

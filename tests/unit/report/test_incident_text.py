@@ -46,7 +46,7 @@ def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
     assert len(one_line("x" * 5000)) == MOST_TEXT
 
 
-def test_what_a_thousand_nodes_say_does_not_bury_the_story() -> None:
+def test_what_a_thousand_nodes_say_does_not_bury_the_timeline() -> None:
     notes = [ev.Noted(t=made_up.BEGIN + 1001, text="no GPU", node=f"n{i}") for i in range(1000)]
     killed = made_up.rank_killed()
     (report,) = incident_reports([*made_up.start(), *killed[:2], *notes, *killed[2:]])
@@ -78,37 +78,37 @@ def at(group: str, sequence: int, operation: str = "all_reduce", state: str = "s
     return Collective(group=group, sequence=sequence, operation=operation, state=state, ranks=(0, 1, 2))
 
 
-def told(*ranks: tuple[Collective, ...]) -> list[str]:
+def described(*ranks: tuple[Collective, ...]) -> list[str]:
     return flight([RankStacks(rank=i, node="n1", collectives=c) for i, c in enumerate(ranks)])
 
 
 def test_process_groups_whose_ranks_are_together_are_only_counted() -> None:
     idle, same = at("tp", 7, state="completed"), at("ep", 3)
-    assert told((idle, same, at("dp", 5)), (idle, same, at("dp", 5)), (idle, same, at("dp", 4))) == [
+    assert described((idle, same, at("dp", 5)), (idle, same, at("dp", 5)), (idle, same, at("dp", 4))) == [
         "dp (3 ranks): rank 2 in #4 all_reduce, started; ranks 0-1 in #5 all_reduce, started",
         "1 process group with all ranks in the same operation",
-        "1 process group in which nobody waits",
+        "1 process group in which no rank waits",
     ]
 
 
-def test_a_rank_that_never_came_is_told_and_one_without_a_recorder_is_not() -> None:
+def test_a_rank_that_never_came_is_listed_and_one_without_a_recorder_is_not() -> None:
     first = at("dp", 1)
-    assert told((first,), (first,), (at("tp", 9, state="completed"),)) == [
+    assert described((first,), (first,), (at("tp", 9, state="completed"),)) == [
         "dp (3 ranks): ranks 0-1 in #1 all_reduce, started; rank 2 in none so far",
-        "1 process group in which nobody waits",
+        "1 process group in which no rank waits",
     ]
-    assert told((first,), (first,), ()) == ["1 process group with all ranks in the same operation"]
+    assert described((first,), (first,), ()) == ["1 process group with all ranks in the same operation"]
 
 
-def test_sends_and_receives_are_told_without_their_numbers() -> None:
-    assert told((at("pp:p2p", 8, "recv 0<-1"),), (), (at("pp:p2p", 3, "recv 2<-1"),)) == [
+def test_sends_and_receives_are_listed_without_their_numbers() -> None:
+    assert described((at("pp:p2p", 8, "recv 0<-1"),), (), (at("pp:p2p", 3, "recv 2<-1"),)) == [
         "pp:p2p (3 ranks): rank 0 in recv 0<-1, started; rank 2 in recv 2<-1, started"
     ]
 
 
-def test_of_very_many_process_groups_some_are_told() -> None:
+def test_of_very_many_process_groups_some_are_listed() -> None:
     many = tuple(at(f"g{i:03}", 1) for i in range(300))
-    lines = told(many, (at("x", 1, state="completed"),))
+    lines = described(many, (at("x", 1, state="completed"),))
     assert (len(lines), lines[200]) == (202, "and 100 process groups more")
 
 

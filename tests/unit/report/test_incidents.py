@@ -1,4 +1,4 @@
-"""What a person sees of incidents. After a change that is meant, write the texts anew:
+"""What a person sees of incidents. After an intended change, write the texts again:
 
 SROBUST_WRITE_GOLDEN=1 pytest tests/unit/report/test_incidents.py
 """
@@ -67,7 +67,7 @@ def test_the_list(width: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
-def test_each_kind_of_incident_is_told(number: int, directory: JobDirectory) -> None:
+def test_the_report_of_each_kind_of_incident(number: int, directory: JobDirectory) -> None:
     is_golden(f"incident-{number}.txt", shown(directory, made_up.whole(), number))
 
 
@@ -97,9 +97,9 @@ REQUEUED = [*made_up.start(), *made_up.network_alert()]
     ("events", "blamed", "outcome"),
     [
         (KILL[:8], "-", "open: not decided yet"),
-        (KILL[:10], "nobody", "open: decided, and not launched yet"),
-        (KILL[:11], "nobody", "open: generation 2 was launched and has done no step yet"),
-        (KILL[:12], "nobody", "open: generation 2 runs, but has not got further than before"),
+        (KILL[:10], "nobody", "open: decided, not launched yet"),
+        (KILL[:11], "nobody", "open: generation 2 was launched and has completed no step yet"),
+        (KILL[:12], "nobody", "open: generation 2 runs, but has made no new step yet"),
         (TESTED[:9], "not known yet", "open: nodes are held for tests"),
         (REQUEUED[:10], "node n6", "open: the job is being requeued"),
         (REQUEUED[:13], "node n6", "open: run 1 of the Slurm job has not launched yet"),
@@ -111,14 +111,14 @@ def test_an_open_incident_says_how_far_it_is(events: list[ev.AnyEvent], blamed: 
     assert outcome in listed(events, width=400)
 
 
-def test_what_was_only_observed_is_not_told_as_done(tmp_path: Path) -> None:
+def test_what_was_only_observed_is_not_reported_as_done(tmp_path: Path) -> None:
     observed = [
         msgspec.structs.replace(e, carried_out=False) if isinstance(e, ev.Decided) else e for e in KILL[:10]
     ]
     text = shown(JobDirectory(tmp_path), observed, 1)
     assert "observed only: restart" in text
-    assert "outcome  only observed: nothing was done about it" in text
-    assert "nothing is there: not written yet, or storage refused it" in text
+    assert "outcome  only observed: no action was taken" in text
+    assert "the folder is empty: not written yet, or storage refused it" in text
 
 
 def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
         incident_view.gather(JobDirectory(tmp_path), made_up.start(), 1, "")
 
 
-def test_a_damaged_file_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     directory = made_up.bundle_of_all(tmp_path)
     (directory.incidents / "003" / "stacks.json").write_text('{"localisation"')
     text = shown(directory, made_up.whole(), 3)

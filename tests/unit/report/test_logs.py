@@ -199,7 +199,7 @@ def test_following_a_pending_job_waits_until_it_begins(
     future = Future(lambda: None, lambda: unreachable(True), lambda: unreachable(False), begin)
     assert wait(number, None, slurm, future).path == directory.path
     said = capsys.readouterr().err
-    assert said.count("is pending (JobHeldUser): it has not started yet; this waits for it") == 2
+    assert said.count("is pending (JobHeldUser): it has not started yet; waiting for it") == 2
     assert "Slurm does not answer" in said
 
 
