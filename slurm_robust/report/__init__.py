@@ -1,5 +1,5 @@
 """All that a person reads about a job.
 
-``incidents``, ``incident_text``, ``stacks``, ``ettr`` and ``bundle`` are for the controller too and print nothing.
+The controller uses ``incidents``, ``incident_text``, ``stacks``, ``ettr`` and ``bundle`` too; they print nothing.
 The other modules are commands, which print through ``console``.
 """
