@@ -21,7 +21,7 @@ from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import date_and_time, one_line
 
 DAY_S = 86400.0
 SLURMDBD_S = 300.0
@@ -294,10 +294,6 @@ def _timeline_text(entries: Mapping[str, Sequence[Entry]]) -> str:
     for node, own in entries.items():
         lines.append(one_line(node))
         for entry in own:
-            until = f" until {_clock(entry.until)}" if entry.until else ""
-            lines.append(f"  {_clock(entry.at)}{until}  " + one_line(f"{entry.what}: {entry.text}"))
+            until = f" until {date_and_time(entry.until)}" if entry.until else ""
+            lines.append(f"  {date_and_time(entry.at)}{until}  " + one_line(f"{entry.what}: {entry.text}"))
     return "\n".join(lines) or "nothing happened to these nodes, as far as slurmdbd and the event logs know"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -24,7 +24,7 @@ from slurm_robust.model.suspicion import Suspicion
 from slurm_robust.report import incident_text
 from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import clock, date_and_time, one_line
 
 MIB = 1024 * 1024
 MOST_TAIL = 64 * 1024
@@ -211,15 +211,14 @@ def _copy_tail(source: Path, target: Path) -> None:
 
 def readme(report: IncidentReport) -> Iterator[str]:
     """The lines of the file."""
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.t))
+    when = date_and_time(report.t)
     yield f"Incident {report.number} of job {report.job_id}, {when} ({report.status.value})"
     yield ""
     for name, text in incident_text.facts(report):
         yield from _paragraph(f"  {name:<9} ", text)
     yield from ("", "In order (time, seconds since the first sign)")
     for entry in incident_text.timeline(report):
-        clock = time.strftime("%H:%M:%S", time.localtime(entry.t))
-        yield from _paragraph(f"  {clock} {entry.after_s:8.1f}  {entry.what:<11} ", entry.text)
+        yield from _paragraph(f"  {clock(entry.t)} {entry.after_s:8.1f}  {entry.what:<11} ", entry.text)
     who, lines = incident_text.deciding_lines(report)
     if who:
         yield from ("", f"Last lines of {who}")
@@ -282,14 +281,10 @@ def _alert_text(alert: Alert, t: float) -> str:
 
     Ages count back from ``t``, in seconds since 1970.
     """
-    until = "and still there" if alert.ended_s is None else f"to {_clock(t - alert.ended_s)}"
+    until = "and still there" if alert.ended_s is None else f"to {clock(t - alert.ended_s)}"
     what = f"{alert.check} {alert.subject}".strip()
     advice = f"blames {alert.blame.value}, suggests {alert.suggestion.value}"
-    return one_line(f"{_clock(t - alert.age_s)} {until}: {what}: {alert.text} ({advice})")
-
-
-def _clock(t: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(t))
+    return one_line(f"{clock(t - alert.age_s)} {until}: {what}: {alert.text} ({advice})")
 
 
 # -- files ------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -95,8 +94,3 @@ def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
 def seconds(value: float | None) -> str:
     """A duration for a table: ``1.2``, ``-`` when unknown."""
     return "-" if value is None else f"{value:.1f}"
-
-
-def clock(t: float) -> str:
-    """Date and time of ``t`` (seconds since 1970) for a table: ``11-23 07:40:00``."""
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(t))

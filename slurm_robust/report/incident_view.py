@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.stacks import SavedStacks
 from slurm_robust.report.status import INCIDENT_STYLES, incident_table, phase_of
-from slurm_robust.util.text import clean_log, count, fold_ranks, one_line
+from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
 
 MOST_LOGS = 8
 """Files of which ``--logs`` shows the end; the folder has the others."""
@@ -168,7 +167,7 @@ def render(bundle: Bundle, *, logs: bool = False, stacks: bool = False) -> Rende
     report = bundle.incident
     title = Text.assemble(
         (f"Incident {report.number} of job {report.job_id}", "bold"),
-        time.strftime(", %Y-%m-%d %H:%M:%S (", time.localtime(report.t)),
+        f", {date_and_time(report.t)} (",
         (report.status.value, INCIDENT_STYLES[report.status]),
         one_line(f"); the job: {bundle.job}"),
     )
@@ -193,8 +192,7 @@ def _timeline(report: IncidentReport) -> Table:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for entry in incident_text.timeline(report):
-        clock = time.strftime("%H:%M:%S", time.localtime(entry.t))
-        table.add_row(f"  {clock}", f"{entry.after_s:.1f}", entry.what, Text(entry.text))
+        table.add_row(f"  {clock(entry.t)}", f"{entry.after_s:.1f}", entry.what, Text(entry.text))
     return table
 
 

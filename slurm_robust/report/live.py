@@ -30,7 +30,7 @@ from slurm_robust.report.slurmview import ask_slurm, make_slurm
 from slurm_robust.report.stacks import StackGroup, flight
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.util.hostlist import fold as fold_nodes
-from slurm_robust.util.text import count, fold_ranks, one_line
+from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
 from slurm_robust.wire.client import Client, ask
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys, load_client
@@ -265,8 +265,7 @@ def render(sample: StackSample) -> RenderableType:
     ranks = sum(len(each.ranks) for each in sample.groups)
     title = Text(f"Stacks of {count(ranks, 'rank')} of job {sample.job_id}", style="bold")
     title.append(
-        time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(sample.t))
-        + f", generation {sample.generation} on {count(len(sample.nodes), 'node')}"
+        f", {date_and_time(sample.t)}, generation {sample.generation} on {count(len(sample.nodes), 'node')}"
         + one_line(f", by {sources}" if sources else ""),
         style="",
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
-from slurm_robust.report.console import clock, facts_table, seconds, show
+from slurm_robust.report.console import facts_table, seconds, show
 from slurm_robust.report.ettr import IntervalAdvice, Productivity, advise, productivity
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
@@ -22,7 +22,7 @@ from slurm_robust.report.slurmview import completing_advice, make_slurm, view_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import date_and_time, one_line
 
 
 class Status(Record):
@@ -162,7 +162,7 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow]) -> RenderableType:
             done.append(f"\n{open_or_ended}", style=INCIDENT_STYLES[row.status])
         table.add_row(
             str(row.number),
-            clock(row.t),
+            date_and_time(row.t).partition("-")[2],
             Text(_seen(row)),
             Text(row.blamed),
             done,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Collection, Iterable
 
 MOST_TEXT = 600
@@ -105,6 +106,16 @@ def as_json(value: object, indent: int | None = 2) -> str:
     text = json.dumps(plain, indent=indent, separators=separators, ensure_ascii=False)
     whole = text.encode(errors="replace").decode()
     return re.sub(_NOT_ASCII, lambda found: json.dumps(found[0])[1:-1], whole)
+
+
+def clock(t: float) -> str:
+    """Local time of day of ``t`` (seconds since 1970): ``10:50:00``."""
+    return time.strftime("%H:%M:%S", time.localtime(t))
+
+
+def date_and_time(t: float) -> str:
+    """Local date and time of ``t`` (seconds since 1970): ``2026-01-01 10:50:00``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
 
 
 def count(number: int, thing: str) -> str:
