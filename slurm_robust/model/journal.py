@@ -21,7 +21,7 @@ _SECOND_S = 1.0  # Slurm's own resolution
 
 
 class JournalDamaged(SrobustError):
-    """A line that is not the last one cannot be read."""
+    """A line other than the last cannot be read."""
 
     exit_code = ExitCode.JOURNAL
 
@@ -58,7 +58,7 @@ def fold(events: Iterable[ev.AnyEvent]) -> JobState:
 
 
 def read(path: Path) -> list[ev.AnyEvent]:
-    """All whole events of a journal somebody else may be writing; ``[]`` if there is none.
+    """All whole events of a journal that another process may be writing; ``[]`` without a journal.
 
     Raises :class:`JournalDamaged`, ``OSError``.
     """
@@ -73,8 +73,8 @@ def another_job(
 ) -> str:
     """How the job of this journal differs from that of the arguments; "" if it is the same. Pure.
 
-    The restart count of a job only grows, and each of its runs has one submit time. What is not known on
-    either side tells nothing.
+    The restart count of a job only grows, and each of its runs has one submit time. What is unknown on
+    either side is ignored.
     """
     started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
     if started is not None and started.cluster and cluster and started.cluster != cluster:

@@ -135,7 +135,7 @@ def _encoded(report: IncidentReport) -> bytes:
 
 
 def _shorter_and_shorter(report: IncidentReport) -> Iterator[bytes]:
-    """The report as JSON: whole, with the exits of some ranks, and without what the journal has as well."""
+    """The report as JSON: whole, then with the exits of some ranks, then without its events."""
     yield msgspec.json.format(msgspec.json.encode(report), indent=1)
     some = tuple(_of_few(e, report) if isinstance(e, ev.GenerationEnded) else e for e in report.events)
     yield msgspec.json.encode(msgspec.structs.replace(report, events=some))
@@ -219,9 +219,9 @@ def readme(report: IncidentReport) -> Iterator[str]:
     yield from ("", "In order (time, seconds since the first sign)")
     for entry in incident_text.timeline(report):
         yield from _paragraph(f"  {clock(entry.t)} {entry.after_s:8.1f}  {entry.what:<11} ", entry.text)
-    who, lines = incident_text.deciding_lines(report)
-    if who:
-        yield from ("", f"Last lines of {who}")
+    root, lines = incident_text.deciding_lines(report)
+    if root:
+        yield from ("", f"Last lines of {root}")
         yield from (f"  | {line}" for line in lines)
     for tested in report.tests:
         yield from ("", f"Tests, {tested.took_s:.1f} s")

@@ -363,7 +363,7 @@ def _stored(store: CheckpointStore, ref: CheckpointRef, now: float) -> Stored:
     try:
         newest = max((path.stat().st_mtime for path in parts), default=now)
         nbytes = sum(size for _, size in _parts(store, ref))  # as 'verify' counts them
-    except FileNotFoundError:  # pruned while we looked
+    except FileNotFoundError:  # pruned meanwhile
         return Stored(parts=0, of=of, complete=False, nbytes=0, age_s=0.0)
     return Stored(
         parts=len(parts), of=of, complete=complete, nbytes=nbytes, age_s=round(max(0.0, now - newest), 1)

@@ -18,8 +18,8 @@ from slurm_robust.model.record import Record
 class Productivity(Record):
     """``ettr`` = ``productive_s`` / ``wall_s``; ``steps`` counts each step once, ``repeated`` the rest.
 
-    A script that does not number its steps begins anew in each generation, as far as anybody knows; how many
-    it did again is then None once it was restarted.
+    A script that does not number its steps begins anew in each generation, as far as is known: ``repeated``
+    is then None after the first restart.
     """
 
     wall_s: float
@@ -43,7 +43,7 @@ class _Stretch:
 
 
 def end_of(events: Sequence[ev.AnyEvent], now: float) -> float:
-    """When the run ended, ``now`` while it goes on; one that was told to end may have been started again."""
+    """When the run ended, or ``now`` while it goes on. A run that was ended may have been started again."""
     last = next((e for e in reversed(events) if isinstance(e, ev.RunEnded | ev.ControllerStarted)), None)
     return last.t if isinstance(last, ev.RunEnded) else now
 

@@ -41,7 +41,7 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     """The folder of the job that a person named.
 
     ``name`` is a job id, the id of an array's task as squeue shows it (``38_1``), or a folder. Ids are
-    looked up in ``root``, else in ``srobust-jobs`` here; only where that has none Slurm is asked, for the
+    looked up in ``root``, else in ``srobust-jobs`` here; only if that has none, Slurm is asked for the
     folder from which the job was submitted. Raises :class:`NoSuchJob` naming the places.
     """
     number = _ID.fullmatch(name)

@@ -1,4 +1,4 @@
-"""An incident in words: the facts in a few lines, the timeline, the deciding lines, the tests. Pure."""
+"""The text of an incident: the facts in a few lines, the timeline, the deciding lines, the tests. Pure."""
 
 from __future__ import annotations
 
@@ -315,15 +315,15 @@ def _verdict(event: ev.Decided) -> str:
     verdict = event.verdict
     if verdict is None:
         return event.reason
-    who = "nobody is at fault" if verdict.blame is inc.Blame.NOBODY else "the code is at fault"
+    at_fault = "nobody is at fault" if verdict.blame is inc.Blame.NOBODY else "the code is at fault"
     if verdict.blame is inc.Blame.NODE:
-        who = f"{_nodes(verdict.suspects)} at fault"
+        at_fault = f"{_nodes(verdict.suspects)} at fault"
     if inc.finds_out_more(event.actions):
-        who = "not known yet"
+        at_fault = "not known yet"
     # What follows the verdict's own reason are the actions, which have their line.
     has_actions = event.reason.startswith(f"{verdict.reason}: ")
     reason = verdict.reason if has_actions else event.reason
-    return f"{who} ({_evidence(verdict)}): {reason}"
+    return f"{at_fault} ({_evidence(verdict)}): {reason}"
 
 
 def _tests(event: ev.NodesTested) -> str:

@@ -197,9 +197,9 @@ def _timeline(report: IncidentReport) -> Table:
 
 
 def _deciding(report: IncidentReport) -> Iterator[RenderableType]:
-    who, lines = incident_text.deciding_lines(report)
-    if who:
-        yield from section(f"Last lines of {who}", *map(indented, lines))
+    root, lines = incident_text.deciding_lines(report)
+    if root:
+        yield from section(f"Last lines of {root}", *map(indented, lines))
         if not lines:
             yield indented("no output", "dim")
 

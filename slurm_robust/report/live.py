@@ -78,7 +78,7 @@ class LiveJob:
         return load_client(self.directory.keys)
 
     def read(self) -> JobState:
-        """The state that the journal tells now. Raises ``NoSuchJob``, ``JournalDamaged``."""
+        """The state by the journal as it is now. Raises ``NoSuchJob``, ``JournalDamaged``."""
         return fold(load_events(self.directory))
 
     def silent(self) -> NotLive:

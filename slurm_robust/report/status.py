@@ -70,7 +70,7 @@ class Status(Record):
 
 
 def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "") -> Status:
-    """The status that a journal tells at wall-clock time ``now``; ``slurm`` and ``advice`` are Slurm's."""
+    """The status by a journal at wall-clock time ``now``; ``slurm`` and ``advice`` are Slurm's."""
     state = fold(events)
     started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
     progress = [e for e in events if isinstance(e, (ev.ProgressMade, ev.FirstStep))]

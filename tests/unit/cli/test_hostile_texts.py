@@ -45,7 +45,7 @@ from slurm_robust.wire.server import ControllerSocket
 from tests.contracts.replayer import run as replayed
 from tests.unit.controller.fleetwork import Job, doing
 from tests.unit.report import incident_journal as made_up
-from tests.unit.report import test_stacks
+from tests.unit.report import test_live
 from tests.unit.report.test_logs import STARTED
 
 MARK = "FORGED"
@@ -229,15 +229,15 @@ def test_checkpoints(job: JobDirectory, text: str) -> None:
 @fuzz
 @given(HOSTILE)
 def test_the_stacks_of_a_running_job(tmp_path: Path, slurm: Answers, text: str) -> None:
-    training = Job(test_stacks.SLOTS, ())
+    training = Job(test_live.SLOTS, ())
     training.train_to(5)
     training.stacks[2] = doing(2, "n3", f"forward{text}@/home/me/{text}", state="T")
     training.stacks = {rank: poisoned_stack(stack, text) for rank, stack in training.stacks.items()}
     directory = JobDirectory(tmp_path / f"job-{len(list(tmp_path.iterdir()))}")
-    test_stacks.prepare(directory, training)
-    with test_stacks.controller(directory, training):
+    test_live.prepare(directory, training)
+    with test_live.controller(directory, training):
         told("stacks", str(directory.path), "--raw")
-    with test_stacks.controller(directory, training):
+    with test_live.controller(directory, training):
         told("stacks", str(directory.path), "--json")
 
 
@@ -255,7 +255,7 @@ def test_a_drill(tmp_path: Path, slurm: Answers, text: str, ok: bool) -> None:
         take_epoch(
             directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
         )
-        with test_stacks.serving(server, lambda wish: DrillReply(ok=ok, text=text)):
+        with test_live.serving(server, lambda wish: DrillReply(ok=ok, text=text)):
             told("drill", str(directory.path), "kill-rank")
 
 

@@ -342,7 +342,9 @@ def test_nothing_is_overwritten(
     assert (sorted(out.iterdir()) if out.is_dir() else []) == before
 
 
-def test_what_cannot_be_written_is_told(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_reported(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     filled(job)
     (tmp_path / "file").touch()
     code, text = call(capsys, "export", job.directory.path, 10, "--to", tmp_path / "file" / "out")

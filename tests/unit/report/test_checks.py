@@ -1,4 +1,4 @@
-"""What people and monitoring systems are told of a node's checks."""
+"""What people and monitoring systems see of a node's checks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_unknown_for_one_reason_is_one_row() -> None:
     assert shown(*failures).count("91 C") == 4
 
 
-def test_an_ordinary_user_is_told_that_root_sees_more() -> None:
+def test_an_ordinary_user_learns_that_root_sees_more() -> None:
     assert "Only root" in shown(MUTE, is_root=False)
     assert "Only root" not in shown(MUTE)
     assert "Only root" not in shown(WELL, is_root=False)

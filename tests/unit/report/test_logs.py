@@ -105,7 +105,7 @@ def test_nothing_of_the_output_is_obeyed_by_the_terminal(
         (["--rank", "x"], "neither a number from 0 nor 'all'", "--help"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(
+def test_missing_output_is_reported_with_what_exists(
     job: JobDirectory, options: list[str], text: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for generation, rank in ((1, 0), (2, 0), (2, 1)):

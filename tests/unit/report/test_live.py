@@ -19,12 +19,15 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.report.live import NotLive, StackSample, Taken, explain
+from slurm_robust.report.live import NotLive, StackSample, Taken, explain, unanswered
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import LookAtStacks, StacksShown
 from slurm_robust.wire.server import ControllerSocket
 from tests.unit.controller.fleetwork import Job, doing
+from tests.unit.report.test_logs import ENDED, STARTED
 
 SLOTS = ("n1", "n2", "n3", "n4")
 
@@ -90,7 +93,7 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
             yield
 
 
-def test_who_holds_the_others_up_is_seen_at_a_glance(
+def test_the_rank_that_blocks_the_others_is_seen_at_a_glance(
     directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with controller(directory, job):
@@ -128,7 +131,7 @@ def test_whole_stacks_are_there_when_asked_for(
     assert (printed.localisation.ranks, printed.ranks) == ((2,), ())
 
 
-def test_a_silent_node_is_named_and_told_by_the_exit_code(
+def test_a_silent_node_is_named_and_changes_the_exit_code(
     directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.mute.add("n4")
@@ -137,7 +140,9 @@ def test_a_silent_node_is_named_and_told_by_the_exit_code(
     assert "asked n4 for stacks, no answer within 6 s" in capsys.readouterr().out
 
 
-def test_a_rank_that_is_none_is_refused(directory: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_does_not_exist_is_refused(
+    directory: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["stacks", str(directory.path), "--rank", "4"]) == ExitCode.USAGE
     assert "ranks are 0 to 3" in capsys.readouterr().err
 
@@ -164,7 +169,7 @@ def test_a_controller_that_is_gone_is_not_waited_for(
     assert "the controller of job 7 (127.0.0.1, port 1) does not answer" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_costs_no_look(
+def test_a_file_that_cannot_be_written_does_not_cost_the_sample(
     directory: JobDirectory, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with controller(directory, job):
@@ -178,3 +183,23 @@ def test_a_generation_that_the_journal_does_not_know_is_refused_with_the_reason(
     taken = Taken(generation=3, nodes=SLOTS, stacks=(), silent=(), limit_s=6.0)
     with pytest.raises(NotLive, match="generation 3 is not in the journal yet"):
         explain(taken, JobState(), 0.0)
+
+
+# -- a controller that does not answer --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["drill", "JOB", "kill-rank"], ["stacks", "JOB"]])
+def test_a_job_that_has_ended(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = b"".join(ev.encode_event(event) + b"\n" for event in (STARTED, ENDED))
+    (tmp_path / "journal.jsonl").write_bytes(events)
+    assert main([str(tmp_path) if word == "JOB" else word for word in words]) == 66
+    assert "job 7 has ended: every rank ended with code 0" in capsys.readouterr().err
+
+
+def test_a_controller_that_is_silent_because_slurm_ended_the_job(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    state = JobState(job_id=slurm.submit(SubmitRequest(command=("train.sh",))))
+    epoch = take_epoch(tmp_path, host="n1", addresses=("10.0.0.1",), port=7, pid=1, run_id="r")
+    assert "does not answer; Slurm: RUNNING" in str(unanswered(state.job_id, epoch, slurm))
+    slurm.cluster.finish(state.job_id, "CANCELLED")
+    assert str(unanswered(state.job_id, epoch, slurm)) == "job 1 has ended: Slurm says CANCELLED"
