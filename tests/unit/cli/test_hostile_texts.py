@@ -425,3 +425,10 @@ def test_views_make_no_console_of_their_own_and_write_past_nobody() -> None:
     bad = re.compile(r"\bConsole\(|std(out|err)\.buffer|__std(out|err)__|from_markup|\bmarkup=True")
     found = {path.name for path in files if bad.search(path.read_text())}
     assert found == {"desk.py"}  # desk.py answers a program
+
+
+def test_one_function_prints_json() -> None:
+    """Every ``--json`` has one form; ``srobust logs`` prints a document for each line that comes."""
+    package = Path(__file__).parents[3] / "slurm_robust"
+    files = [path for unit in ("report", "admin", "cli") for path in (package / unit).rglob("*.py")]
+    assert {path.name for path in files if "as_json(" in path.read_text()} == {"console.py", "logs.py"}
