@@ -164,7 +164,7 @@ class Logs:
         rank = self._wanted.rank
         logs = self._directory.logs(generation)
         path = logs if rank is None else self._directory.worker_log(generation, rank, self._wanted.stream)
-        print(f"==> generation {generation}: {one_line(str(path))}", file=sys.stderr, flush=True)
+        print(f"==> generation {generation}: {one_line(str(path), None)}", file=sys.stderr, flush=True)
 
     def _nothing(self, generation: int) -> NoSuchJob:
         wanted, there = self._wanted, self._generations()

@@ -202,7 +202,7 @@ def render(status: Status) -> RenderableType:
         ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),
         ("ETTR", _ettr(status)),
     ]
-    facts = facts_table((name, one_line(value)) for name, value in rows if value)
+    facts = facts_table((name, one_line(value, None)) for name, value in rows if value)
     if not status.incidents:
         return facts
     return Group(facts, Text("\nIncidents", style="bold"), incident_table(status.job_id, status.incidents))

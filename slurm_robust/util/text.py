@@ -64,10 +64,13 @@ def _visible_char(char: str) -> str:
     return char if char.isprintable() else "    " if char == "\t" else "?"
 
 
-def one_line(text: str, most: int = MOST_TEXT) -> str:
-    """The words of ``text``, visible, in one line of at most ``most`` characters; ``…`` marks a cut."""
+def one_line(text: str, most: int | None = MOST_TEXT) -> str:
+    """The words of ``text``, visible, in one line of at most ``most`` characters; ``…`` marks a cut.
+
+    None: no limit, for what must be whole, such as a command or its arguments.
+    """
     line = visible(" ".join(without_escapes(text).split()))
-    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+    return line if most is None or len(line) <= most else line[: most - 1].rstrip() + "…"
 
 
 def ascii_line(text: str, most: int) -> str:
