@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common, timeline
-from slurm_robust.controller.journal import read
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 
 RANKS = 4

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from benchmarks import common, timeline
 from benchmarks.samples import Summary
-from slurm_robust.controller.journal import read
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 
 NODES, SPARES = 4, 1

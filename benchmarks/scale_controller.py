@@ -22,7 +22,7 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage
 from slurm_robust.controller.hold import read_clocks
-from slurm_robust.controller.journal import Journal, fold
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
@@ -33,6 +33,7 @@ from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.journal import fold
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks import common
 from benchmarks.samples import Summary
-from slurm_robust.analysis.stacks import explain, localise, vote
+from slurm_robust.analysis.stacks import localise, vote
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import (
     Collective,
@@ -29,6 +29,7 @@ from slurm_robust.model.stacks import (
     RankStacks,
     ThreadStack,
 )
+from slurm_robust.report import stacks as report_stacks
 
 REPS = 10
 LAYOUT = ParallelLayout.fit(9600, 8, {"tp": 8, "pp": 8}, "tp-pp-dp")
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         times[name], found = measured(analyse, options.reps)
         verdicts[name] = {"group": found.group, "exact": found.exact, "ranks": len(found.ranks)}
         if name == "pipeline":
-            times["explain"], _ = measured(partial(explain, stacks, LAYOUT), options.reps)
+            times["group"], _ = measured(partial(report_stacks.group, stacks, found), options.reps)
             times["vote of 5"], _ = measured(partial(vote, [found] * 5, LAYOUT), options.reps)
             frames = sum(len(t.frames) for s in stacks for p in s.processes for t in p.threads)
             size = {"ranks": len(stacks), "frames": frames}

@@ -21,10 +21,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from slurm_robust.analysis.ettr import IncidentSummary, incidents, productivity
-from slurm_robust.controller.journal import fold, read
 from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.journal import fold, read
 from slurm_robust.model.state import JobState
+from slurm_robust.report.ettr import productivity
+from slurm_robust.report.incident_text import IncidentRow, incident_rows
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,10 +144,10 @@ def fault_times(sandbox: Sandbox) -> list[float]:
     return [json.loads(line)["t"] for line in lines]
 
 
-def report(console: Console, facts: dict[str, object], found: Sequence[IncidentSummary]) -> None:
+def report(console: Console, facts: dict[str, object], found: Sequence[IncidentRow]) -> None:
     """The table of incidents and the three sentences that count."""
     table = Table(title="What happened", title_justify="left")
-    for name in ("seen", "verdict", "action"):
+    for name in ("seen", "blamed", "done"):
         table.add_column(name, overflow="fold")
     for name in ("detect s", "localise s", "recover s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -154,7 +155,7 @@ def report(console: Console, facts: dict[str, object], found: Sequence[IncidentS
         numbers = [
             "-" if row[key] is None else f"{row[key]:.2f}" for key in ("detect_s", "localise_s", "recover_s")
         ]
-        table.add_row(row["detail"], row["verdict"], row["action"], *numbers)
+        table.add_row(row["detail"], row["blamed"], row["done"], *numbers)
     console.print(table)
     wall_s = facts["job_wall_s"]
     console.print(f"ETTR {facts['ettr']:.1%} with {len(found)} faults within {wall_s:.0f} s of training")
@@ -165,15 +166,15 @@ def report(console: Console, facts: dict[str, object], found: Sequence[IncidentS
 def collect(reference: JobRun, faulty: JobRun, faults: Sequence[float], started: float) -> dict[str, object]:
     """Everything that ``build/demo.json`` holds. ``detect_s`` counts from the moment of the fault."""
     events = faulty.events()
-    found = incidents(events)
+    found = incident_rows(events)
     first, second = (json.loads(job.result.read_text()) for job in (reference, faulty))
     productive = productivity(events, time.time())
     rows = [
         {
             "symptom": incident.symptom,
-            "detail": incident.detail,
-            "verdict": incident.verdict,
-            "action": incident.action,
+            "detail": "; ".join(incident.signs),
+            "blamed": incident.blamed,
+            "done": incident.done,
             "detect_s": incident.t - fault,
             "localise_s": incident.localise_s,
             "recover_s": incident.recover_s,
@@ -215,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tricks = tricks_for(sandbox, options.steps)
             follow(sandbox, faulty, options.steps, progress, "faulty run", tricks)
         facts = collect(reference, faulty, fault_times(sandbox), started)
-        found = incidents(faulty.events())
+        found = incident_rows(faulty.events())
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(facts, indent=2) + "\n")
     report(console, facts, found)

@@ -12,7 +12,7 @@ from benchmarks.code_matrix.cases import ACT, EVALUATION_S, ONCE, REPORTED, STEP
 from benchmarks.code_matrix.outcomes import Outcome, read
 from benchmarks.common import OUT, USER
 from benchmarks.fault_matrix.outcomes import OBSERVE
-from slurm_robust.controller.journal import read as read_journal
+from slurm_robust.model.journal import read as read_journal
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from tests.cluster.jobs import ProtectedJob
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from benchmarks.common import ROOT, BenchmarkFailed, wait_for
 from benchmarks.fault_matrix.nodes import Nodes
-from slurm_robust.controller.journal import read
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import USER, ProtectedJob
 

@@ -22,9 +22,10 @@ from slurm_robust.health.isolate import call
 from slurm_robust.health.memory import Memory
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.health.runner import inspect
-from slurm_robust.health.verdict import REASON_BYTES, TAG, clean, conclude
+from slurm_robust.health.verdict import REASON_BYTES, TAG, conclude
 from slurm_robust.model.record import Record
 from slurm_robust.node.record import Cause, DrainFile, OwnDrain, has_passed
+from slurm_robust.util.text import ascii_line
 
 TEST_S = 120.0
 LOCK_S = 30.0
@@ -59,7 +60,7 @@ class Examination(Record):
     @property
     def reason(self) -> str:
         """Of the drain of a node that is kept."""
-        return TAG + clean(f"quarantine: {self.fault}", REASON_BYTES - len(TAG))
+        return TAG + ascii_line(f"quarantine: {self.fault}", REASON_BYTES - len(TAG))
 
 
 def examine(config: NodeConfig, host: Host, now: float) -> Examination:

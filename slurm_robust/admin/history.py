@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
+from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import date_and_time, one_line
 
 DAY_S = 86400.0
 SLURMDBD_S = 300.0
@@ -253,11 +255,11 @@ def main(
         every = score(work_of(history), failures_of(history), since, history.until)
         scores = [s for s in every if is_chosen(s.node)]
         _must_be_known(slurm, names - {s.node for s in scores})
-        _print_scores(scores, json, days)
+        show(scores, partial(_scores_text, days=days), json=json)
     else:
         entries = {node: own for node, own in timeline(history).items() if is_chosen(node)}
         _must_be_known(slurm, names - entries.keys())
-        _print_timeline(entries, json)
+        show(entries, _timeline_text, json=json)
     return 0
 
 
@@ -270,38 +272,28 @@ def _must_be_known(slurm: SlurmClient, names: Collection[str]) -> None:
         pass  # History does not need slurmctld.
 
 
-def _print_scores(scores: list[Score], json: bool, days: float) -> None:
-    if json:
-        print(as_json(scores))
-        return
+def _scores_text(scores: Sequence[Score], days: float) -> str:
     numbers = f"{'P':>9} {'RATIO':>7} {'LEAST':>6} {'FAILED':>7} {'EXPECT':>7} {'HOURS':>7}"
-    print(f"{'NODE':16} {'LEMON':5} {numbers}  WHAT")
+    lines = [f"{'NODE':16} {'LEMON':5} {numbers}  WHAT"]
     for s in scores:
         ratio = "-" if s.ratio is None else f"{s.ratio:.1f}"
         least = "-" if s.least is None else f"{s.least:.1f}"
         node = one_line(s.node)
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(s.kinds.items()))
-        print(
+        lines.append(
             f"{node:16} {'yes' if s.is_lemon else '':5} {s.p:9.2g} {ratio:>7} {least:>6} {s.blame:7.2f} "
             f"{s.expected:7.2f} {s.hours:7.0f}  {kinds}"
         )
     found = sum(s.is_lemon for s in scores)
-    print(f"{len(scores)} nodes in {days:g} days, {found} fail more often than chance explains")
+    lines.append(f"{len(scores)} nodes in {days:g} days, {found} fail more often than chance explains")
+    return "\n".join(lines)
 
 
-def _print_timeline(entries: dict[str, list[Entry]], json: bool) -> None:
-    if json:
-        print(as_json(entries))
-        return
+def _timeline_text(entries: Mapping[str, Sequence[Entry]]) -> str:
+    lines = []
     for node, own in entries.items():
-        print(one_line(node))
+        lines.append(one_line(node))
         for entry in own:
-            until = f" until {_clock(entry.until)}" if entry.until else ""
-            words = one_line(f"{entry.what}: {entry.text}")
-            print(f"  {_clock(entry.at)}{until}  {words}")
-    if not entries:
-        print("nothing happened to these nodes, as far as slurmdbd and the event logs tell")
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+            until = f" until {date_and_time(entry.until)}" if entry.until else ""
+            lines.append(f"  {date_and_time(entry.at)}{until}  " + one_line(f"{entry.what}: {entry.text}"))
+    return "\n".join(lines) or "nothing happened to these nodes, as far as slurmdbd and the event logs know"

@@ -62,7 +62,7 @@ def main(
     steps = site.tree.steps(wanted)
     print(told(steps) or "files: all as they should be")
     for link in waiting:
-        print(f"note: {one_line(link)} {_NOT_LINKED}")
+        print(f"note: {one_line(link, None)} {_NOT_LINKED}")
     if dry_run:
         _show(plan, bool(files), applied=False)
         return 0
@@ -163,7 +163,7 @@ def _refuse_open(site: Site, layout: Layout) -> None:
 
 def _show(plan: slurmconf.Plan, known: bool, *, applied: bool) -> None:
     for note in plan.notes:
-        print(f"note: {one_line(note)}")
+        print(f"note: {one_line(note, None)}")
     difference = plan.diff()
     if not difference:
         print("slurm.conf: nothing to change")

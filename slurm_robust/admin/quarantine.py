@@ -25,12 +25,13 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.desk import Examination
-from slurm_robust.health.verdict import TAG, clean
+from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.node.drain import is_tagged, untouchable
+from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import (
     CommandFailed,
@@ -40,7 +41,7 @@ from slurm_robust.slurm.errors import (
 )
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import ascii_line, one_line
 
 PREFIX = "srobust-quarantine-"
 FLAGS = ("MAINT", "IGNORE_JOBS")
@@ -309,7 +310,7 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
         try:
             return msgspec.json.decode(done.stdout.encode(), type=Examination)
         except msgspec.MsgspecError:
-            words = clean(done.stderr or done.stdout, 300)
+            words = ascii_line(done.stderr or done.stdout, 300)
             raise ValueError(f"exit code {done.exit_code}: {words}") from None
 
     return examine
@@ -336,11 +337,12 @@ def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int
         runs=1 if once else config.drain.pass_runs,
     )
     results = quarantine.run(names)
-    if json:
-        print(as_json(results))
-    else:
-        print("\n".join(map(_paragraph, results)) or "no node is drained by srobust")
+    show(results, _text, json=json)
     return 0 if all(result.returned for result in results) else 1
+
+
+def _text(results: Sequence[Result]) -> str:
+    return "\n".join(map(_paragraph, results)) or "no node is drained by srobust"
 
 
 def _paragraph(result: Result) -> str:

@@ -67,10 +67,10 @@ def report(points: Iterable[Point]) -> int:
     """Print them; 1 if one is not good."""
     bad = 0
     for point in points:
-        print(f"{'good' if point.good else 'BAD ':>6}  {one_line(point.what)}")
+        print(f"{'good' if point.good else 'BAD ':>6}  {one_line(point.what, None)}")
         if not point.good:
             bad = 1
-            print(f"          why: {one_line(point.why)}\n          fix: {one_line(point.fix)}")
+            print(f"          why: {one_line(point.why, None)}\n          fix: {one_line(point.fix, None)}")
     return bad
 
 

@@ -1,4 +1,4 @@
-"""``srobust admin``: what root does for a whole cluster. One function per command."""
+"""The commands about nodes: ``srobust check``, ``diagnose``, ``nodes``, and ``srobust admin`` for root."""
 
 from __future__ import annotations
 
@@ -6,29 +6,139 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_robust.cli.parsing import add_command, add_group
+
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
 
 
 def register(commands: Commands) -> None:
-    """Add the command and its own commands."""
-    text = "install the node's side, test nodes that were drained"
-    parser = commands.add_parser("admin", help=text, description=text.capitalize() + ".")
-    own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    """Add the commands."""
+    _register_check(commands)
+    _register_diagnose(commands)
+    _register_nodes(commands)
+    own = add_group(commands, "admin", "install the node's side, test nodes that were drained")
     _register_quarantine(own)
     _register_install(own)
     _register_verify(own)
     _register_uninstall(own)
 
 
+def _add_node_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
+
+
+def _add_nodes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("nodes", metavar="NODES", nargs="?", default="", help="only these, as a hostlist")
+
+
+# -- check, diagnose, nodes ------------------------------------------------------------------------
+
+
+def _register_check(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "check",
+        _check,
+        "check this node as the hooks do, and show the findings",
+        epilog="Exit codes: 0 healthy, 1 a warning, 2 the node must not run jobs, 3 something is unknown.",
+        json=True,
+    )
+    parser.add_argument(
+        "--only", metavar="PATTERN", action="append", default=[], help="only these checks ('gpu.*')"
+    )
+    parser.add_argument("--deep", action="store_true", help="test as thoroughly as a suspect is tested")
+    parser.add_argument(
+        "--explain", metavar="CHECK", nargs="?", const="*", help="explain a check, or all of them"
+    )
+    parser.add_argument(
+        "--record-baseline", action="store_true", help="record the node's present state as its baseline"
+    )
+    _add_node_config(parser)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from slurm_robust.report import checks
+
+    if args.explain is not None:
+        return checks.explain(args.explain, json=args.json, config_file=args.config)
+    if args.record_baseline:
+        return checks.record(json=args.json, config_file=args.config)
+    return checks.main(only=args.only, deep=args.deep, json=args.json, config_file=args.config)
+
+
+def _register_diagnose(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "diagnose",
+        _diagnose,
+        "test the nodes of this allocation, or this node, and name those that fail",
+        epilog="Exit codes: 0 all passed, 1 something failed, 2 no such node or test, 3 something unknown.",
+        json=True,
+    )
+    parser.add_argument("--nodes", metavar="LIST", default="", help="only these, as a hostlist")
+    parser.add_argument("--tests", metavar="A,B", default="", help="only these (default: all that apply)")
+    parser.add_argument(
+        "--bitwise", action="store_true", help="also compare a step of a reference model bit by bit"
+    )
+    parser.add_argument("--storage", metavar="DIR", default="", help="also write and read in this folder")
+    parser.add_argument(
+        "--budget", metavar="S", type=float, default=300.0, help="seconds in all (default: %(default)g)"
+    )
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    from slurm_robust.report import diagnosis
+
+    return diagnosis.main(
+        nodes=args.nodes,
+        tests=tuple(filter(None, args.tests.split(","))),
+        bitwise=args.bitwise,
+        storage=args.storage,
+        budget_s=args.budget,
+        json=args.json,
+    )
+
+
+def _register_nodes(commands: Commands) -> None:
+    text = "show the history of nodes, or with --lemons those that fail too often"
+    parser = add_command(commands, "nodes", _nodes, text, json=True)
+    _add_nodes(parser)
+    parser.add_argument("--lemons", action="store_true", help="score every node by its failures")
+    parser.add_argument("--days", type=float, default=28.0, help="how far back (default: %(default)g)")
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="event log of a node instead of this one's; may be repeated",
+    )
+    _add_node_config(parser)
+
+
+def _nodes(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import history
+
+    return history.main(
+        args.nodes,
+        lemons=args.lemons,
+        days=args.days,
+        json=args.json,
+        config_file=args.config,
+        logs=args.log,
+    )
+
+
+# -- srobust admin ---------------------------------------------------------------------------------
+
+
 def _register_quarantine(commands: Commands) -> None:
     text = "test the nodes that srobust drained; return those that pass, keep the others with a report"
-    parser = commands.add_parser("quarantine", help=text, description=text.capitalize() + ".")
-    parser.add_argument("nodes", metavar="NODES", nargs="?", default="", help="only these, as a hostlist")
+    parser = add_command(commands, "quarantine", _quarantine, text, json=True)
+    _add_nodes(parser)
     parser.add_argument("--once", action="store_true", help="one test decides, instead of drain.pass_runs")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
-    parser.set_defaults(handler=_quarantine)
+    _add_node_config(parser)
 
 
 def _quarantine(args: argparse.Namespace) -> int:
@@ -39,30 +149,29 @@ def _quarantine(args: argparse.Namespace) -> int:
 
 def _register_install(commands: Commands) -> None:
     text = "write the node's side to this machine and show what slurm.conf needs"
-    parser = commands.add_parser("install", help=text, description=text.capitalize() + ".")
+    parser = add_command(commands, "install", _install, text)
     parser.add_argument("--prefix", metavar="DIR", help="where scripts and manual pages go (/usr/local)")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
-        "--apply", action="store_true", help="change slurm.conf, with a backup, and scontrol reconfigure"
+        "--apply", action="store_true", help="change slurm.conf, with a backup, and run scontrol reconfigure"
     )
     parser.add_argument(
         "--all-nodes-have-it",
         action="store_true",
-        help="say that every node has been installed (for --apply, and for folders that nodes share)",
+        help="confirm that every node has been installed (for --apply, and for folders that nodes share)",
     )
     parser.add_argument(
         "--link-site-folders",
         action="store_true",
-        help="link ours into the site's own hook folders, where it runs at once (as --apply does)",
+        help="link the hooks into the site's own hook folders, where they run at once (as --apply does)",
     )
     parser.add_argument(
-        "--act", action="store_true", help="drain nodes, instead of only telling (drain.mode)"
+        "--act", action="store_true", help="drain nodes instead of only reporting (drain.mode)"
     )
     parser.add_argument(
         "--systemd-timer", action="store_true", help="periodic checks by systemd, not by HealthCheckProgram"
     )
     _add_slurm_conf(parser)
-    parser.set_defaults(handler=_install)
 
 
 def _install(args: argparse.Namespace) -> int:
@@ -81,10 +190,8 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _register_verify(commands: Commands) -> None:
-    text = "tell what is wrong on this node and in the live configuration of Slurm, and why it matters"
-    parser = commands.add_parser("verify", help=text, description=text.capitalize() + ".")
-    _add_slurm_conf(parser)
-    parser.set_defaults(handler=_verify)
+    text = "show what is wrong on this node and in Slurm's live configuration, and why it matters"
+    _add_slurm_conf(add_command(commands, "verify", _verify, text))
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -95,16 +202,15 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _register_uninstall(commands: Commands) -> None:
     text = "remove what install wrote, and show (or undo, with --apply) the change of slurm.conf"
-    parser = commands.add_parser("uninstall", help=text, description=text.capitalize() + ".")
+    parser = add_command(commands, "uninstall", _uninstall, text)
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--apply", action="store_true", help="undo the change of slurm.conf")
     parser.add_argument(
         "--purge",
         action="store_true",
-        help="also remove the state, the log of events and backups of slurm.conf",
+        help="also remove the state, the event log and backups of slurm.conf",
     )
     _add_slurm_conf(parser)
-    parser.set_defaults(handler=_uninstall)
 
 
 def _uninstall(args: argparse.Namespace) -> int:
@@ -116,4 +222,6 @@ def _uninstall(args: argparse.Namespace) -> int:
 
 
 def _add_slurm_conf(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--slurm-conf", metavar="FILE", default="", help="slurm.conf, where it is not found")
+    parser.add_argument(
+        "--slurm-conf", metavar="FILE", default="", help="slurm.conf, if it cannot be found by itself"
+    )

@@ -10,48 +10,14 @@ import traceback
 from collections.abc import Sequence
 
 from slurm_robust import __version__
-from slurm_robust.cli import (
-    admin,
-    check,
-    checkpoint,
-    classify,
-    config,
-    diagnose,
-    drill,
-    incidents,
-    logs,
-    nodes,
-    replay,
-    run,
-    sandbox,
-    stacks,
-    status,
-    version,
-)
-from slurm_robust.cli.parsing import Parser, UsageError
+from slurm_robust.cli import admin, checkpoint, config, inspect, replay, run, sandbox
+from slurm_robust.cli.parsing import Parser, UsageError, add_command
 from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.util.text import message
 
-COMMANDS = (
-    run,
-    status,
-    logs,
-    incidents,
-    stacks,
-    classify,
-    checkpoint,
-    drill,
-    check,
-    diagnose,
-    replay,
-    nodes,
-    admin,
-    sandbox,
-    config,
-    version,
-)
+COMMANDS = (run, inspect, checkpoint, replay, admin, sandbox, config)
 
 
 def make_parser() -> Parser:
@@ -59,13 +25,19 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="srobust",
         description="Keeps long PyTorch jobs on plain Slurm productive: detect, isolate, replace, resume.",
-        epilog="'srobust COMMAND --help' tells more. SROBUST_DEBUG=1 shows where an error comes from.",
+        epilog="'srobust COMMAND --help' has details. SROBUST_DEBUG=1 shows where an error comes from.",
     )
     parser.add_argument("--version", action="version", version=f"srobust {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.register(commands)
+    add_command(commands, "version", _version, "print the version")
     return parser
+
+
+def _version(_: argparse.Namespace) -> int:
+    print(f"srobust {__version__}")
+    return ExitCode.SUCCESS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,15 +54,15 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except SrobustError as error:
-        return _tell(error)
+        return _report(error)
     except KeyboardInterrupt:
         print("srobust: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone ("srobust status 7 | head"). Nothing more can be said to it,
-        # and the interpreter must not try when it flushes at its end.
+        # The reader of the output has gone ("srobust status 7 | head"). Nothing more can reach it, and the
+        # interpreter must not try when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE  # as a shell reports it; never 0, since a lost answer is no success
+        return 128 + signal.SIGPIPE  # as a shell reports it; never 0, since the answer was lost
     except Exception as error:  # noqa: BLE001 - last line of defence: a bug must still end with its own code
         traceback.print_exc()
         print(f"srobust: internal error: {error!r}; please report it with the lines above", file=sys.stderr)
@@ -106,11 +78,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     given = argparse.Namespace(command=command, verbatim=verbatim)
     args, unknown = make_parser().parse_known_args(words, given)
     if unknown:
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}", f"see srobust {words[0]} --help")
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=f"see srobust {words[0]} --help")
     return args
 
 
-def _tell(error: SrobustError) -> int:
+def _report(error: SrobustError) -> int:
     if os.environ.get("SROBUST_DEBUG") == "1":
         traceback.print_exc()
     print(f"srobust: error: {message(error.in_full())}", file=sys.stderr)

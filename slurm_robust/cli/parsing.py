@@ -1,10 +1,11 @@
-"""What the commands share: a parser that fails in our way, and the options of the configuration."""
+"""What the commands share: the parser with its error, and the arguments that several of them take."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
@@ -13,21 +14,17 @@ if TYPE_CHECKING:
     from slurm_robust.config.settings import Said
 
     # What add_subparsers() returns has only a private name, and is generic only for type checkers.
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction[Any]
 
 
 class UsageError(SrobustError):
-    """Words on the command line that make no sense."""
+    """The command line makes no sense."""
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, message: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.fix = fix
-
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but wrong usage is an error like any other of ours (argparse exits with 2).
+    """argparse, but wrong usage raises :class:`UsageError` (argparse exits with 2).
 
     Options are never abbreviated: an option that is added later must not change what a script says.
     """
@@ -38,7 +35,46 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
-        raise UsageError(message, f"see {self.prog} --help")
+        raise UsageError(message, fix=f"see {self.prog} --help")
+
+
+Handler = Callable[[argparse.Namespace], int]
+"""What carries out a command; returns the exit code."""
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    handler: Handler,
+    text: str,
+    *,
+    more: str = "",
+    epilog: str | None = None,
+    of_job: bool = False,
+    json: bool = False,
+) -> argparse.ArgumentParser:
+    """A command whose help is ``text``, with ``more`` in its own help.
+
+    ``of_job`` gives it the argument JOB, ``json`` the option ``--json``.
+    """
+    description = " ".join(filter(None, (f"{text[0].upper()}{text[1:]}.", more)))
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=description, epilog=epilog
+    )
+    if of_job:
+        add_job(parser)
+    if json:
+        parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def add_group(commands: Commands, name: str, text: str) -> Commands:
+    """A command that consists of the commands that are added to what this returns."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+    )
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +109,6 @@ def settings_of(args: argparse.Namespace) -> Said:
         if equals:
             take_text(said, key, value, f"option --set {text}", is_option=True)
         else:
-            wrong = UsageError(f"--set {text}: no value", f"write --set {key}=VALUE")
+            wrong = UsageError(f"--set {text}: no value", fix=f"write --set {key}=VALUE")
             said.problems.append(Problem(wrong.in_full(), wrong.exit_code))
     return said

@@ -36,14 +36,14 @@ def register(commands: Commands) -> None:
 
 
 def handle(args: argparse.Namespace) -> int:
-    """Read the configuration and hand over to the report."""
+    """Read the configuration and hand over to the controller."""
     from slurm_robust.config.settings import Setting
+    from slurm_robust.controller import replay
     from slurm_robust.model.job import CommandKind
-    from slurm_robust.report import replay
 
     kind = run.kind_of(args, USAGE)
     if kind is CommandKind.EXEC:
-        raise UsageError("only a Python script or module can be replayed", "leave out the --")
+        raise UsageError("only a Python script or module can be replayed", fix="leave out the --")
     own = {}
     if args.nproc_per_node is not None:
         own["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node", is_option=True)

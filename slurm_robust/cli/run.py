@@ -110,9 +110,9 @@ def configured(args: argparse.Namespace, kind: CommandKind, own: Mapping[str, Se
 def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
     """How the user's command is to be run. Raises UsageError, which shows ``usage`` where there is none."""
     if not args.command:
-        raise UsageError("nothing to run", f"usage: {usage}")
+        raise UsageError("nothing to run", fix=f"usage: {usage}")
     if args.module and args.verbatim:
-        raise UsageError("-m and -- exclude each other", "after -m comes a module; after -- any command")
+        raise UsageError("-m and -- exclude each other", fix="after -m comes a module; after -- any command")
     if args.verbatim:
         return CommandKind.EXEC
     return CommandKind.MODULE if args.module else CommandKind.SCRIPT
@@ -120,7 +120,7 @@ def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
 
 def _check_name(name: str) -> None:
     if name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in name):
-        raise UsageError(f"--name {name!r} is no folder name", "use letters, digits, '-' and '_'")
+        raise UsageError(f"--name {name!r} is no folder name", fix="use letters, digits, '-' and '_'")
 
 
 def _own_settings(args: argparse.Namespace) -> dict[str, Setting]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import UsageError
+from slurm_robust.cli.parsing import Handler, UsageError, add_command, add_group
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.sandbox.config import SandboxConfig
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
     from slurm_robust.sandbox import Sandbox
 
-Handler = Callable[[argparse.Namespace], int]
-
-# Words of the command line, each a method of Faults with - for _. Told apart by what they aim at.
+# Names on the command line, each a method of Faults with - for _, grouped by their target.
 NODE_FAULTS = {
     "power-cut": "kill a node at once: nothing leaves it any more",
     "boot": "power a dead node on",
@@ -44,13 +42,9 @@ RANK_FAULTS = {
 
 
 def register(commands: Commands) -> None:
-    """Add the command and its own commands."""
-    parser = commands.add_parser(
-        "sandbox",
-        help="a real Slurm cluster on this machine, to try and to break",
-        description="A real multi-node Slurm cluster in namespaces of one machine. Needs root.",
-    )
-    own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    """Add the command and its sub-commands."""
+    text = "boot and break a real multi-node Slurm cluster on this machine, in namespaces; needs root"
+    own = add_group(commands, "sandbox", text)
     _register_up(own)
     _register_down(own)
     _register_looking(own)
@@ -59,9 +53,8 @@ def register(commands: Commands) -> None:
 
 
 def _add(commands: Commands, name: str, handler: Handler, text: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser = add_command(commands, name, handler, text)
     parser.add_argument("--name", default="default", help="name of the sandbox (default: %(default)s)")
-    parser.set_defaults(handler=handler)
     return parser
 
 
@@ -133,16 +126,16 @@ def _up(args: argparse.Namespace) -> int:
 def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
     """A spinner that names the phase on a terminal, one line per phase elsewhere."""
     if not sys.stderr.isatty():
-        # Several threads tell, and print() would write text and line end apart.
+        # Several threads report, and print() would write text and line end apart.
         return nullcontext(), lambda phase: print(f"starting {phase}\n", end="", file=sys.stderr, flush=True)
-    from slurm_robust.report.screen import Screen
+    from slurm_robust.report.console import Screen
 
     status = Screen(stderr=True).status("starting")
     return status, lambda phase: status.update(f"starting {phase}")
 
 
 def _register_down(commands: Commands) -> None:
-    down = _add(commands, "down", _down, "end a cluster and remove all of it; fine when none is up")
+    down = _add(commands, "down", _down, "end a cluster and remove all of it; succeeds also when none is up")
     down.add_argument("--all", action="store_true", help="every sandbox of this machine")
     down.add_argument("--cache", action="store_true", help="also remove the cached empty database")
 
@@ -168,9 +161,7 @@ def _down(args: argparse.Namespace) -> int:
 def _register_looking(commands: Commands) -> None:
     status = _add(commands, "status", _status, "show nodes and daemons; exit code 1 when one is missing")
     status.add_argument("--json", action="store_true", help="as one JSON object")
-    text = "show the sandboxes of this machine"
-    listing = commands.add_parser("list", help=text, description=text.capitalize() + ".")
-    listing.set_defaults(handler=_list)
+    add_command(commands, "list", _list, "show the sandboxes of this machine")
     logs = _add(commands, "logs", _logs, "print a daemon's log")
     logs.add_argument("daemon", metavar="DAEMON", help="slurmctld, slurmdbd, mariadbd, init, slurmd-n3 ...")
     logs.add_argument("-n", "--lines", metavar="N", type=int, default=0, help="only the last N lines")
@@ -188,8 +179,7 @@ def _list(args: argparse.Namespace) -> int:
     from slurm_robust.sandbox.sandbox import sandbox_names
     from slurm_robust.sandbox.status import list_line
 
-    del args  # It takes none.
-
+    del args  # it takes none
     for name in sandbox_names():
         print(list_line(name))
     return ExitCode.SUCCESS
@@ -232,7 +222,7 @@ def _submit(args: argparse.Namespace) -> int:
     words = _without_dashes(args.words)
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
     if first is None:
-        raise UsageError("no batch script", "srobust sandbox submit train.sbatch")
+        raise UsageError("no batch script", fix="srobust sandbox submit train.sbatch")
     sandbox = _attach(args)
     print(sandbox.submit(words[first], *words[first + 1 :], options=words[:first], user=args.user))
     return ExitCode.SUCCESS
@@ -253,7 +243,7 @@ def _without_dashes(words: Sequence[str]) -> list[str]:
 
 
 def _register_fault(commands: Commands) -> None:
-    text = "break something on purpose, or mend it; prints what was done and when as JSON"
+    text = "break something on purpose, or repair it; prints what was done and when as JSON"
     parser = commands.add_parser("fault", help=text, description=text.capitalize() + ".")
     faults = parser.add_subparsers(title="faults", dest="fault", metavar="FAULT", required=True)
     for name, text in NODE_FAULTS.items():

@@ -1,4 +1,4 @@
-"""What ``srobust`` writes goes through here: texts of jobs, logs, Slurm and users command no terminal."""
+"""All output of ``srobust`` passes here, so that text of jobs, logs, Slurm and users controls no terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from slurm_robust.util.text import visible
 
 
 class VisibleStream:
-    """A stream that takes :func:`visible` text only, and what its encoding lacks as ``\\u2026``.
+    """A stream that writes :func:`visible` text only, and what its encoding lacks as ``\\u2026``.
 
-    rich, which commands terminals for a living, finds the stream behind it by its own attribute and writes
-    there; :class:`~slurm_robust.report.screen.Screen` cleans what rich is given.
+    rich has to control the terminal: it finds the stream behind this one by its own attribute and writes
+    there. :class:`~slurm_robust.report.console.Screen` cleans what rich is given.
     """
 
     def __init__(self, stream: TextIO) -> None:

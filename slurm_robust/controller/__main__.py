@@ -22,7 +22,7 @@ from slurm_robust.controller import logrules
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.hold import read_clocks
-from slurm_robust.controller.journal import Journal, fold
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.keeper import storage_error, tell_end
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import introduction, say, settle
@@ -40,6 +40,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
+from slurm_robust.model.journal import fold
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError

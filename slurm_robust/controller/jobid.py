@@ -6,15 +6,14 @@ import time
 from collections.abc import Sequence
 
 from slurm_robust.controller import preflight
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold, minute
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 
-SECOND_S = 1.0  # Slurm's own resolution
 ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whether it can be reached or not
 
 
@@ -24,26 +23,6 @@ def submit_time(slurm: SlurmClient, job_id: int) -> float | None:
         return slurm.job(job_id).submit_time
     except SlurmError:
         return None
-
-
-def another_job(
-    events: Sequence[ev.AnyEvent], cluster: str, restart_count: int, submitted: float | None
-) -> str:
-    """How the job of this journal differs from that of the arguments; "" if it is the same. Pure.
-
-    The restart count of a job only grows, and each of its runs has one submit time. What is not known on
-    either side tells nothing.
-    """
-    started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
-    if started is not None and started.cluster and cluster and started.cluster != cluster:
-        return f"of cluster {started.cluster}"
-    runs = {e.restart_count: e.submitted for e in events if isinstance(e, ev.AllocationTaken)}
-    if restart_count not in runs:
-        return "restarted more often" if any(run > restart_count for run in runs) else ""
-    before = runs[restart_count]
-    if before is None or submitted is None or abs(before - submitted) < SECOND_S:
-        return ""
-    return f"submitted at {_minute(before)}"
 
 
 def move_aside(directory: JobDirectory, events: Sequence[ev.AnyEvent], how: str) -> str:
@@ -61,7 +40,7 @@ def move_aside(directory: JobDirectory, events: Sequence[ev.AnyEvent], how: str)
             fix="give each cluster a folder of its own: --job-dir DIR, or job_dir in the configuration",
             code=ExitCode.OTHER_CONTROLLER,
         )
-    name = f"{directory.path.name}.old-{_minute(events[0].t)}"
+    name = f"{directory.path.name}.old-{minute(events[0].t)}"
     target = directory.path.with_name(name)
     number = 2
     while target.exists():
@@ -75,7 +54,3 @@ def move_aside(directory: JobDirectory, events: Sequence[ev.AnyEvent], how: str)
             code=ExitCode.JOB_DIR,
         ) from error
     return f"{directory.path} held another job with this id ({how}); that is now {target}"
-
-
-def _minute(t: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M", time.localtime(t))

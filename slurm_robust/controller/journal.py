@@ -10,17 +10,12 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from functools import reduce
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from slurm_robust.controller.disk import Disk
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.events import AnyEvent, decode_event, encode_event
-from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.state import JobState, apply
+from slurm_robust.model.events import AnyEvent, encode_event
+from slurm_robust.model.journal import parse, read_bytes
 
 # A healthy storage takes what is written within this time, and what follows from it is done at once.
 PATIENCE_S = 0.2
@@ -31,63 +26,6 @@ AGAIN_S = 1.0
 # For the last write of a controller that ends; Slurm kills it half a minute after its TERM.
 CLOSE_S = 10.0
 _FLAGS = os.O_RDWR | os.O_APPEND
-
-
-class JournalDamaged(SrobustError):
-    """A line that is not the last one cannot be read."""
-
-    exit_code = ExitCode.JOURNAL
-
-
-def parse(data: bytes, name: str = "journal") -> tuple[list[AnyEvent], int]:
-    """Events of a journal and the offset up to which it is whole.
-
-    What follows that offset is a torn last line. Raises :class:`JournalDamaged` for any other line
-    that cannot be read, with its number.
-    """
-    events: list[AnyEvent] = []
-    offset = 0
-    lines = data.splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        try:
-            if not line.endswith(b"\n"):
-                raise msgspec.DecodeError("no end of line")
-            events.append(decode_event(line))
-        except msgspec.DecodeError as error:
-            if number == len(lines):
-                break
-            damaged = JournalDamaged(f"{name}, line {number}: {error}")
-            damaged.fix = (
-                f"line {number} was changed or the storage lost data; nothing was touched. Move the job "
-                "directory aside to start the job anew, or restore the journal from a copy"
-            )
-            raise damaged from error
-        offset += len(line)
-    return events, offset
-
-
-def fold(events: Iterable[AnyEvent]) -> JobState:
-    """The state after ``events``."""
-    return reduce(lambda state, event: apply(event, state), events, JobState())
-
-
-def read(path: Path) -> list[AnyEvent]:
-    """All whole events of a journal somebody else may be writing; ``[]`` if there is none.
-
-    Raises :class:`JournalDamaged`, ``OSError``.
-    """
-    return parse(_content(path), str(path))[0]
-
-
-def _content(path: Path) -> bytes:
-    """What the journal holds; b"" only where storage says that there is none. Raises ``OSError``.
-
-    Not by ``exists()``, which says no where storage refuses (Python 3.14): the job would begin anew.
-    """
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
 
 
 class Journal:
@@ -108,7 +46,7 @@ class Journal:
         self.wake: Callable[[], None] = lambda: None
         """Called by the writing thread when :attr:`written` or :attr:`trouble` may have changed."""
         self._disk = disk or Disk()
-        data = _content(path)
+        data = read_bytes(path)
         self.events, self._durable = parse(data, str(path))
         self._fd = self._disk.open(path, _FLAGS | os.O_CREAT)
         if self._durable < len(data):

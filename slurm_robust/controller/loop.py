@@ -10,11 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slurm_robust.analysis.ettr import productivity
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
-from slurm_robust.controller import evidence
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background, Work
 from slurm_robust.controller.core import Core
@@ -31,6 +29,8 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.policy.restore import keepers
+from slurm_robust.report import bundle
+from slurm_robust.report.ettr import productivity
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
@@ -391,21 +391,19 @@ class Loop:
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)
-        save = partial(evidence.save, self._directory, effect.number, events)
+        save = partial(bundle.save, self._directory, effect.number, events)
         self._save("evidence", f"evidence of incident {effect.number}", save)
 
     def _save_stacks(self, effect: fx.SaveStacks) -> None:
-        save = partial(
-            evidence.save_stacks, self._directory, effect.number, effect.stacks, effect.localisation
-        )
+        save = partial(bundle.save_stacks, self._directory, effect.number, effect.stacks, effect.localisation)
         self._save("stacks", f"stacks of incident {effect.number}", save)
 
     def _save_alerts(self, effect: fx.SaveAlerts) -> None:
-        save = partial(evidence.save_alerts, self._directory, effect.number, effect.alerts, effect.t)
+        save = partial(bundle.save_alerts, self._directory, effect.number, effect.alerts, effect.t)
         self._save("alerts", f"alerts of incident {effect.number}", save)
 
     def _save_suspicion(self, effect: fx.SaveSuspicion) -> None:
-        save = partial(evidence.save_suspicion, self._directory, effect.suspicion)
+        save = partial(bundle.save_suspicion, self._directory, effect.suspicion)
         self._save("suspicion", f"the suspicion of {effect.suspicion.node}", save)
 
     def _save(self, stage: str, what: str, save: Callable[[], object]) -> None:

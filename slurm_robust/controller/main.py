@@ -7,9 +7,10 @@ import secrets
 from pathlib import Path
 
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.controller import jobid, journal, keeper, logrules, preflight
+from slurm_robust.controller import jobid, keeper, logrules, preflight
 from slurm_robust.controller.output import say
 from slurm_robust.controller.slurmtimes import too_short
+from slurm_robust.model import journal
 from slurm_robust.model.job import CommandKind
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
@@ -21,7 +22,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     """Run ``command``, which was checked, protected, inside a batch script; returns the job's exit code.
 
     Raises :class:`~slurm_robust.controller.preflight.PreflightError`,
-    :class:`~slurm_robust.controller.journal.JournalDamaged`, ``SlurmError``.
+    :class:`~slurm_robust.model.journal.JournalDamaged`, ``SlurmError``.
     """
     allocation = preflight.find_allocation(os.environ)
     preflight.sizes(config, allocation)
@@ -33,7 +34,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     submitted = jobid.submit_time(slurm, allocation.job_id)
     events = journal.read(directory.journal)
     cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
-    if how := jobid.another_job(events, cluster, allocation.restart_count, submitted):
+    if how := journal.another_job(events, cluster, allocation.restart_count, submitted):
         say(jobid.move_aside(directory, events, how))
         events = []
     state = journal.fold(events)

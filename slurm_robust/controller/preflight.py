@@ -16,7 +16,7 @@ from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.job import JOBS_FOLDER, CommandKind, JobDirectory
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
@@ -132,7 +132,7 @@ def check_layout(config: JobConfig, slots: int, nproc: int) -> None:
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:
     """Where the job's folder is: ``<root>/<job id>``, or ``<root>/<job id>.<name>``."""
     base = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
-    root = base / (config.job_dir or jobfolder.JOBS)
+    root = base / (config.job_dir or JOBS_FOLDER)
     return JobDirectory(root / (f"{job_id}.{name}" if name else str(job_id)))
 
 

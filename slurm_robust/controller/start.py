@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from slurm_robust.controller.journal import Journal, fold
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting, ToRequeueing, Transition
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.replacement import assign
 

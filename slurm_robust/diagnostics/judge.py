@@ -20,12 +20,12 @@ from slurm_robust.diagnostics.plan import Round
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
+from slurm_robust.util.text import some_of
 
 SLOWER = 4.0
 """So many times slower than most nodes of its kind is a failure: links degrade by halves, loss by more."""
 
 _ENOUGH_NODES = 3
-_MOST_NAMES = 8
 
 
 def judge(rounds: Sequence[Round], answers: Iterable[Answer], left_out: Mapping[str, str]) -> Diagnosis:
@@ -274,7 +274,7 @@ class _Judging:
         (digest, count), *others = Counter(result.digest for result in results).most_common()
         if 2 * count > len(results):
             return digest
-        names = _names(result.node for result in results)
+        names = some_of([result.node for result in results])
         self.remarks.append(f"{names} have {1 + len(others)} results in {test}, none of them in the majority")
         return ""
 
@@ -316,7 +316,7 @@ def _not_here(answers: Iterable[Answer]) -> dict[str, str]:
             nodes[answer.result.test, answer.result.text].append(answer.result.node)
     reasons: dict[str, list[str]] = defaultdict(list)
     for (test, text), names in nodes.items():
-        reasons[test].append(f"{text} ({_names(names)})")
+        reasons[test].append(f"{text} ({some_of(names)})")
     return {test: "; ".join(words) for test, words in reasons.items()}
 
 
@@ -342,10 +342,4 @@ def _doubts(results: Iterable[TestResult]) -> Iterator[str]:
         if result.outcome is Outcome.UNKNOWN:
             doubts[f"{result.test} ({result.text})"].append(result.node)
     for what, nodes in doubts.items():
-        yield f"unknown on {_names(dict.fromkeys(nodes))}: {what}"
-
-
-def _names(nodes: Iterable[str]) -> str:
-    names = list(nodes)
-    rest = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+        yield f"unknown on {some_of(dict.fromkeys(nodes))}: {what}"

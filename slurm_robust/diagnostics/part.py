@@ -90,5 +90,4 @@ def unknown(text: str, *, measured: bool = True) -> Found:
 
 def worst(found: list[Found]) -> Found:
     """The one that says most: failures, the measured ones first, what is unknown, passes; first of equals."""
-    order = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
-    return min(found, key=lambda one: (order.index(one.outcome), not one.measured))
+    return min(found, key=lambda one: (one.outcome.order, not one.measured))

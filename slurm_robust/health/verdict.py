@@ -11,6 +11,7 @@ from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.health.check import Context
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.util.text import ascii_line
 
 TAG = "srobust: "
 """How every reason of ours begins; Slurm shows it in front of the evidence."""
@@ -19,8 +20,6 @@ REASON_BYTES = 200
 
 _WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
 _NO_RULE = CheckRule()
-# What would end a quoted word, a column or a line in Slurm's output or in a shell.
-_UNSAFE = str.maketrans(dict.fromkeys("\"'`|\\$", " "))
 # These contexts have looked hard already, or a person looks: no second run is waited for.
 _CONCLUSIVE = (Context.DEEP, Context.PERSON)
 
@@ -84,14 +83,7 @@ def reason(causes: list[Finding]) -> str:
     if first.outcome is Outcome.UNKNOWN:
         words = f"{first.subject or first.check} unknown: {first.text or first.check}"
     room = REASON_BYTES - len(TAG) - len(more)
-    return TAG + clean(words, room) + more
-
-
-def clean(text: str, most: int) -> str:
-    """One line of printable ASCII without quotes, at most ``most`` long: safe in any of Slurm's outputs."""
-    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in " ".join(text.split()))
-    plain = " ".join(plain.translate(_UNSAFE).split())
-    return plain if len(plain) <= most else plain[: most - 3].rstrip() + "..."
+    return TAG + ascii_line(words, room) + more
 
 
 def overridden(finding: Finding, rule: CheckRule) -> Finding:

@@ -14,6 +14,11 @@ class Outcome(str, Enum):
     FAIL = "fail"
     UNKNOWN = "unknown"
 
+    @property
+    def order(self) -> int:
+        """Place in a table, worst first: 0 for a failure, 1 for unknown, 2 for a pass."""
+        return (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS).index(self)
+
 
 class Party(str, Enum):
     """Where the cause lies, as far as the check can tell."""

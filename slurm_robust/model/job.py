@@ -8,6 +8,9 @@ from pathlib import Path
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.record import Record
 
+JOBS_FOLDER = "srobust-jobs"
+"""Folder for the directories of jobs, below the one from which a job was submitted."""
+
 RANKS_PER_FOLDER = 64
 """Two files each. Lustre and NFS make the files of one folder one after the other, so ten thousand ranks that
 open theirs at once would wait 5 to 30 s, in each restart."""

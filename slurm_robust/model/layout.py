@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from functools import cached_property
 
 from slurm_robust.model.record import Record
+
+_SIZE = re.compile(r"([a-z]+)(\d+)")
+_IDENTITY = re.compile(r"(?P<world>\d+)x(?P<nproc>\d+):(?P<sizes>[a-z]+\d+(?:-[a-z]+\d+)*)")
 
 
 class DoesNotDivide(ValueError):
@@ -40,6 +44,18 @@ class ParallelLayout(Record):
         return cls(
             nproc_per_node=nproc_per_node, sizes=tuple((name, every[name]) for name in order.split("-"))
         )
+
+    @classmethod
+    def from_identity(cls, identity: str) -> ParallelLayout:
+        """The layout of which :meth:`identity` is ``identity``. Raises ``ValueError`` for any other text."""
+        match = _IDENTITY.fullmatch(identity)
+        if match is None:
+            raise ValueError(f"{identity!r} is not a layout, such as 16x2:tp2-cp1-ep1-dp2-pp4")
+        sizes = tuple((name, int(size)) for name, size in _SIZE.findall(match["sizes"]))
+        found = cls(nproc_per_node=int(match["nproc"]), sizes=sizes)
+        if found.world_size != int(match["world"]):
+            raise ValueError(f"{identity!r} has {found.world_size} ranks, not {match['world']}")
+        return found
 
     @property
     def world_size(self) -> int:

@@ -18,9 +18,9 @@ import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.isolate import call
-from slurm_robust.health.verdict import clean
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
+from slurm_robust.util.text import ascii_line
 
 READ_S = 3.0
 MOST_BYTES = 64 * 1024
@@ -82,7 +82,7 @@ def read_hint(config: NodeConfig, environ: Mapping[str, str], node: str, now: fl
     task = partial(_read_as_user, job, config.hints.job_dirs, f"{node}.json")
     answer = call({"hint": task}, {"hint": READ_S}, READ_S)["hint"]
     if answer.value is None:
-        return Ignored(why=clean(answer.error, MOST_TEXT))
+        return Ignored(why=ascii_line(answer.error, MOST_TEXT))
     return judge(answer.value, job, node, now) if answer.value else None
 
 
@@ -108,7 +108,7 @@ def judge(data: bytes, job: Job, node: str, now: float) -> Hint | Ignored:
     try:
         said = msgspec.json.decode(data, type=Suspicion)
     except UNREADABLE as error:
-        return Ignored(why=clean(f"not a suspicion: {error}", MOST_TEXT))
+        return Ignored(why=ascii_line(f"not a suspicion: {error}", MOST_TEXT))
     if said.node != node:
         return Ignored(why="about another node")
     if said.job_id != job.job_id:
@@ -121,9 +121,9 @@ def judge(data: bytes, job: Job, node: str, now: float) -> Hint | Ignored:
         uid=job.uid,
         node=node,
         at=said.t,
-        reason=clean(said.reason, MOST_TEXT),
-        symptom=clean(said.symptom, MOST_TEXT),
-        evidence=tuple(clean(line, MOST_TEXT) for line in said.evidence[:MOST_EVIDENCE]),
+        reason=ascii_line(said.reason, MOST_TEXT),
+        symptom=ascii_line(said.symptom, MOST_TEXT),
+        evidence=tuple(ascii_line(line, MOST_TEXT) for line in said.evidence[:MOST_EVIDENCE]),
     )
 
 

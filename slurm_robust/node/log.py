@@ -10,8 +10,7 @@ import msgspec
 
 from slurm_robust.config.node import Paths
 from slurm_robust.health.isolate import call
-from slurm_robust.health.verdict import clean
-from slurm_robust.util.text import as_json
+from slurm_robust.util.text import as_json, ascii_line
 
 TAG = "slurm-robust"
 WRITE_S = 1.0
@@ -46,7 +45,7 @@ class EventLog:
         if len(line) > _LINE_BYTES:
             line = _encode(head | {"left_out": f"{len(line)} bytes"})
         words = " ".join(f"{name}={_plain(value)}" for name, value in facts.items())
-        text = clean(f"{event} {words}", _SYSLOG_BYTES)
+        text = ascii_line(f"{event} {words}", _SYSLOG_BYTES)
         call({"line": lambda: self._put(line, text, quiet)}, {"line": WRITE_S}, WRITE_S)
 
     def _put(self, line: bytes, text: str, quiet: bool) -> bytes:

@@ -94,7 +94,7 @@ def _certain(
         for group in _at_once(found, lambda pair: pair[1].age_s, together_s):
             names = {node for node, _ in group}
             if len(names) >= _CROWD and len(names) > nodes * _CROWD_SHARE:
-                lines.append(f"{check} fails on {some_of(names)} at once: no fault of the nodes")
+                lines.append(f"{check} fails on {some_of(sorted(names))} at once: no fault of the nodes")
             else:
                 for node, alert in group:
                     own.setdefault(node, []).append(alert)
@@ -195,7 +195,8 @@ def _switch_lines(shared: Mapping[_Event, str]) -> list[str]:
         by_leaf.setdefault(leaf, set()).add(event.node)
     words = {leaf: f"an event of {leaf or 'the fabric'}, nobody is evicted for it" for leaf in by_leaf}
     return [
-        f"links of {some_of(names)} fail at once: {words[leaf]}" for leaf, names in sorted(by_leaf.items())
+        f"links of {some_of(sorted(names))} fail at once: {words[leaf]}"
+        for leaf, names in sorted(by_leaf.items())
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_robust.analysis.progress.bounds import span
-from slurm_robust.analysis.progress.words import named_ranks
 from slurm_robust.analysis.stacks import localise, vote
 from slurm_robust.analysis.stacks.moving import Look, awaited, is_busy, is_idle, is_moving
 from slurm_robust.model.incident import Fault, Symptom
@@ -19,6 +18,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy.ladder import worth_tests
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.stacks import moved_with_ranks, place
+from slurm_robust.util.text import named_ranks
 
 # A rank that only takes long moves on within seconds; evicting its node would be for nothing.
 HANG_SAMPLES = 4

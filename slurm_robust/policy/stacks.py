@@ -9,11 +9,11 @@ stopped, dead or held in the kernel speaks against its node at once.
 
 from __future__ import annotations
 
-from slurm_robust.analysis.progress.words import named_ranks
 from slurm_robust.model.incident import Blame, Fault, FaultKind, Place, Signature, Symptom, Verdict
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
+from slurm_robust.util.text import named_ranks
 
 SAME_STEP = 1
 """Ranks that hang at the same step may differ in whether they have told of the one before."""

@@ -1,1 +1,5 @@
-"""What people look at: status, drills. Reads the journal; asks Slurm only for what Slurm knows."""
+"""All that a person reads about a job.
+
+The controller uses ``incidents``, ``incident_text``, ``stacks``, ``ettr`` and ``bundle`` as well, which print
+nothing. The other modules are commands, which print through ``console``.
+"""

@@ -26,19 +26,19 @@ from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder, kind_of
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
+from slurm_robust.report.console import Screen, show
 from slurm_robust.report.find import NoSuchJob, find, load_events
-from slurm_robust.report.screen import Screen
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62
@@ -58,9 +58,10 @@ def friendly() -> Iterator[None]:
     except BrokenPipeError:
         raise  # whoever read our output is gone: no error of a file
     except OSError as error:
-        refused = NoAccess(str(error))
-        refused.fix = "run this as the job's owner, on a node that sees the file, with space where it writes"
-        raise refused from error
+        raise NoAccess(
+            str(error),
+            fix="run this as the job's owner, on a node that sees the file, with space where it writes",
+        ) from error
 
 
 class Place:
@@ -137,9 +138,10 @@ def open_place(name: str, job_dir: str | None) -> Place:
     try:
         spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
     except FileNotFoundError:
-        missing = NoSuchJob(f"{directory.spec} is not there, so job {name} has not begun to run")
-        missing.fix = "try again when 'srobust status' shows nodes"
-        raise missing from None
+        raise NoSuchJob(
+            f"{directory.spec} is not there, so job {name} has not begun to run",
+            fix="try again when 'srobust status' shows nodes",
+        ) from None
     return Place(directory, load_events(directory), spec)
 
 
@@ -148,10 +150,7 @@ def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
     place = open_place(name, job_dir)
     with friendly():
         listing = list_checkpoints(place, time.time())
-    if json:
-        print(as_json(listing))
-    else:
-        Screen().print(render(listing))
+    show(listing, render, json=json)
     return 0
 
 
@@ -264,13 +263,15 @@ def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:
     place = open_place(name, job_dir)
     with friendly():
         found = verify(place, quiet=json)
-    if json:
-        print(as_json(found))
-    else:
-        for _, text in found.damaged:
-            print(f"damaged: {one_line(text)}")
-        print(f"{found.files} files with {found.nbytes / 1e6:.1f} MB are whole, {len(found.damaged)} damaged")
+    show(found, render_verified, json=json)
     return 1 if found.damaged else 0
+
+
+def render_verified(found: Verified) -> str:
+    """A line for each damaged file, then the sum."""
+    sizes = f"{count(found.files, 'file')} with {found.nbytes / 1e6:.1f} MB"
+    end = f"{sizes} {'is' if found.files == 1 else 'are'} whole, {len(found.damaged)} damaged"
+    return "\n".join([*(f"damaged: {one_line(text)}" for _, text in found.damaged), end])
 
 
 def verify(place: Place, *, quiet: bool) -> Verified:
@@ -358,7 +359,7 @@ def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> Stored:
     try:
         newest = max((path.stat().st_mtime for path in parts), default=now)
         nbytes = sum(size for _, size in _parts(store, ref))  # as 'verify' counts them
-    except FileNotFoundError:  # pruned while we looked
+    except FileNotFoundError:  # pruned meanwhile
         return Stored(parts=0, of=of, complete=False, nbytes=0, age_s=0.0)
     return Stored(
         parts=len(parts), of=of, complete=complete, nbytes=nbytes, age_s=round(max(0.0, now - newest), 1)

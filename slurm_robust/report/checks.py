@@ -1,4 +1,4 @@
-"""``srobust check``: what is wrong with this node, what could not be seen, and what to do about it."""
+"""``srobust check``: what is wrong with this node, what is unknown, and what to do about it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.node.jobs import no_other_job
-from slurm_robust.report.outcomes import STYLES, rank
-from slurm_robust.report.screen import Screen
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.report.console import STYLES, show
+from slurm_robust.util.text import count, one_line
 
 BUDGET_S = 60.0
 
@@ -81,43 +80,40 @@ def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | Non
         only=only,
     )
     conclusion = conclude(report, config, failing_runs(report, memory))
-    if json:
-        print(as_json(Whole(report=report, conclusion=conclusion)))
-    else:
-        Screen().print(render(report, conclusion, is_root=os.geteuid() == 0))
+    whole = Whole(report=report, conclusion=conclusion)
+    show(whole, partial(render, is_root=os.geteuid() == 0), json=json)
     return nagios(conclusion)
 
 
 def explain(pattern: str, *, json: bool, config_file: Path | None) -> int:
-    """Say what checks look at and why. Raises :class:`NoSuchCheck`."""
+    """Explain checks: what they read and why. Raises :class:`NoSuchCheck`."""
     config = load(config_file or FILE)
     found = _named(all_checks(config, Host()), (pattern,))
-    if json:
-        print(as_json([_described(check, config) for check in found]))
-    else:
-        Screen().print(Group(*(_explained(check, config) for check in found)))
+    described = [_described(check, config) for check in found]
+    show(described, lambda every: Group(*map(_explained, every)), json=json)
     return Nagios.OK
 
 
 def record(*, json: bool, config_file: Path | None) -> int:
-    """Make the node as it is now the baseline. Raises :class:`CannotRecord`."""
+    """Record the node's present state as its baseline. Raises :class:`CannotRecord`."""
     config = load(config_file or FILE)
     facts, silent = baseline_facts(config, Host(), BUDGET_S)
     try:
         record_baseline(Path(config.paths.state), facts)
     except OSError as error:
         raise CannotRecord(f"the baseline could not be written: {error}") from error
-    if json:
-        print(as_json({"recorded": sorted(facts), "not_recorded": silent}))
-    else:
-        print(f"recorded in {config.paths.state}: {', '.join(sorted(facts)) or 'nothing'}")
-        for name, why in silent.items():
-            print(f"not recorded: {name}: {one_line(why)}")
+    recorded = f"recorded in {config.paths.state}: {', '.join(sorted(facts)) or 'nothing'}"
+    missing = [f"not recorded: {name}: {one_line(why)}" for name, why in silent.items()]
+    show(
+        {"recorded": sorted(facts), "not_recorded": silent},
+        lambda _: "\n".join([recorded, *missing]),
+        json=json,
+    )
     return Nagios.WARNING if silent else Nagios.OK
 
 
 def nagios(conclusion: Conclusion) -> Nagios:
-    """What keeps jobs away is critical, any other failure a warning; unknown if there is nothing worse."""
+    """A failure that keeps jobs away is critical, any other a warning; unknown only without a failure."""
     if conclusion.causes:
         return Nagios.CRITICAL
     if conclusion.warnings:
@@ -139,11 +135,12 @@ def headline(report: Report, conclusion: Conclusion) -> str:
         if found
     ]
     checks = len({finding.check for finding in report.findings})
-    return f"{code.name}{words} ({', '.join([f'{checks} checks', *parts])} on {report.node})"
+    return f"{code.name}{words} ({', '.join([count(checks, 'check'), *parts])} on {report.node})"
 
 
-def render(report: Report, conclusion: Conclusion, *, is_root: bool) -> RenderableType:
+def render(whole: Whole, *, is_root: bool) -> RenderableType:
     """The whole screen: subjects, the worst first, and in each its findings, the worst first."""
+    report, conclusion = whole.report, whole.conclusion
     parts: list[RenderableType] = [Text(one_line(headline(report, conclusion)), style="bold")]
     if report.findings:
         parts.append(_table(report.findings))
@@ -152,7 +149,7 @@ def render(report: Report, conclusion: Conclusion, *, is_root: bool) -> Renderab
     ]
     parts += [Text(one_line(f"broken: {name}: {why}"), style="red") for name, why in report.errors.items()]
     if not is_root and conclusion.unknown:
-        parts.append(Text("Some of this can be seen by root only.", style="dim"))
+        parts.append(Text("Only root can see some of this.", style="dim"))
     return Group(*parts)
 
 
@@ -164,16 +161,16 @@ def _table(findings: Iterable[Finding]) -> Table:
     for finding in findings:
         groups[finding.subject].append(finding)
     for subject, group in sorted(groups.items(), key=lambda item: (_worst_rank(item[1]), item[0])):
-        _add_group(table, subject or "node", sorted(group, key=lambda finding: rank(finding.outcome)))
+        _add_group(table, subject or "node", sorted(group, key=lambda finding: finding.outcome.order))
     return table
 
 
 def _worst_rank(findings: Iterable[Finding]) -> int:
-    return min(rank(finding.outcome) for finding in findings)
+    return min(finding.outcome.order for finding in findings)
 
 
 def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
-    """A row for each failure, one for each reason why something is unknown, and one for all that is well."""
+    """A row for each failure, one for each reason of an unknown, and one for all that passed."""
     rows: dict[tuple[Outcome, str], list[Finding]] = defaultdict(list)
     for finding in findings:
         failed = finding.outcome is Outcome.FAIL
@@ -196,7 +193,7 @@ def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Findi
         words[-1] += f" ({first.blame.value})"
     else:
         words[-1] = ""
-    # Text, because what a driver says may hold what rich would take for markup.
+    # Text, because a driver's message may contain what rich takes for markup.
     table.add_row(one_line(subject), Text(outcome.value, style=STYLES[outcome]), *map(one_line, words))
 
 
@@ -218,8 +215,7 @@ def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:
     }
 
 
-def _explained(check: AnyCheck, config: NodeConfig) -> RenderableType:
-    facts = _described(check, config)
+def _explained(facts: dict[str, object]) -> RenderableType:
     state = "" if facts["enabled"] else "  (switched off)"
     contexts = facts["contexts"]
     assert isinstance(contexts, list)
@@ -229,7 +225,7 @@ def _explained(check: AnyCheck, config: NodeConfig) -> RenderableType:
         f"{facts['confirm']} periodic run(s)"
     )
     return Group(
-        Text(one_line(check.name + state), style="bold"),
+        Text(one_line(f"{facts['check']}{state}"), style="bold"),
         Text(one_line(str(facts["explain"]))),
         Text(where, style="dim"),
         "",

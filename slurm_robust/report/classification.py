@@ -21,8 +21,7 @@ from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.report.screen import Screen
-from slurm_robust.util.text import as_json
+from slurm_robust.report.console import show
 
 STDIN = "-"
 
@@ -39,14 +38,14 @@ BLAMES = {
     Cause.UNKNOWN: "unknown: no rule knows this log",
 }
 ACTIONS = {
-    Remedy.RESTART: "start it again, on the same nodes",
-    Remedy.EVICT: "start it again without the node, and have the node tested",
-    Remedy.ROLLBACK_OR_FIX: "fix the program, or go back to the release or the checkpoint before",
-    Remedy.RECONFIGURE: "change the settings that are named, then start it again",
+    Remedy.RESTART: "restart on the same nodes",
+    Remedy.EVICT: "restart without the node, and have the node tested",
+    Remedy.ROLLBACK_OR_FIX: "fix the program, or return to the previous release or checkpoint",
+    Remedy.RECONFIGURE: "change the settings that are named, then restart",
     Remedy.NONE: "nothing",
 }
 
-_UNKNOWN_ACTION = "read the log: below are its last lines that look like failures"
+_UNKNOWN_ACTION = "read the log: below are the last lines that look like failures"
 _NO_TROUBLE = (
     "no line looks like a failure: if something failed, see the other files of its ranks and the job's log"
 )
@@ -57,10 +56,6 @@ class NoLog(SrobustError):
     """A log, or a file of them, cannot be read or written."""
 
     exit_code = ExitCode.NO_INPUT
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.fix = fix
 
 
 class LogOfRank(Record):
@@ -98,11 +93,8 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
     texts = dict(_ranked(files))
     readings = {rank: read(text, stream, known) for rank, text in texts.items()}
     roots = first_causes(readings)
-    if json:
-        print(as_json(_whole(readings, roots)))
-        return ExitCode.SUCCESS
     empty = [rank for rank, text in texts.items() if not text.strip()]
-    Screen().print(render(readings, roots, empty))
+    show(_whole(readings, roots), lambda _: render(readings, roots, empty), json=json)
     return ExitCode.SUCCESS
 
 
@@ -114,7 +106,7 @@ def answer_file(source: str, out: Path, *, rules: Sequence[Path]) -> int:
         out.write_bytes(b"".join(line + b"\n" for line in answers))
     except OSError as error:
         raise NoLog(
-            f"{out} cannot be written: {error.strerror}", "give --out a file in a folder of yours"
+            f"{out} cannot be written: {error.strerror}", fix="give --out a file in a folder of yours"
         ) from error
     print(f"{len(answers)} records classified: {out}")
     return ExitCode.SUCCESS
@@ -147,7 +139,7 @@ def _records(source: str) -> Iterator[LogRecord]:
     try:
         lines = Path(source).read_bytes().splitlines() if source != STDIN else sys.stdin.buffer.readlines()
     except OSError as error:
-        raise NoLog(f"{source} cannot be read: {error.strerror}", "give a file of JSON lines") from error
+        raise NoLog(f"{source} cannot be read: {error.strerror}", fix="give a file of JSON lines") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -156,7 +148,7 @@ def _records(source: str) -> Iterator[LogRecord]:
         except UNREADABLE as error:
             raise NoLog(
                 f"{source}, line {number}: not a record: {error}",
-                'each line is {"id": ..., "text": ...} or {"id": ..., "ranks": [{"rank": ..., "text": ...}]}',
+                fix='write {"id": ..., "text": ...} or {"id": ..., "ranks": [{"rank": ..., "text": ...}]}',
             ) from error
 
 
@@ -180,12 +172,12 @@ def _text(name: str) -> str:
             return bounded(file)
     except OSError as error:
         raise NoLog(
-            f"{name} cannot be read: {error.strerror}", "give log files, or - for the standard input"
+            f"{name} cannot be read: {error.strerror}", fix="give log files, or - for the standard input"
         ) from error
 
 
 def bounded(stream: BinaryIO) -> str:
-    """What is read of a log of any length. Lines left out in between are empty, so that numbers hold."""
+    """Head and tail of a log of any length. Lines in between are empty, so that line numbers stay right."""
     head = stream.read(HEAD)
     tail, skipped = b"", 0
     while chunk := stream.read(_CHUNK):
@@ -210,11 +202,11 @@ def _reading(reading: Reading) -> dict[str, object]:
 
 
 def render(readings: Mapping[int, Reading], roots: Sequence[int], empty: Collection[int]) -> RenderableType:
-    """The whole screen. Log text goes in as Text, since it may hold what rich would take for markup."""
+    """The whole screen. Log text is Text, since it may contain what rich takes for markup."""
     parts: list[RenderableType] = [_explained(of_all(readings, roots), len(empty) == len(readings))]
     if len(readings) > 1:
         ranks = ", ".join(map(str, roots))
-        title = f"failed first for its own reason: rank {ranks}" if roots else "no rank tells of a failure"
+        title = f"root cause: rank {ranks}" if roots else "no rank shows a failure"
         parts = [Text(title, style="bold"), *parts, _ranks(readings, empty)]
     return Group(*parts)
 

@@ -1,4 +1,4 @@
-"""``srobust diagnose``: tests nodes by hand, and shows what each of them found."""
+"""``srobust diagnose``: tests nodes on demand and shows the results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
-from slurm_robust.report.outcomes import STYLES, rank
-from slurm_robust.report.screen import Screen
+from slurm_robust.report.console import STYLES, show
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.util.hostlist import InvalidHostlist, expand
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import one_line
 
 
 class Code(IntEnum):
@@ -37,35 +36,28 @@ class Code(IntEnum):
     UNKNOWN = 3
 
 
-class WrongWords(SrobustError):
-    """A test or node that is not there."""
+class WrongArgument(SrobustError):
+    """There is no such test, node or time."""
 
     exit_code = Code.USAGE
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.fix = fix
 
 
 def main(
     *, nodes: str, tests: Sequence[str], bitwise: bool, storage: str, budget_s: float, json: bool
 ) -> int:
-    """Run the tests and print what they found. Raises :class:`WrongWords`, ``SlurmError``."""
+    """Run the tests and print what they found. Raises :class:`WrongArgument`, ``SlurmError``."""
     if strange := [test for test in tests if test not in BY_NAME]:
-        raise WrongWords(f"there is no test {', '.join(strange)}", f"use some of {', '.join(BY_NAME)}")
+        raise WrongArgument(f"there is no test {', '.join(strange)}", fix=f"use some of {', '.join(BY_NAME)}")
     if budget_s <= 0:
-        raise WrongWords(f"--budget {budget_s:g} is no time", "name some seconds")
+        raise WrongArgument(f"--budget {budget_s:g} is not a time", fix="give a number of seconds above 0")
     place, names = _place(os.environ, nodes)
-    # Where Slurm or a shell ends us, the steps must end as with Ctrl-C: they would outlive us.
+    # When Slurm or a shell ends this process, the steps must end as with Ctrl-C: they would outlive it.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     tell = partial(print, file=sys.stderr, flush=True)
     diagnoser = PlaceDiagnoser(place, tests=tests, tell=tell)
     diagnosis = diagnoser.diagnose(names, bitwise=bitwise, storage=storage, budget_s=budget_s)
-    if json:
-        print(as_json(diagnosis))
-    else:
-        Screen().print(render(diagnosis, names))
+    show(diagnosis, partial(render, nodes=names), json=json)
     return code_of(diagnosis)
 
 
@@ -78,7 +70,7 @@ def code_of(diagnosis: Diagnosis) -> Code:
 
 
 def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
-    """Who is to blame, a row for each node with a column for each test, and what is behind the failures."""
+    """The suspects, a row for each node with a column for each test, and the reason of each failure."""
     suspects = ", ".join(diagnosis.suspects)
     style = "bold red" if suspects else "bold"
     parts: list[RenderableType] = [Text(one_line(f"suspects: {suspects or 'none'}"), style=style)]
@@ -110,7 +102,7 @@ def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
 def _cell(results: Sequence[TestResult]) -> Text:
     if not results:
         return Text("-", style="dim")
-    outcome = min((result.outcome for result in results), key=rank)
+    outcome = min((result.outcome for result in results), key=lambda one: one.order)
     value = ", ".join(dict.fromkeys(result.value for result in results if result.value))
     return Text(one_line(f"{outcome.value} {value}"), style=STYLES[outcome])
 
@@ -125,16 +117,18 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
     if not environ.get("SLURM_JOB_ID"):
         here = socket.gethostname().partition(".")[0]
         if wanted and wanted != here:
-            raise WrongWords("outside a job only this node can be tested", "use it inside sbatch or salloc")
+            raise WrongArgument(
+                "outside a job only this node can be tested", fix="use it inside sbatch or salloc"
+            )
         return HerePlace((here,), gpus_here()), (here,)
     slurm = CliSlurmClient()
-    # Slurm's own word: the variables are stale once a node is lost.
+    # Slurm's own answer: the variables are stale once a node is lost.
     allocation = slurm.allocation(allocation_from_environment(environ).job_id)
     try:
         names = expand(wanted) if wanted else allocation.nodes
     except InvalidHostlist as error:
-        raise WrongWords(f"--nodes: {error}", "write it as Slurm does: n[1-4,7]") from error
+        raise WrongArgument(f"--nodes: {error}", fix="write it as Slurm does: n[1-4,7]") from error
     if foreign := [name for name in names if name not in allocation.nodes]:
-        raise WrongWords(f"the job does not hold {', '.join(foreign)}", "name nodes of this job only")
+        raise WrongArgument(f"the job does not hold {', '.join(foreign)}", fix="name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.
     return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]

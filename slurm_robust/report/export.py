@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
@@ -20,8 +21,9 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
 from slurm_robust.report.checkpoints import Place, bar, friendly, open_place, would_restore
+from slurm_robust.report.console import show
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.text import named_ranks, one_line
 
 LATEST = "latest"
 
@@ -30,12 +32,14 @@ class NoSuchCheckpoint(SrobustError):
     """The job has no such checkpoint within reach."""
 
     exit_code = ExitCode.NO_INPUT
+    fix = "choose one that 'srobust checkpoint ls' shows, or run this on another node of the job"
 
 
 class TargetInTheWay(SrobustError):
     """The folder to write to holds something else already."""
 
     exit_code = ExitCode.USAGE
+    fix = "name a folder that does not exist yet with --to"
 
 
 class Exported(Record):
@@ -65,16 +69,15 @@ def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> 
     with friendly():
         ref = choose(place, step)
         done = export(place, ref, to, quiet=json)
-    if json:
-        print(as_json(done))
-    else:
-        for text in done.damaged:
-            print(f"damaged: {one_line(text)}")
-        if done.missing:
-            print(missing_text(place, ref, done))
-        else:
-            print(f"{to}: step {ref.step} of generation {ref.generation}, whole; load it by dcp.load()")
+    show(done, partial(render, place, ref), json=json)
     return int(ExitCode.NO_INPUT) if done.missing else 0
+
+
+def render(place: Place, ref: CheckpointId, done: Exported) -> str:
+    """A line for each damaged copy, then whether the folder is complete."""
+    whole = f"{done.directory}: step {ref.step} of generation {ref.generation}, complete"
+    end = missing_text(place, ref, done) if done.missing else f"{whole}; load it with dcp.load()"
+    return "\n".join([*(f"damaged: {one_line(text)}" for text in done.damaged), end])
 
 
 def choose(place: Place, step: str) -> CheckpointId:
@@ -93,10 +96,8 @@ def choose(place: Place, step: str) -> CheckpointId:
         found = [ref for ref in sorted(present) if step in (str(ref.step), str(ref))]
     if found:
         return found[-1]
-    what = "no checkpoint is whole" if step == LATEST else f"there is no part of step {step}"
-    missing = NoSuchCheckpoint(f"{what} within reach of node {place.node}")
-    missing.fix = "choose one that 'srobust checkpoint ls' shows, or run this on another node of the job"
-    raise missing
+    what = "no checkpoint is complete" if step == LATEST else f"there is no part of step {step}"
+    raise NoSuchCheckpoint(f"{what} within reach of node {place.node}")
 
 
 def export(place: Place, ref: CheckpointId, to: Path, *, quiet: bool) -> Exported:
@@ -133,7 +134,7 @@ def missing_text(place: Place, ref: CheckpointId, done: Exported) -> str:
     placement = place.placement(ref.generation)
     ranks = [rank for rank in done.missing if rank < placement.world_size]
     nodes = {placement.node_of(rank) for rank in ranks} - {place.node}
-    text = f"{done.directory} is not whole, rank {', '.join(map(str, done.missing))} is missing"
+    text = f"{done.directory} is incomplete: {named_ranks(done.missing)} missing"
     if not nodes:
         return text + ": no copy is left within reach of this node"
     srun = f"srun --jobid={place.state.job_id} --overlap -w {fold(nodes)}"
@@ -239,6 +240,4 @@ def _check_target(place: Place, ref: CheckpointId, target: OneFolder, world_size
 
 
 def _in_the_way(path: Path, what: str) -> TargetInTheWay:
-    error = TargetInTheWay(f"{path} {what}; nothing was written")
-    error.fix = "name a folder that does not exist yet with --to"
-    return error
+    return TargetInTheWay(f"{path} {what}; nothing was written")

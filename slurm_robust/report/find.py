@@ -1,4 +1,4 @@
-"""From what a person types (a job id, or a folder) to the job's directory and its facts."""
+"""Finds the job that a person names by its id or folder, and reads its journal."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.controller.journal import read
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
+from slurm_robust.model.journal import read
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 
-DEFAULT_ROOT = "srobust-jobs"
-
 _ID = re.compile(r"(?P<job>\d+)(?:_(?P<task>\d+))?")
-# What squeue and sacct show besides: components of heterogeneous jobs, tasks that wait, steps.
+# Other ids that squeue and sacct show: components of heterogeneous jobs, waiting tasks, steps.
 _LOOKS_LIKE_ID = re.compile(r"\d+\+\d+(\.\w+)?|\d+_\[.*\]|\d+(_\d+)?\.(\d+|batch|extern)")
 
 
@@ -32,11 +30,10 @@ class NoSuchJob(SrobustError):
 
 
 class NotBegun(NoSuchJob):
-    """Slurm knows the job, or cannot be asked, and there is no journal. ``may_begin``: one may come yet."""
+    """Slurm knows the job, or does not answer, and there is no journal. ``may_begin``: one may still come."""
 
-    def __init__(self, text: str, fix: str, *, may_begin: bool) -> None:
-        super().__init__(text)
-        self.fix = fix
+    def __init__(self, text: str, *, fix: str, may_begin: bool) -> None:
+        super().__init__(text, fix=fix)
         self.may_begin = may_begin
 
 
@@ -44,7 +41,7 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     """The folder of the job that a person named.
 
     ``name`` is a job id, the id of an array's task as squeue shows it (``38_1``), or a folder. Ids are
-    looked up in ``root``, else in ``srobust-jobs`` here; only where that has none Slurm is asked, for the
+    looked up in ``root``, else in ``srobust-jobs`` here; only if that has none, Slurm is asked for the
     folder from which the job was submitted. Raises :class:`NoSuchJob` naming the places.
     """
     number = _ID.fullmatch(name)
@@ -53,7 +50,7 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
             raise _no_such_id(name)
         return _folder(Path(name))
     task = number["task"] is not None
-    here = Path(root) if root else Path.cwd() / DEFAULT_ROOT
+    here = Path(root) if root else Path.cwd() / JOBS_FOLDER
     found, closed = _search(here, name, task)
     if found is not None:
         return found
@@ -61,7 +58,7 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     view = ask_slurm(slurm, int(number["job"]))
     roots = [here]
     if not root and view.job is not None and view.job.work_dir:
-        roots = list(dict.fromkeys((here, Path(view.job.work_dir) / DEFAULT_ROOT)))
+        roots = list(dict.fromkeys((here, Path(view.job.work_dir) / JOBS_FOLDER)))
         found, there = _search(roots[-1], name, task)
         if found is not None:
             return found
@@ -69,7 +66,7 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     if closed is not None:
         raise closed
     places = " or ".join(str(each / name) for each in roots)
-    # Slurm's record is that of the whole array, which tells little of a task of it.
+    # Slurm's record is of the whole array, which says little about one task.
     raise _nothing(name, places) if task else _without_journal(name, places, view, slurm)
 
 
@@ -83,7 +80,7 @@ def _folder(path: Path) -> JobDirectory:
 
 
 def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoSuchJob | None]:
-    """The folder of job ``name`` below ``root``, or why nobody may look there."""
+    """The folder of job ``name`` below ``root``, or why it cannot be read."""
     try:
         places = [root / name, *sorted(root.glob(f"{name}.*"))]
         found = next((place for place in places if _has_journal(place)), None)
@@ -97,52 +94,53 @@ def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoS
 
 
 def _has_journal(folder: Path) -> bool:
-    """Whether an event is in it. Raises ``OSError`` where one may not look."""
+    """Whether it has an event. Raises ``OSError`` where it may not be read."""
     try:
-        # Not Path.exists: from Python 3.14 on what may not be looked at "does not exist".
+        # Not Path.exists: from Python 3.14 on it says False of what may not be read.
         return os.stat(JobDirectory(folder).journal).st_size > 0
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
 def _nothing(name: str, places: str) -> NoSuchJob:
-    missing = NoSuchJob(f"no journal of job {name} in {places}")
-    missing.fix = "give --job-dir as 'srobust run' had it, or the job's folder instead of its number"
-    return missing
+    return NoSuchJob(
+        f"no journal of job {name} in {places}",
+        fix="give --job-dir as 'srobust run' had it, or the job's folder instead of its number",
+    )
 
 
 def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClient) -> NoSuchJob:
-    """Why a job has no journal, from what Slurm says of it."""
+    """Why a job has no journal, by its state in Slurm."""
     had = "if its 'srobust run' has a --job-dir, give the same"
     if view.away:
         text = f"no journal of job {job_id} in {places}, and Slurm {view.silent}"
         fix = "try again when Slurm can say from where the job was submitted, or give its folder"
-        return NotBegun(text, fix, may_begin=True)
+        return NotBegun(text, fix=fix, may_begin=True)
     if view.is_over:
         row = view.row or newest_run(slurm, int(job_id))
         code = f" {row.exit_code}:{row.signal}" if row is not None else ""
         ended = f"job {job_id} ended before srobust began ({view.state}{code}): "
         log = view.job.stdout.replace("%j", job_id).replace("%A", job_id) if view.job is not None else ""
         text = f"{ended}see its log{' ' + log if log else ''}; there is no journal in {places}"
-        return NotBegun(text, had, may_begin=False)
+        return NotBegun(text, fix=had, may_begin=False)
     if view.job is not None and view.job.is_pending:
         text = f"job {job_id} is pending ({view.job.reason or 'None'}): it has not started yet"
         fix = waiting_advice(view.job) or f"'srobust logs {job_id} -f' waits for it"
-        return NotBegun(text, fix, may_begin=True)
+        return NotBegun(text, fix=fix, may_begin=True)
     if view.state:
         text = f"job {job_id} is {view.state}, but srobust has not begun: there is no journal in {places}"
-        return NotBegun(text, f"try again in a few seconds; {had}", may_begin=True)
+        return NotBegun(text, fix=f"try again in a few seconds; {had}", may_begin=True)
     return _nothing(job_id, places)
 
 
 def _of_task(root: Path, task: str) -> Iterator[Path]:
-    """Folders below ``root`` whose run says that it is this task of an array, the newest first."""
+    """Folders below ``root`` whose run is this task of an array, the newest first."""
     for folder in sorted(root.iterdir(), key=lambda path: path.name, reverse=True):
         try:
             with JobDirectory(folder).journal.open("rb") as file:
                 first = decode_event(file.readline())
         except (OSError, msgspec.DecodeError):
-            continue  # no job's folder, somebody else's, or one that is just begun
+            continue  # not a job's folder, somebody else's, or one that has just begun
         if isinstance(first, RunStarted) and first.array_task == task:
             yield folder
 
@@ -151,17 +149,16 @@ def _no_such_id(name: str) -> NoSuchJob:
     if "+" in name:
         job_id = name.partition("+")[0]
         text = f"{name} is a component of heterogeneous job {job_id}, in which srobust does not run"
-        error = NoSuchJob(text)
-        error.fix = "submit the training as an ordinary job: one group of nodes, without '#SBATCH hetjob'"
+        fix = "submit the training as an ordinary job: one group of nodes, without '#SBATCH hetjob'"
     elif "[" in name:
         job_id = name.partition("_")[0]
-        error = NoSuchJob(f"{name} stands for several tasks of array {job_id}")
-        error.fix = f"give one of them as squeue shows it while it runs, like {job_id}_1"
+        text = f"{name} stands for several tasks of array {job_id}"
+        fix = f"give one of them as squeue shows it while it runs, like {job_id}_1"
     else:
         job_id = name.partition(".")[0]
-        error = NoSuchJob(f"{name} is a step of job {job_id}")
-        error.fix = f"give the job: {job_id}"
-    return error
+        text = f"{name} is a step of job {job_id}"
+        fix = f"give the job: {job_id}"
+    return NoSuchJob(text, fix=fix)
 
 
 def load_events(directory: JobDirectory) -> list[AnyEvent]:
@@ -175,6 +172,7 @@ def load_events(directory: JobDirectory) -> list[AnyEvent]:
 def _unreadable(folder: Path, error: OSError) -> NoSuchJob:
     if not isinstance(error, PermissionError):
         return NoSuchJob(f"{folder} cannot be read: {error.strerror}")
-    closed = NoSuchJob(f"{folder} may not be read by uid {os.getuid()}")
-    closed.fix = "the job's owner and root can; its folder is closed to all others"
-    return closed
+    return NoSuchJob(
+        f"{folder} may not be read by uid {os.getuid()}",
+        fix="the job's owner and root can; its folder is closed to all others",
+    )

@@ -1,148 +1,209 @@
-"""``srobust incidents JOB``: all that went wrong with a job, one row each."""
+"""Incident reports, cut out of the journal: what a person needs to understand one incident. Pure."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from slurm_robust.analysis.incidents import Standing, Story, stories
-from slurm_robust.controller.evidence import words
-from slurm_robust.controller.evidence.texts import count, one_line
+from slurm_robust.analysis.exits import root_exit
 from slurm_robust.model import events as ev
-from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.incident import Blame, NodeExit, Verdict, finds_out_more
+from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
-from slurm_robust.report.find import find, load_events
-from slurm_robust.report.screen import Screen
-from slurm_robust.report.slurmview import make_slurm, view_of
-from slurm_robust.report.status import seconds
-from slurm_robust.report.summary import summarize
-from slurm_robust.util.text import as_json
 
-STYLES = {Standing.OPEN: "bold yellow", Standing.OVER: "green", Standing.ENDED: "bold red"}
+BEFORE_S = 60.0
+"""Notes of the last seconds before the first sign belong to the report: a drill, a lost spare, a node that
+did not answer when slow training was examined."""
 
 
-class Row(Record):
-    """One incident. ``steps_repeated`` is None where the script does not number its steps."""
+class IncidentStatus(str, Enum):
+    """How far an incident is."""
 
-    number: int
-    t: float
-    standing: Standing
-    symptom: str
-    detail: str
-    blamed: str
-    suspects: tuple[str, ...]
-    done: str
-    outcome: str
-    detect_s: float
-    localise_s: float | None
-    recover_s: float | None
-    steps_repeated: int | None
+    OPEN = "open"
+    """Training is not yet where it was."""
+
+    OVER = "over"
+    """A new step was completed."""
+
+    ENDED = "ended the job"
+    """The job ended for good before any new step."""
 
 
-class Listing(Record):
-    """All that ``--json`` prints. ``job`` is its state in words; ``left_out``: older ones, by ``--last``."""
+class IncidentReport(Record):
+    """One incident. Times are in seconds since 1970, durations in seconds; None: not yet known."""
 
     job_id: int
-    job: str
-    incidents: tuple[Row, ...]
-    left_out: int = 0
+    number: int
+    """From 1."""
+
+    t: float
+    """When the first sign was seen."""
+
+    generation: int
+    """The one in which it began."""
+
+    symptom: str
+    signs: tuple[str, ...]
+    """What was seen, in order."""
+
+    status: IncidentStatus
+    events: tuple[ev.AnyEvent, ...]
+    """From the first sign to the end, in order."""
+
+    generations: tuple[int, ...]
+    """The one in which it began, then those launched since."""
+
+    placements: dict[int, Placement] = {}
+    """The nodes of these generations."""
+
+    verdict: Verdict | None = None
+    """The newest that did not ask for more evidence."""
+
+    testing: bool = False
+    """The newest decision asks for more evidence."""
+
+    carried_out: bool = True
+    """False where the policy only said what it would do."""
+
+    detect_s: float = 0.0
+    localise_s: float | None = None
+    recover_s: float | None = None
+    steps_repeated: int | None = None
+    """Steps that were done again; None where the script does not number its steps."""
+
+    @property
+    def blame(self) -> Blame | None:
+        """Who is held responsible; None as long as nothing is decided."""
+        return self.verdict.blame if self.verdict is not None and not self.testing else None
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Nodes that were blamed by any decision of this incident, in order."""
+        verdicts = [e.verdict for e in self.events if isinstance(e, ev.Decided) and e.verdict is not None]
+        return tuple(dict.fromkeys(node for verdict in verdicts for node in verdict.suspects))
+
+    @property
+    def failed(self) -> tuple[NodeExit, ...]:
+        """Exits of the workers of the generation in which it began."""
+        return self.exits_of(self.generation)
+
+    @property
+    def root(self) -> NodeExit | None:
+        """The one of them that explains the others."""
+        known = [e.root for e in self._ends(self.generation)]
+        return next((e for e in self.failed if e.exit.rank in known), None) or root_exit(self.failed)
+
+    def exits_of(self, generation: int) -> tuple[NodeExit, ...]:
+        """Exits of failed workers of one generation."""
+        return tuple(exit for ended in self._ends(generation) for exit in ended.exits)
+
+    def _ends(self, generation: int) -> list[ev.GenerationEnded]:
+        return [e for e in self.events if isinstance(e, ev.GenerationEnded) and e.generation == generation]
+
+    @property
+    def tests(self) -> tuple[ev.NodesTested, ...]:
+        """Every time that nodes were tested, or replayed the training."""
+        return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
 
 
-def main(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:
-    """Print the incidents of a job. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    _, events, slurm = load(name, job_dir)
-    found = listing(events, last, job_in_words(events, slurm))
-    if json:
-        print(as_json(found))
-    else:
-        Screen().print(render(found))
-    return 0
+def incident_reports(events: Sequence[ev.AnyEvent]) -> list[IncidentReport]:
+    """A report on each incident of a journal, in order."""
+    past, found = _Past(), []
+    for place, event in enumerate(events):
+        if isinstance(event, ev.IncidentOpened):
+            found.append(_report(event, past, tuple(_until_its_end(events, place))))
+        past.add(event)
+    return found
 
 
-def listing(events: Sequence[ev.AnyEvent], last: int | None, job: str) -> Listing:
-    """The newest ``last`` incidents of a journal, or all of them. ``job``: how it is."""
-    every = stories(events)
-    chosen = every[-last:] if last is not None else every
-    return Listing(
-        job_id=next((e.job_id for e in events if isinstance(e, ev.RunStarted)), 0),
-        job=job,
-        incidents=tuple(_row(story) for story in chosen),
-        left_out=len(every) - len(chosen),
+class _Past:
+    """What of all that happened before an incident belongs to its report."""
+
+    def __init__(self) -> None:
+        self.job_id = 0
+        self.nproc_per_node = 1
+        self.best = -1
+        self.reported = True
+        self.launched: ev.GenerationLaunched | None = None
+        self.notes: list[ev.Noted | ev.NodeEvicted | ev.Unanswered] = []
+
+    def add(self, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.RunStarted():
+                self.job_id, self.nproc_per_node = event.job_id, event.nproc_per_node
+            case ev.GenerationLaunched():
+                self.launched = event
+            case ev.FirstStep() | ev.ProgressMade():
+                self.best, self.reported = max(self.best, event.step), event.reported
+            case ev.Noted() | ev.NodeEvicted() | ev.Unanswered():
+                self.notes.append(event)
+            case ev.IncidentClosed():
+                self.notes.clear()
+
+
+def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]) -> IncidentReport:
+    decided = [e for e in own if isinstance(e, ev.Decided)]
+    final = [e for e in decided if not finds_out_more(e.actions)]
+    verdicts = [e.verdict for e in final if e.verdict is not None]
+    launched = [e for e in own if isinstance(e, ev.GenerationLaunched)]
+    since = opened.t - opened.detect_s - BEFORE_S
+    return IncidentReport(
+        job_id=past.job_id,
+        number=opened.incident,
+        t=opened.t,
+        generation=opened.generation,
+        symptom=opened.symptom.value,
+        signs=(opened.detail, *(e.detail for e in own if isinstance(e, ev.SymptomAdded))),
+        status=_status(own[-1]),
+        events=(*(e for e in past.notes if e.t >= since), *own),
+        generations=(opened.generation, *(e.generation for e in launched)),
+        placements={
+            e.generation: Placement(slots=e.slots, nproc_per_node=past.nproc_per_node)
+            for e in (*launched, past.launched)
+            if e is not None
+        },
+        verdict=verdicts[-1] if verdicts else None,
+        testing=bool(decided) and finds_out_more(decided[-1].actions),
+        carried_out=all(e.carried_out for e in decided),
+        detect_s=opened.detect_s,
+        # The time of tests belongs to localisation, not to recovery.
+        localise_s=final[0].localise_s if final else None,
+        recover_s=next((e.recover_s for e in own if isinstance(e, ev.IncidentClosed)), None),
+        steps_repeated=_steps_repeated(own, past),
     )
 
 
-def _row(story: Story) -> Row:
-    summary = story.summary
-    return Row(
-        number=story.number,
-        t=summary.t,
-        standing=story.standing,
-        symptom=summary.symptom,
-        detail=summary.detail,
-        blamed=words.blamed(story),
-        suspects=story.suspects,
-        done=words.done(story),
-        outcome=words.outcome(story),
-        detect_s=summary.detect_s,
-        localise_s=summary.localise_s,
-        recover_s=summary.recover_s,
-        steps_repeated=story.steps,
-    )
+def _until_its_end(events: Sequence[ev.AnyEvent], place: int) -> Iterator[ev.AnyEvent]:
+    for index in range(place, len(events)):
+        event = events[index]
+        if index > place and isinstance(event, ev.IncidentOpened):
+            return
+        yield event
+        if isinstance(event, ev.IncidentClosed) or (isinstance(event, ev.RunEnded) and event.final):
+            return
 
 
-def render(found: Listing) -> RenderableType:
-    """The whole screen."""
-    left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
-    title = Text(f"job {found.job_id} ({one_line(found.job)}): ", style="bold")
-    if not found.incidents:
-        return title.append("no incident", style="")
-    title.append(f"{count(len(found.incidents), 'incident')}{left_out}")
-    return Group(title, _table(found.incidents))
+def _status(last: ev.AnyEvent) -> IncidentStatus:
+    match last:
+        case ev.IncidentClosed():
+            return IncidentStatus.OVER
+        case ev.RunEnded():
+            return IncidentStatus.ENDED
+    return IncidentStatus.OPEN
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=0)
-    table.add_column("#", justify="right", no_wrap=True)
-    for name in ("when", "symptom", "blamed", "done"):
-        table.add_column(name, overflow="fold")
-    for name in ("detect\ns", "localise\ns", "recover\ns", "steps\nagain"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        done = Text(row.done or "-")
-        if row.standing is not Standing.OVER:
-            open_or_ended = row.outcome if row.standing is Standing.OPEN else row.standing.value
-            done.append(f"\n{open_or_ended}", style=STYLES[row.standing])
-        table.add_row(
-            str(row.number),
-            time.strftime("%m-%d %H:%M:%S", time.localtime(row.t)),
-            Text(row.symptom),
-            Text(row.blamed),
-            done,
-            seconds(row.detect_s),
-            seconds(row.localise_s),
-            seconds(row.recover_s),
-            "-" if row.steps_repeated is None else str(row.steps_repeated),
-        )
-    return table
-
-
-# -- what both commands share ----------------------------------------------------------------------
-
-
-def load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str]:
-    """The job that a person named, and Slurm's state of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    slurm = make_slurm()
-    directory = find(name, job_dir, slurm)
-    events = load_events(directory)
-    return directory, events, view_of(events, slurm).state
-
-
-def job_in_words(events: Sequence[ev.AnyEvent], slurm: str) -> str:
-    """How the job is: ``training; Slurm: RUNNING``. A job that Slurm ended never wrote that down."""
-    phase = summarize(events, time.time()).phase
-    return f"{phase}; Slurm: {slurm}" if slurm else phase
+def _steps_repeated(own: Iterable[ev.AnyEvent], past: _Past) -> int | None:
+    """Steps that any generation had done before the incident and that were done once more in it."""
+    best, reported = past.best, past.reported
+    launched: dict[int, int] = {}
+    again: dict[int, int] = {}
+    for event in own:
+        if isinstance(event, ev.GenerationLaunched):
+            launched[event.generation] = event.restore_step
+        elif isinstance(event, ev.FirstStep | ev.ProgressMade):
+            reported = reported and event.reported
+            if event.generation in launched:
+                again[event.generation] = max(0, min(event.step, best) - launched[event.generation])
+            else:  # heartbeats lag: how far the failed generation was is known a moment later
+                best = max(best, event.step)
+    return sum(again.values()) if reported else None

@@ -1,4 +1,4 @@
-"""``srobust logs JOB``: the training's output as its ranks wrote it, followed over restarts and requeues."""
+"""``srobust logs JOB``: the output of a training's ranks, followed across restarts and requeues."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.controller.journal import fold
 from slurm_robust.model.events import RunEnded, decode_event
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.report.find import NoSuchJob, NotBegun, find, load_events
 from slurm_robust.report.slurmview import make_slurm
@@ -23,16 +23,16 @@ from slurm_robust.util.text import as_json, one_line, settled, visible, without_
 
 POLL_S = 0.5
 BEGIN_POLL_S = 5.0
-"""Between two looks for a job that has not begun; each asks slurmctld."""
+"""Between two searches for a job that has not begun; each asks slurmctld."""
 
-# Who was cancelled, or ran out of time, has not written down its end: only Slurm knows.
+# A job that was cancelled, or ran out of time, has not recorded its end: only Slurm knows.
 ASK_SLURM_S = 15.0
 _BLOCK = 1 << 16
 _LAST_EVENT = 1 << 14  # bytes; the end of a run is a short event
 
 
 class Wanted(Record):
-    """What to show. ``rank``: None for all; ``generation``: None for the newest, and those that follow.
+    """What to show. ``rank``: None for all; ``generation``: None for the newest and its successors.
 
     ``stream``: ``out`` or ``err``; ``lines``: of each rank's past, None for all.
     """
@@ -71,17 +71,17 @@ def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
 
 def wait(name: str, job_dir: str | None, slurm: SlurmClient, pause: Callable[[float], None]) -> JobDirectory:
     """The folder of a job, waited for while it is pending. Raises ``NoSuchJob`` where none can come."""
-    told = ""
+    reported = ""
     while True:
         try:
             return find(name, job_dir, slurm)
         except NotBegun as missing:
             if not missing.may_begin:
                 raise
-            if str(missing) != told:
-                told = str(missing)
-                said = one_line(told)
-                print(f"srobust: {said}; this waits for it, until Ctrl-C", file=sys.stderr, flush=True)
+            if str(missing) != reported:
+                reported = str(missing)
+                said = one_line(reported)
+                print(f"srobust: {said}; waiting for it, Ctrl-C ends this", file=sys.stderr, flush=True)
         pause(BEGIN_POLL_S)
 
 
@@ -104,7 +104,7 @@ class Logs:
         self._wanted = wanted
 
     def past(self) -> Iterator[Line]:
-        """What there is. Raises ``NoSuchJob`` where there is nothing."""
+        """The output so far. Raises ``NoSuchJob`` where there is nothing."""
         generation = self._wanted.generation or max(self._generations(), default=0)
         files = self._open(generation, {}, self._wanted.lines)
         if not files:
@@ -114,7 +114,7 @@ class Logs:
             yield from self._lines(generation, rank, file.read(whole=False))
 
     def follow(self, is_over: Callable[[], bool], pause: Callable[[float], None]) -> Iterator[Line]:
-        """What there is and what comes, until ``is_over``, or until the one generation asked for is."""
+        """The output so far and what follows, until ``is_over`` or the one wanted generation has ended."""
         asked = self._wanted.generation
         generation = asked or max(self._generations(), default=0)
         files: dict[int, _File] = {}
@@ -142,7 +142,7 @@ class Logs:
         return {int(number) for name in names if (number := name.removeprefix("gen-")).isdecimal()}
 
     def _open(self, generation: int, known: dict[int, _File], lines: int | None) -> dict[int, _File]:
-        """The files that are wanted and there; those that are ``known`` stay where they are."""
+        """The wanted files that exist; those that are ``known`` keep their position."""
         wanted = self._wanted
         if wanted.rank is not None:
             ranks = {wanted.rank}
@@ -160,26 +160,26 @@ class Logs:
         return (Line(generation=generation, rank=rank, stream=stream, line=text) for text in texts)
 
     def _introduce(self, generation: int) -> None:
-        """On standard error, so that standard output holds the training's words only."""
+        """Name the file on standard error: standard output has nothing but the training's output."""
         rank = self._wanted.rank
         logs = self._directory.logs(generation)
         path = logs if rank is None else self._directory.worker_log(generation, rank, self._wanted.stream)
-        print(f"==> generation {generation}: {one_line(str(path))}", file=sys.stderr, flush=True)
+        print(f"==> generation {generation}: {one_line(str(path), None)}", file=sys.stderr, flush=True)
 
     def _nothing(self, generation: int) -> NoSuchJob:
         wanted, there = self._wanted, self._generations()
         if not there:
-            error = NoSuchJob(f"no worker of {self._directory.path} has been started yet")
-            error.fix = "'srobust status' says how far the job is; -f waits for the output"
+            text = f"no worker of {self._directory.path} has been started yet"
+            fix = "'srobust status' says how far the job is; -f waits for the output"
         elif generation not in there:
-            error = NoSuchJob(f"generation {generation} has no output in {self._directory.logs(0).parent}")
-            error.fix = f"give one of {min(there)} to {max(there)}"
+            text = f"generation {generation} has no output in {self._directory.logs(0).parent}"
+            fix = f"give one of {min(there)} to {max(there)}"
         else:
             ranks = sorted(self._directory.worker_logs(generation, wanted.stream))
             name = "any rank" if wanted.rank is None else f"rank {wanted.rank}"
-            error = NoSuchJob(f"no output of {name} in generation {generation}")
-            error.fix = f"give one of {ranks[0]} to {ranks[-1]}" if ranks else "-f waits for the output"
-        return error
+            text = f"no output of {name} in generation {generation}"
+            fix = f"give one of {ranks[0]} to {ranks[-1]}" if ranks else "-f waits for the output"
+        return NoSuchJob(text, fix=fix)
 
 
 class _File:
@@ -219,18 +219,18 @@ def _begin_of_last(path: Path, lines: int) -> int:
 
 
 class End:
-    """Whether the run is over: its journal says so, or Slurm says it of the job."""
+    """Whether the run is over, by its journal or by Slurm."""
 
     def __init__(self, directory: JobDirectory, slurm: SlurmClient, job_id: int) -> None:
         self._journal = directory.journal
         self._slurm = slurm
         self._job_id = job_id
         self._size = -1
-        self._asked = time.monotonic() - ASK_SLURM_S  # a job that has ended is not waited for
-        self._told = False
+        self._asked = time.monotonic() - ASK_SLURM_S  # the first check asks at once
+        self._reported = False
 
     def __call__(self) -> bool:
-        """Look once; reads the journal's end only where it has grown."""
+        """Check once; reads the end of the journal only where it has grown."""
         try:
             size = self._journal.stat().st_size
             if size != self._size:
@@ -259,8 +259,8 @@ class End:
         except JobNotFound:
             return True
         except (SlurmError, OSError) as error:
-            if not self._told:
-                self._told = True
-                text = f"Slurm does not answer ({error}); this goes on until Ctrl-C"
+            if not self._reported:
+                self._reported = True
+                text = f"Slurm does not answer ({error}); still following, Ctrl-C ends this"
                 print(f"srobust: {one_line(text)}", file=sys.stderr, flush=True)
             return False

@@ -1,27 +1,27 @@
-"""A job as Slurm knows it: slurmctld's record, slurmdbd's once slurmctld forgot it, or why nobody tells."""
+"""A job as Slurm knows it: slurmctld's record, slurmdbd's once slurmctld forgot it, or why there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_robust.controller.jobid import another_job
-from slurm_robust.controller.journal import fold
 from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.journal import another_job, fold
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout
 from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, Job
 from slurm_robust.slurm.select import make_client
+from slurm_robust.util.hostlist import fold as fold_nodes
 
 ANSWER_S = 10.0
-"""For one answer of Slurm: somebody waits at a screen."""
+"""Limit for one answer of Slurm, in seconds: a person waits at a screen."""
 
 
 class SlurmView(Record):
-    """What Slurm says of a job. Without ``job``, ``row`` and ``silent`` Slurm does not know it (any more).
+    """What Slurm says of a job. Without ``job``, ``row`` and ``silent`` Slurm does not know the job.
 
-    ``row``: slurmdbd's of its newest run, where it was asked. ``silent``: why there is no answer, in words
-    after "Slurm"; ``away``: it may answer later.
+    ``row``: slurmdbd's record of its newest run, where it was asked. ``silent``: why there is no answer, as
+    the end of a sentence that begins with "Slurm"; ``away``: it may answer later.
     """
 
     job: Job | None = None
@@ -31,26 +31,26 @@ class SlurmView(Record):
 
     @property
     def state(self) -> str:
-        """Slurm's words for it (``COMPLETING+FAILED``), "" where they are not known."""
+        """Slurm's state (``COMPLETING+FAILED``), "" where it is not known."""
         if self.job is not None:
             return "+".join(sorted(self.job.states))
         return self.row.state if self.row is not None else ""
 
     @property
     def is_over(self) -> bool:
-        """It has ended for good, as far as Slurm tells."""
+        """Whether it has ended for good, as far as Slurm knows."""
         if self.job is not None:
             return self.job.is_finished
         return self.row is not None and self.row.state in TERMINAL_STATES
 
     def in_words(self) -> str:
-        """For a table: ``PENDING (Resources)``, ``does not answer (…)``; "" for a job that is not known."""
+        """For a table: ``PENDING (Resources)``, ``does not answer (…)``; "" for an unknown job."""
         reason = self.job.reason if self.job is not None else ""
         return self.silent or self.state + (f" ({reason})" if reason not in ("", "None") else "")
 
 
 def make_slurm() -> SlurmClient:
-    """The client of commands that answer at once."""
+    """The client for commands that must answer at once."""
     return make_client("cli", timeout_s=ANSWER_S)
 
 
@@ -63,7 +63,7 @@ def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
     except (ControllerUnreachable, SlurmTimeout) as error:
         return SlurmView(silent=f"does not answer ({error.what})", away=True)
     except SlurmError as error:
-        return SlurmView(silent=f"tells nothing ({error})")
+        return SlurmView(silent=f"gives no answer ({error})")
 
 
 def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
@@ -76,9 +76,28 @@ def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
 
 
 def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
-    """What Slurm says of the job of a journal; nothing where its id belongs to another job by now."""
+    """What Slurm says of the job of a journal; nothing where its id now belongs to another job."""
     view = ask_slurm(slurm, fold(events).job_id)
     job = view.job
     if job is not None and another_job(events, "", job.restart_count, job.submit_time):
         return SlurmView()
     return view
+
+
+def completing_advice(slurm: SlurmClient, job: Job) -> str:
+    """What a COMPLETING job waits for and how to end that; "" for any other, and where Slurm does not say."""
+    if not job.is_completing or not job.nodes:
+        return ""
+    try:
+        silent = [n.name for n in slurm.nodes(job.nodes) if not n.responding and not n.is_down]
+        timeout = slurm.config().get("SlurmdTimeout", "").removesuffix("ec")  # "300 sec"
+    except SlurmError:
+        return ""
+    if not silent:
+        return ""
+    what = f"node{'s' if len(silent) > 1 else ''} {fold_nodes(silent)}"
+    limit = f" (SlurmdTimeout={timeout})" if timeout else ""
+    return (
+        f"waits for Slurm to give up {what}{limit}; an administrator can do it at once: "
+        f"scontrol update nodename={fold_nodes(silent)} state=down reason=dead"
+    )

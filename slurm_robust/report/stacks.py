@@ -1,288 +1,246 @@
-"""``srobust stacks JOB``: what all ranks do now, and what the analysis of a hang would make of it."""
+"""What ranks were doing: groups of equal stacks, for programs (JSON) and as text, and collectives. Pure.
+
+Whatever the number of ranks, both fit their bounds: each group of equal stacks is shown by one of its ranks,
+and of the others the file for programs has as many as it can hold, smallest groups first.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from functools import partial
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
-from slurm_robust.analysis.stacks import localise
-from slurm_robust.analysis.stacks.groups import fold as fold_ranks
-from slurm_robust.controller.checkpoints import layout_of
-from slurm_robust.controller.evidence import stacks as stack_text
-from slurm_robust.controller.evidence.flight import flight
-from slurm_robust.controller.evidence.folder import write
-from slurm_robust.controller.evidence.stacks import StackGroup
-from slurm_robust.controller.evidence.texts import count, one_line
-from slurm_robust.controller.journal import fold
-from slurm_robust.controller.preflight import load_plan
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.incident import Symptom
-from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.layout import ParallelLayout, Placement
+from slurm_robust.analysis.stacks.normal import Reader
+from slurm_robust.analysis.stacks.ranks import RankView, view
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.state import JobState
-from slurm_robust.report.asking import ended, unanswered
-from slurm_robust.report.find import find, load_events
-from slurm_robust.report.screen import Screen
-from slurm_robust.report.slurmview import make_slurm
-from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.util.hostlist import fold as fold_nodes
-from slurm_robust.util.text import as_json
-from slurm_robust.wire.client import Client
-from slurm_robust.wire.epochs import newest_epoch
-from slurm_robust.wire.keys import load_client
-from slurm_robust.wire.messages import LookAtStacks, StacksShown, StacksTaken
+from slurm_robust.model.stacks import Collective, Frame, Localisation, ProcessStacks, RankStacks
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count, fold_ranks, named_ranks, one_line
 
-ANSWER_S = 5.0
-"""For one answer of the controller, which never waits for nodes."""
+MOST_FRAMES = 60
+"""Calls of one thread that the text shows."""
 
-POLL_S = 0.2
-NOT_ALL = 1
+MOST_GROUPS = 200
+"""Process groups that are described one by one."""
+
+MOST_CALLS = 3
+"""Calls that say in one line what a rank does."""
+
+_COMPLETED = "completed"
+# Each rank counts sends and receives for itself, so their numbers cannot be compared.
+_POINT_TO_POINT = ":p2p"
+_STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in the kernel", "Z": "dead"}
 
 
-class NothingToSee(SrobustError):
-    """No stacks can be taken of this job now, or not of this rank."""
+class StackGroup(Record):
+    """Ranks with equal stacks, what they do, and the stacks of one of them.
 
-    def __init__(self, text: str, fix: str, code: ExitCode = ExitCode.NO_INPUT) -> None:
-        super().__init__(text)
-        self.fix = fix
-        self.exit_code = code
-
-
-class Taken(Record):
-    """The stacks of one look at ``generation``. ``silent`` nodes did not answer within ``limit_s``."""
-
-    generation: int
-    nodes: tuple[str, ...]
-    stacks: tuple[RankStacks, ...]
-    silent: tuple[str, ...]
-    limit_s: float
-
-
-class Look(Record):
-    """All that ``--json`` prints. ``groups``: the one of most ranks first, then outliers.
-
-    ``incident``: the open one, 0 for none; ``ranks``: the whole stacks of those that were asked for.
+    ``is_outlier``: most other ranks do something else.
     """
 
-    job_id: int
-    t: float
-    incident: int
-    generation: int
-    nodes: tuple[str, ...]
-    silent: tuple[str, ...]
-    limit_s: float
+    ranks: tuple[int, ...]
+    nodes: str
+    is_outlier: bool
+    doing: str
+    example: RankStacks
+
+
+class SavedStacks(Record):
+    """``stacks.json``. ``ranks``: further members of the groups; ``left_out``: how many did not fit."""
+
     localisation: Localisation
     groups: tuple[StackGroup, ...]
     flight: tuple[str, ...]
     ranks: tuple[RankStacks, ...] = ()
+    left_out: int = 0
 
 
-def main(
-    name: str, *, json: bool, raw: bool, ranks: Sequence[int], save: Path | None, job_dir: str | None
-) -> int:
-    """Look at a running job. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NothingToSee`."""
-    slurm = make_slurm()
-    directory = find(name, job_dir, slurm)
-    state = fold(load_events(directory))
-    _check(state, ranks)
-    taken = _ask_controller(directory, state, slurm)
-    plan = load_plan(directory)
-    layout = layout_of(plan.config, len(taken.nodes), plan.nproc_per_node)
-    look = explain(taken, layout, state, time.time())
-    wanted = tuple(stack for stack in taken.stacks if raw or stack.rank in ranks)
-    if json:
-        print(as_json(msgspec.structs.replace(look, ranks=wanted)))
-    else:
-        console = Screen()
-        console.print(render(look))
-        console.print(Group(*map(whole, wanted)))
-    if save is not None:
-        _save(save, msgspec.structs.replace(look, ranks=taken.stacks))
-    return NOT_ALL if taken.silent else ExitCode.SUCCESS
-
-
-def _check(state: JobState, ranks: Sequence[int]) -> None:
-    if over := ended(state):
-        raise NothingToSee(
-            over,
-            "'srobust incident JOB N --stacks' shows the stacks that were taken at an incident",
+def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[StackGroup, ...]:
+    """Groups of equal stacks: those at fault, then other outliers, then the rest, the smallest first."""
+    alike: dict[RankView, list[RankStacks]] = defaultdict(list)
+    reader = Reader()
+    for stack in sorted(stacks, key=lambda stack: stack.rank):
+        alike[view(stack, reader)].append(stack)
+    blamed = set(localisation.ranks)
+    outliers = {*localisation.outliers, *(blamed if localisation.exact else ())}
+    groups = [
+        StackGroup(
+            ranks=tuple(stack.rank for stack in members),
+            nodes=fold(stack.node for stack in members),
+            is_outlier=2 * sum(stack.rank in outliers for stack in members) > len(members),
+            doing=_activity_text(seen),
+            example=members[0],
         )
-    world = state.placement.world_size
-    if wrong := [rank for rank in ranks if not 0 <= rank < world]:
-        raise NothingToSee(f"no rank {wrong[0]}", f"ranks are 0 to {world - 1}", code=ExitCode.USAGE)
-
-
-# -- asking ----------------------------------------------------------------------------------------
-
-
-def _ask_controller(directory: JobDirectory, state: JobState, slurm: SlurmClient) -> Taken:
-    epoch = newest_epoch(directory.epochs)
-    if epoch is None:
-        raise NothingToSee(f"job {state.job_id} has no controller yet", "try again in a few seconds")
-    progress = Screen(stderr=True)
-    with (
-        closing(Client(epoch.endpoints, load_client(directory.keys))) as client,
-        progress.status("asking the controller") as status,
-    ):
-
-        def ask(wish: LookAtStacks) -> StacksShown:
-            answer = client.ask(wish, ANSWER_S)
-            if isinstance(answer, StacksShown):
-                return answer
-            raise NothingToSee(*unanswered(state, epoch, slurm))
-
-        def tell(answered: int, nodes: int) -> None:
-            status.update(f"stacks of {answered} of {count(nodes, 'node')}")
-
-        return take(ask, tell, partial(time.sleep, POLL_S))
-
-
-def take(
-    ask: Callable[[LookAtStacks], StacksShown], tell: Callable[[int, int], None], pause: Callable[[], None]
-) -> Taken:
-    """Ask until all nodes have answered or had their time. Raises :class:`NothingToSee`.
-
-    ``tell`` hears how many nodes of how many have answered; ``pause`` waits until it is worth asking again.
-    """
-    wish, found = LookAtStacks(), dict[str, StacksTaken]()
-    while True:
-        shown = ask(wish)
-        if shown.error:
-            raise NothingToSee(shown.error, "try again when 'srobust status' shows that it trains")
-        if shown.look != wish.look:
-            found = {}
-        found |= {answer.node: answer for answer in shown.stacks}
-        tell(len(found), len(shown.nodes))
-        if shown.over:
-            stacks = (stack for answer in found.values() for stack in answer.stacks)
-            return Taken(
-                generation=shown.generation,
-                nodes=shown.nodes,
-                stacks=tuple(sorted(stacks, key=lambda stack: stack.rank)),
-                silent=tuple(node for node in shown.nodes if node not in found),
-                limit_s=shown.limit_s,
-            )
-        wish = LookAtStacks(look=shown.look, after=len(found))
-        if not shown.stacks:
-            pause()
-
-
-# -- understanding ---------------------------------------------------------------------------------
-
-
-def explain(taken: Taken, layout: ParallelLayout, state: JobState, t: float) -> Look:
-    """What the stacks say: of a hang if one is open, else of training that goes on."""
-    placement = Placement(slots=taken.nodes, nproc_per_node=layout.nproc_per_node)
-    silent = [rank for node in taken.silent for rank in placement.ranks_of(node)]
-    stands = state.incident is not None and state.incident.symptom is Symptom.HANG
-    found = localise(taken.stacks, layout, silent, moving=not stands)
-    return Look(
-        job_id=state.job_id,
-        t=t,
-        incident=state.incident.number if state.incident else 0,
-        generation=taken.generation,
-        nodes=taken.nodes,
-        silent=taken.silent,
-        limit_s=taken.limit_s,
-        localisation=found,
-        groups=_most_first(stack_text.group(taken.stacks, found)),
-        flight=tuple(flight(taken.stacks)),
+        for seen, members in alike.items()
+    ]
+    return tuple(
+        sorted(groups, key=lambda g: (not g.is_outlier, blamed.isdisjoint(g.ranks), len(g.ranks), g.ranks))
     )
 
 
-def _most_first(groups: Sequence[StackGroup]) -> tuple[StackGroup, ...]:
-    """What most ranks do makes clear what is odd about the others."""
-    usual = max((g for g in groups if not g.is_outlier), key=lambda g: len(g.ranks), default=None)
-    return tuple(sorted(groups, key=lambda g: g is not usual))
+def _activity_text(seen: RankView) -> str:
+    """What a rank does, in one line: ``waits for other ranks: all_reduce torch/x.py < train train.py:9``."""
+    calls = " < ".join(seen.form.split("\n")[:MOST_CALLS])
+    text = f"{seen.activity.value}: {calls}" if calls else seen.activity.value
+    return one_line("; ".join(filter(None, (text, seen.helper))))
 
 
-# -- the screen ------------------------------------------------------------------------------------
-
-
-def render(look: Look) -> RenderableType:
-    """The whole screen, without the whole stacks."""
-    examples = [each.example for each in look.groups]
-    sources = " and ".join(sorted({stack.source for stack in examples} - {""}))
-    ranks = sum(len(each.ranks) for each in look.groups)
-    title = Text(f"Stacks of {count(ranks, 'rank')} of job {look.job_id}", style="bold")
-    title.append(
-        time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(look.t))
-        + f", generation {look.generation} on {count(len(look.nodes), 'node')}"
-        + one_line(f", by {sources}" if sources else ""),
-        style="",
-    )
-    return Group(
-        title,
-        *_silent(look),
-        _indented(stack_text.placed(look.localisation)),
-        *_caution(look),
-        "",
-        _groups(look.groups),
-        *map(_indented, look.flight),
-    )
-
-
-def _silent(look: Look) -> Iterator[RenderableType]:
-    if look.silent:
-        text = f"asked {fold_nodes(look.silent)} for stacks, no answer within {look.limit_s:g} s"
-        yield _indented(text, "bold yellow")
-
-
-def _caution(look: Look) -> Iterator[RenderableType]:
-    if look.localisation.ranks and not look.incident:
-        text = "No incident is open: where training goes on somebody is always last, so look again first."
-        yield _indented(text, "yellow")
-
-
-def _groups(groups: Sequence[StackGroup]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(justify="right", no_wrap=True)
-    for _ in ("ranks", "nodes", "what they do"):
-        table.add_column(overflow="fold")
+def bounded(stacks: Sequence[RankStacks], localisation: Localisation, most: int) -> bytes:
+    """:class:`SavedStacks` as JSON of about ``most`` bytes at the most."""
+    groups = group(stacks, localisation)
+    room = most // 2
+    kept = []
     for each in groups:
-        style = "bold red" if each.is_outlier else ""
-        ranks = f"{count(len(each.ranks), 'rank')}: {fold_ranks(each.ranks)}"
-        words = each.doing + (" (unlike most)" if each.is_outlier else "")
-        table.add_row(" ", Text(ranks, style=style), Text(one_line(each.nodes)), Text(one_line(words)))
-    return table
-
-
-def whole(stack: RankStacks) -> RenderableType:
-    """All processes of one rank with all their threads, and what its process groups did last."""
-    how = f", by {stack.source} in {stack.took_s:.2f} s" if stack.source else ""
-    groups = (
-        f"  group {c.group}: {c.operation} {c.sequence}, {c.state}"
-        + (f", enqueued up to {c.newest}" if c.newest > c.sequence else "")
-        for c in stack.collectives
+        size = len(msgspec.json.encode(each))
+        if size > room:  # too many different stacks: the rest without an example
+            example = RankStacks(rank=each.example.rank, node=each.example.node)
+            each = msgspec.structs.replace(each, example=example)
+            size = len(msgspec.json.encode(each))
+        if size <= room:
+            kept.append(each)
+            room -= size
+    by_rank = {stack.rank: stack for stack in stacks}
+    others = [by_rank[r] for each in sorted(groups, key=lambda g: len(g.ranks)) for r in each.ranks[1:]]
+    room, ranks = most // 2, []
+    for stack in others:
+        room -= len(msgspec.json.encode(stack))
+        if room < 0:
+            break
+        ranks.append(stack)
+    return msgspec.json.encode(
+        SavedStacks(
+            localisation=localisation,
+            groups=tuple(kept),
+            flight=tuple(flight(stacks)),
+            ranks=tuple(ranks),
+            left_out=len(others) - len(ranks),
+        )
     )
-    lines = (
-        one_line(f"Rank {stack.rank} on {stack.node}{how}"),
-        *(line for process in stack.processes for line in stack_text.process_lines(process)),
-        *map(one_line, groups),
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def stacks_text(stacks: Sequence[RankStacks], localisation: Localisation) -> Iterator[str]:
+    """The lines of ``stacks.txt``."""
+    sources = sorted({stack.source for stack in stacks} - {""})
+    slowest = max((stack.took_s for stack in stacks), default=0.0)
+    nodes = {stack.node for stack in stacks}
+    how = f", by {' and '.join(sources)} in {slowest:.1f} s" if sources else ""
+    yield f"Stacks of {count(len(stacks), 'rank')} on {count(len(nodes), 'node')}{how}"
+    yield placed(localisation)
+    groups = group(stacks, localisation)
+    yield from ("", "Groups of equal stacks, outliers first")
+    for number, each in enumerate(groups, 1):
+        yield f"  {number}  {title(each)}: {each.doing}"
+    if lines := flight(stacks):
+        yield from ("", "Collectives, by the flight recorder")
+        yield from (f"  {line}" for line in lines)
+    for number, each in enumerate(groups, 1):
+        yield from ("", f"Group {number}: {title(each)}; rank {each.example.rank} on {each.example.node}:")
+        for process in each.example.processes:
+            yield from process_lines(process)
+
+
+def placed(localisation: Localisation) -> str:
+    """Where the stacks place the fault, in one line."""
+    if not localisation.ranks:
+        return (
+            f"They do not show where the fault is: {one_line(localisation.reason) or 'all ranks do the same'}"
+        )
+    where = "exactly there" if localisation.exact else f"all of {localisation.group or 'their group'}"
+    return (
+        f"They place the fault at {named_ranks(localisation.ranks)} ({where}, confidence "
+        f"{localisation.confidence:.0%}): {one_line(localisation.reason) or 'no reason given'}"
     )
-    return Text("\n".join(("", *lines)))
 
 
-def _indented(text: str, style: str = "") -> RenderableType:
-    return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, 2), expand=False)
+def title(each: StackGroup) -> str:
+    """``2 ranks (12-13 on n7)``, with a word if they are not like most."""
+    text = f"{count(len(each.ranks), 'rank')} ({fold_ranks(each.ranks)} on {each.nodes})"
+    return text + (", unlike most" if each.is_outlier else "")
 
 
-def _save(path: Path, look: Look) -> None:
-    try:
-        write(path, msgspec.json.encode(look) + b"\n")
-    except OSError as error:
-        raise NothingToSee(
-            f"{path} cannot be written: {error.strerror}", "give --save a file in a folder of yours"
-        ) from error
+def process_lines(process: ProcessStacks) -> Iterator[str]:
+    """One process with all its threads, its calls innermost first."""
+    state = _STATES.get(process.state) or one_line(process.state)
+    yield f"  {process.kind.value}, pid {process.pid}" + (f", {state}" if state else "")
+    if process.error:
+        yield f"    no stack: {one_line(process.error)}"
+    for thread in sorted(process.threads, key=lambda thread: not thread.is_main):
+        yield f"    thread {one_line(thread.name) or ('main' if thread.is_main else 'without a name')}"
+        yield from (f"      {_frame(frame)}" for frame in thread.frames[:MOST_FRAMES])
+        if (more := len(thread.frames) - MOST_FRAMES) > 0:
+            yield f"      … {count(more, 'call')} further out"
+
+
+def _frame(frame: Frame) -> str:
+    line = f":{frame.line}" if frame.line else ""
+    return one_line(f"{frame.function} ({frame.file}{line})" if frame.file else frame.function)
+
+
+# -- the flight recorder ---------------------------------------------------------------------------
+
+
+class _Group:
+    """One process group: its members, and which of them are in which operation."""
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self.members = members
+        self.places: defaultdict[tuple[int, str, str], list[int]] = defaultdict(list)
+
+    def add(self, rank: int, record: Collective) -> None:
+        number = 0 if record.group.endswith(_POINT_TO_POINT) else record.sequence
+        self.places[number, record.operation, record.state].append(rank)
+
+    @property
+    def waits(self) -> bool:
+        return any(state != _COMPLETED for _, _, state in self.places)
+
+    def absent(self, recorded: set[int]) -> list[int]:
+        seen = {rank for ranks in self.places.values() for rank in ranks}
+        return [rank for rank in self.members if rank in recorded and rank not in seen]
+
+
+def flight(stacks: Iterable[RankStacks]) -> list[str]:
+    """Process groups whose ranks wait in different operations, one by one; the others are counted."""
+    groups: dict[tuple[str, int, int], _Group] = {}
+    recorded: set[int] = set()
+    for stack in stacks:
+        for record in stack.collectives:
+            # Its ranks name a group; the first and their number do too, at a fraction of the cost.
+            key = record.group, record.ranks[0] if record.ranks else -1, len(record.ranks)
+            groups.setdefault(key, _Group(record.ranks)).add(stack.rank, record)
+            recorded.add(stack.rank)
+    waiting = [
+        (name, group) for (name, *_), group in sorted(groups.items(), key=lambda item: item[0]) if group.waits
+    ]
+    lines = [line for name, group in waiting if (line := _line(name, group, recorded))]
+    together, idle = len(waiting) - len(lines), len(groups) - len(waiting)
+    more = len(lines) - MOST_GROUPS
+    return [
+        *lines[:MOST_GROUPS],
+        *([f"and {count(more, 'process group')} more"] if more > 0 else []),
+        *([f"{count(together, 'process group')} with all ranks in the same operation"] if together else []),
+        *([f"{count(idle, 'process group')} in which no rank waits"] if idle else []),
+    ]
+
+
+def _line(name: str, group: _Group, recorded: set[int]) -> str:
+    """One group, or "" when all its ranks are in the same operation."""
+    pairs = name.endswith(_POINT_TO_POINT)
+    absent = [] if pairs else group.absent(recorded)
+    if len(group.places) == 1 and not absent and not pairs:
+        return ""
+    words = [_at(*item) for item in sorted(group.places.items())]
+    words += [f"{named_ranks(absent)} in none so far"] if absent else []
+    size = f" ({count(len(group.members), 'rank')})" if group.members else ""
+    return f"{one_line(name)}{size}: {'; '.join(words)}"
+
+
+def _at(place: tuple[int, str, str], ranks: list[int]) -> str:
+    number, operation, state = place
+    return (
+        f"{named_ranks(ranks)} in {f'#{number} ' if number else ''}{one_line(operation)}, {one_line(state)}"
+    )

@@ -1,115 +1,221 @@
-"""``srobust status JOBID``: what happened to a job, on one screen."""
+"""``srobust status JOB``: the state of a job on one screen."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from slurm_robust.report.completing import completing_advice
+from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
+from slurm_robust.model.record import Record
+from slurm_robust.report.console import facts_table, seconds, show
+from slurm_robust.report.ettr import IntervalAdvice, Productivity, advise, productivity
 from slurm_robust.report.find import find, load_events
-from slurm_robust.report.screen import Screen
-from slurm_robust.report.slurmview import make_slurm, view_of
-from slurm_robust.report.summary import Summary, summarize
+from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
+from slurm_robust.report.incidents import IncidentStatus
+from slurm_robust.report.slurmview import completing_advice, make_slurm, view_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
-from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import as_json, one_line
+from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.text import date_and_time, one_line
+
+
+class Status(Record):
+    """The state of a job: all that ``--json`` prints."""
+
+    job_id: int
+    command: tuple[str, ...]
+    phase: str
+    """``training``, ``recovering``, …; ``reason`` says why."""
+
+    reason: str
+    exit_code: int | None
+    slurm: str
+    """Slurm's own state of the job, "" where it does not know the job."""
+
+    advice: str
+    """What the job waits for in Slurm, and what ends the wait; "" for nothing."""
+
+    run: int
+    generation: int
+    step: int
+    """Newest step, -1 before the first."""
+
+    loss: float | None
+    slots: tuple[str, ...]
+    spares: tuple[str, ...]
+    aside: dict[str, str]
+    """Standbys that do not answer, with the reason."""
+
+    evicted: dict[str, str]
+    """Nodes that were given up, with the reason."""
+
+    incidents: tuple[IncidentRow, ...]
+    productivity: Productivity
+    restored: str
+    """Checkpoint with which the newest generation began, "" for a fresh start."""
+
+    stored: ev.StorageWritten | None
+    """The newest checkpoint that went from memory to storage."""
+
+    interval: IntervalAdvice | None
+    """How often a checkpoint should go there, if known."""
+
+    notes: tuple[str, ...]
+
+
+def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "") -> Status:
+    """The status by a journal at wall-clock time ``now``; ``slurm`` and ``advice`` are Slurm's."""
+    state = fold(events)
+    started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
+    progress = [e for e in events if isinstance(e, (ev.ProgressMade, ev.FirstStep))]
+    last = progress[-1] if progress else None
+    launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
+    phase, reason = phase_of(events)
+    return Status(
+        job_id=state.job_id,
+        command=started.command if started else (),
+        phase=phase,
+        reason=reason,
+        exit_code=state.ended.code if state.ended else None,
+        slurm=slurm,
+        advice=advice,
+        run=max(0, state.restart_count),
+        generation=state.generation,
+        step=last.step if last else -1,
+        loss=last.loss if isinstance(last, ev.ProgressMade) else None,
+        slots=state.slots,
+        spares=state.spares,
+        aside={node: why.reason for node, why in state.aside.items() if node in state.spares},
+        evicted=dict(state.evicted),
+        incidents=incident_rows(events),
+        productivity=productivity(events, now),
+        restored=restored_text(launched) if launched else "",
+        stored=state.stored,
+        interval=advise(events, now),
+        notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
+    )
+
+
+def phase_of(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
+    """What a job is doing, in one word, and why."""
+    state = fold(events)
+    if state.ended is not None:
+        return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
+    if state.requeueing is not None:
+        return _requeue(events, state.requeueing)
+    if state.incident is not None:
+        return "recovering", f"incident {state.incident.number}: {state.incident.symptom.value}"
+    if state.running:
+        return ("training" if state.steps_here >= 0 else "starting"), ""
+    return "starting", ""
+
+
+def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[str, str]:
+    """Phase and reason of a requeue: whether Slurm has accepted it, else its refusal."""
+    orders = [e for e in events[events.index(begun) :] if isinstance(e, ev.StageDone)]
+    if any(order.ok and order.what in ("requeue", "watcher") for order in orders):
+        return "requeued", begun.reason
+    return "requeueing", f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason
 
 
 def main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print the status of a job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    summary = look(name, job_dir, make_slurm())
-    if json:
-        print(as_json(summary))
-    else:
-        Screen().print(render(summary))
+    show(status_of(name, job_dir, make_slurm()), render, json=json)
     return 0
 
 
-def look(name: str, job_dir: str | None, slurm: SlurmClient) -> Summary:
-    """The job now, and what Slurm says of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
+def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
+    """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
     events = load_events(find(name, job_dir, slurm))
     view = view_of(events, slurm)
     advice = ""
     if view.job is not None:
         advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return summarize(events, time.time(), view.in_words(), advice)
+    return status_at(events, time.time(), view.in_words(), advice)
 
 
-def seconds(value: float | None) -> str:
-    """A duration for a table: ``1.2``, ``-`` when unknown."""
-    return "-" if value is None else f"{value:.1f}"
+INCIDENT_STYLES = {
+    IncidentStatus.OPEN: "bold yellow",
+    IncidentStatus.OVER: "green",
+    IncidentStatus.ENDED: "bold red",
+}
 
 
-def incident_table(summary: Summary) -> Table:
-    """One row per incident, in the words of the journal."""
-    table = Table(title="Incidents", title_justify="left", expand=False)
-    table.add_column("#", justify="right")
-    for name in ("when", "seen", "verdict", "action"):
+def incident_table(job_id: int, rows: Sequence[IncidentRow]) -> RenderableType:
+    """One row per incident, and where the reports are."""
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=0)
+    table.add_column("#", justify="right", no_wrap=True)
+    for name in ("when", "seen", "blamed", "done"):
         table.add_column(name, overflow="fold")
-    for name in ("detect s", "localise s", "recover s"):
+    for name in ("detect\ns", "localise\ns", "recover\ns", "steps\nagain"):
         table.add_column(name, justify="right", no_wrap=True)
-    for incident in summary.incidents:
+    for row in rows:
+        done = Text(row.done or "-")
+        if row.status is not IncidentStatus.OVER:
+            open_or_ended = row.outcome if row.status is IncidentStatus.OPEN else row.status.value
+            done.append(f"\n{open_or_ended}", style=INCIDENT_STYLES[row.status])
         table.add_row(
-            str(incident.number),
-            time.strftime("%m-%d %H:%M:%S", time.localtime(incident.t)),
-            _signs(summary.job_id, incident.number, incident.signs),
-            one_line(incident.verdict or "-"),
-            one_line(incident.action or "-"),
-            seconds(incident.detect_s),
-            seconds(incident.localise_s),
-            seconds(incident.recover_s),
+            str(row.number),
+            date_and_time(row.t).partition("-")[2],
+            Text(_seen(row)),
+            Text(row.blamed),
+            done,
+            seconds(row.detect_s),
+            seconds(row.localise_s),
+            seconds(row.recover_s),
+            "-" if row.steps_repeated is None else str(row.steps_repeated),
         )
-    return table
+    return Group(table, Text(f"'srobust incident {job_id} N' prints the report on one of them", style="dim"))
 
 
-def _signs(job_id: int, number: int, signs: tuple[str, ...]) -> str:
-    """The first sign; those that followed say much the same again, and stand in the incident's story."""
-    more = f"; {len(signs) - 1} more: srobust incident {job_id} {number}" if len(signs) > 1 else ""
-    return one_line(signs[0]) + more
+def _seen(row: IncidentRow) -> str:
+    """The first sign. Those that followed mostly repeat it; the incident's report has them."""
+    more = f"; {len(row.signs) - 1} more" if row.signs[1:] else ""
+    return one_line(f"{row.symptom}: {row.signs[0]}") + more
 
 
-def render(summary: Summary) -> RenderableType:
+def render(status: Status) -> RenderableType:
     """The whole screen."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
-    phase = summary.phase + (f": {summary.reason}" if summary.reason else "")
-    if summary.exit_code is not None:
-        phase += f" (exit code {summary.exit_code})"
+    phase = status.phase + (f": {status.reason}" if status.reason else "")
+    if status.exit_code is not None:
+        phase += f" (exit code {status.exit_code})"
     rows = [
-        ("job", f"{summary.job_id}  {' '.join(summary.command)}"),
+        ("job", f"{status.job_id}  {' '.join(status.command)}"),
         ("state", phase),
-        ("Slurm", summary.slurm or "job not known to Slurm (any more)"),
-        ("advice", summary.advice),
-        ("step", _step(summary)),
-        ("launched", f"generation {summary.generation}, run {summary.run} of the Slurm job"),
-        ("restored", summary.restored),
-        ("stored", _stored(summary)),
-        ("nodes", f"{fold(summary.slots)}" + (f"  spare {fold(summary.spares)}" if summary.spares else "")),
-        ("no answer", "; ".join(f"standby {node} ({why})" for node, why in summary.aside.items())),
-        ("evicted", "; ".join(f"{node} ({why})" for node, why in summary.evicted.items())),
-        ("ETTR", _ettr(summary)),
+        ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
+        ("advice", status.advice),
+        ("step", _step(status)),
+        ("launched", f"generation {status.generation}, run {status.run} of the Slurm job"),
+        ("restored", status.restored),
+        ("stored", _stored(status)),
+        (
+            "nodes",
+            f"{fold_nodes(status.slots)}" + (f"  spare {fold_nodes(status.spares)}" if status.spares else ""),
+        ),
+        ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
+        ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),
+        ("ETTR", _ettr(status)),
     ]
-    for name, value in rows:
-        if value:
-            facts.add_row(name, one_line(value))
-    parts: list[RenderableType] = [facts]
-    if summary.incidents:
-        parts.append(incident_table(summary))
-    return Group(*parts)
+    facts = facts_table((name, one_line(value, None)) for name, value in rows if value)
+    if not status.incidents:
+        return facts
+    return Group(facts, Text("\nIncidents", style="bold"), incident_table(status.job_id, status.incidents))
 
 
-def _step(summary: Summary) -> str:
-    loss = f", loss {summary.loss:.4f}" if summary.loss is not None else ""
-    return f"{summary.step}{loss}" if summary.step >= 0 else "none yet"
+def _step(status: Status) -> str:
+    loss = f", loss {status.loss:.4f}" if status.loss is not None else ""
+    return f"{status.step}{loss}" if status.step >= 0 else "none yet"
 
 
-def _stored(summary: Summary) -> str:
-    """The newest step on storage, and how often one should go there: ``step 90, written in 4.1 s; …``."""
-    stored, advice = summary.stored, summary.interval
+def _stored(status: Status) -> str:
+    """The newest step on storage, and the advised interval: ``step 90, written in 4.1 s; …``."""
+    stored, advice = status.stored, status.interval
     text = f"step {stored.step}, written in {stored.seconds:.1f} s" if stored else ""
     if stored and advice:
         text += f"; advised (Daly): one every {advice.every_s:.0f} s or less often, with an incident every "
@@ -117,8 +223,8 @@ def _stored(summary: Summary) -> str:
     return text
 
 
-def _ettr(summary: Summary) -> str:
-    p = summary.productivity
+def _ettr(status: Status) -> str:
+    p = status.productivity
     text = f"{p.ettr:.1%} ({p.productive_s:.0f} s of {p.wall_s:.0f} s), {p.steps} steps"
     if p.repeated is None:
         return f"{text}, as if each restart began anew: the script does not number its steps"

@@ -160,7 +160,13 @@ def update_job(job_id: int, field: str, value: str) -> list[str]:
 
 def drain(nodes: Sequence[str], reason: str) -> list[str]:
     """Reasons are one line: line breaks become blanks."""
-    return ["scontrol", "update", f"nodename={fold(nodes)}", "state=drain", f"reason={one_line(reason)}"]
+    return [
+        "scontrol",
+        "update",
+        f"nodename={fold(nodes)}",
+        "state=drain",
+        f"reason={one_line(reason, None)}",
+    ]
 
 
 def resume(nodes: Sequence[str]) -> list[str]:
@@ -210,7 +216,7 @@ def sbatch(request: SubmitRequest) -> list[str]:
         ("--time", "" if request.time_limit_s is None else str(_minutes(request.time_limit_s))),
         ("--output", request.output),
         ("--chdir", request.work_dir),
-        ("--comment", one_line(request.comment)),
+        ("--comment", one_line(request.comment, None)),
         ("--exclude", fold(request.excluded_nodes)),
         ("--nodelist", fold(request.required_nodes)),
         ("--gres", request.gres),

@@ -188,7 +188,7 @@ class PyslurmClient(CliSlurmClient):
             super().drain(nodes, reason)
             return
         try:
-            self._helper.call("drain", nodes=list(nodes), reason=one_line(reason))
+            self._helper.call("drain", nodes=list(nodes), reason=one_line(reason, None))
         except Unsupported:
             super().drain(nodes, reason)
 

@@ -239,7 +239,7 @@ class FakeCluster:
             eligible_time=now,
             time_limit_s=request.time_limit_s,
             reservation=request.reservation,
-            comment=one_line(request.comment),
+            comment=one_line(request.comment, None),
             work_dir=request.work_dir,
             stdout=request.output,
         )

@@ -304,7 +304,7 @@ class FakeSlurm:
             world.check_nodes(nodes)
             for name in nodes:
                 states = world.nodes[name].states | {"DRAIN"}
-                world.set_node(name, states=states, reason=one_line(reason))
+                world.set_node(name, states=states, reason=one_line(reason, None))
                 world.begin_event(name, "DRAIN")
 
     def resume(self, nodes: Sequence[str]) -> None:

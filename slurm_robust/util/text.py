@@ -1,9 +1,17 @@
-"""Text made fit for people: of others (logs, drivers, users) for a terminal, a table and Slurm's lines."""
+"""Text for people: what logs, drivers and users wrote is made safe to print, and lists are made short.
+
+The only place that cleans text, for a terminal, for a table, for matching, and for Slurm's reasons.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
+
+MOST_TEXT = 600
+"""Characters of one text that a line shows; the journal and ``--json`` have the whole text."""
 
 _MOST_NAMES = 8
 
@@ -18,10 +26,22 @@ _ESCAPES = (
 
 _NOT_ASCII = r"[^\n -~]"
 
+# Control characters but tab and line ends. The last two ranges turn the direction of text, a disguise.
+_CONTROLS = dict.fromkeys(
+    [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+)
+# What would end a quoted word, a column or a line in Slurm's output or in a shell.
+_QUOTES = str.maketrans(dict.fromkeys("\"'`|\\$", " "))
+
 
 def without_escapes(text: str) -> str:
     """``text`` without a terminal's control sequences; single control characters stay."""
     return re.sub(_ESCAPES, "", text)
+
+
+def without_controls(text: str) -> str:
+    """``text`` without anything that a terminal acts on; tabs and ends of lines stay."""
+    return without_escapes(text).translate(_CONTROLS)
 
 
 def visible(text: str) -> str:
@@ -44,10 +64,20 @@ def _visible_char(char: str) -> str:
     return char if char.isprintable() else "    " if char == "\t" else "?"
 
 
-def one_line(text: str, most: int | None = None) -> str:
-    """The words of ``text``, visible, in one line of at most ``most`` characters; ``…`` tells of a cut."""
+def one_line(text: str, most: int | None = MOST_TEXT) -> str:
+    """The words of ``text``, visible, in one line of at most ``most`` characters; ``…`` marks a cut.
+
+    None: no limit, for what must be whole, such as a command or its arguments.
+    """
     line = visible(" ".join(without_escapes(text).split()))
     return line if most is None or len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+def ascii_line(text: str, most: int) -> str:
+    """One line of printable ASCII without quotes, at most ``most`` long: safe in any of Slurm's outputs."""
+    plain = "".join(letter if " " <= letter <= "~" else "?" for letter in " ".join(text.split()))
+    plain = " ".join(plain.translate(_QUOTES).split())
+    return plain if len(plain) <= most else plain[: most - 3].rstrip() + "..."
 
 
 def message(text: str) -> str:
@@ -58,6 +88,11 @@ def message(text: str) -> str:
 def settled(log: str) -> str:
     """A log without what was written over: of each line of a progress bar its last state."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in log.split("\n"))
+
+
+def clean_log(log: str) -> str:
+    """A log as a terminal may get it: lines stay lines, a progress bar shows its last state."""
+    return visible(settled(log))
 
 
 def as_json(value: object, indent: int | None = 2) -> str:
@@ -76,13 +111,46 @@ def as_json(value: object, indent: int | None = 2) -> str:
     return re.sub(_NOT_ASCII, lambda found: json.dumps(found[0])[1:-1], whole)
 
 
+def clock(t: float) -> str:
+    """Local time of day of ``t`` (seconds since 1970): ``10:50:00``."""
+    return time.strftime("%H:%M:%S", time.localtime(t))
+
+
+def date_and_time(t: float) -> str:
+    """Local date and time of ``t`` (seconds since 1970): ``2026-01-01 10:50:00``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
+
+
 def count(number: int, thing: str) -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def some_of(names: Iterable[str]) -> str:
-    """``n1, n2``; of more than eight names the first, and how many more there are."""
-    found = sorted(names)
-    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-    return ", ".join(found[:_MOST_NAMES]) + more
+def some_of(names: Collection[str], most: int = _MOST_NAMES) -> str:
+    """``n1, n2``; of more than ``most`` names the first ones and how many more: ``n1, n2 and 7 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(itertools.islice(names, most)) + more
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """``0-11,16``."""
+    return _folded(_runs(ranks))
+
+
+def named_ranks(ranks: Collection[int]) -> str:
+    """``rank 3``, ``ranks 0-3,8``; of more than eight runs the first ones: ``ranks 0,2,… and 56 more``."""
+    runs = _runs(ranks)
+    left = sum(last - first + 1 for first, last in runs[_MOST_NAMES:])
+    more = f" and {left} more" if left else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {_folded(runs[:_MOST_NAMES])}{more}"
+
+
+def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of each run of consecutive ranks, in order."""
+    groups = itertools.groupby(enumerate(sorted(set(ranks))), lambda pair: pair[1] - pair[0])
+    runs = [[rank for _, rank in group] for _, group in groups]
+    return [(run[0], run[-1]) for run in runs]
+
+
+def _folded(runs: Iterable[tuple[int, int]]) -> str:
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)

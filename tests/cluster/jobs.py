@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from slurm_robust.controller.journal import fold, read
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold, read
 from slurm_robust.model.state import JobState
 from slurm_robust.sandbox import Sandbox
 from tests.waiting import wait_for

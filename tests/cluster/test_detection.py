@@ -10,7 +10,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Evict, Symptom
-from slurm_robust.report.stacks import Look
+from slurm_robust.report.live import StackSample
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import USER, ProtectedJob
 
@@ -52,11 +52,11 @@ class Faulty(ProtectedJob):
         return [event.node for event in self.events(ev.NodeEvicted)]
 
 
-def looked_at(job: Faulty) -> Look:
+def looked_at(job: Faulty) -> StackSample:
     """What ``srobust stacks`` shows to the job's owner."""
     command = ["srobust", "stacks", str(job.id), "--json"]
     done = job.sandbox.exec(command, user=USER, timeout_s=30, check=True)
-    return msgspec.json.decode(done.stdout, type=Look)
+    return msgspec.json.decode(done.stdout, type=StackSample)
 
 
 def undisturbed(sandbox: Sandbox, steps: int) -> str:

@@ -26,8 +26,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("agent",),
     ("diagnostics",),
     ("node",),
+    ("report",),
     ("controller", "integrations"),
-    ("report", "sandbox", "admin"),
+    ("sandbox", "admin"),
     ("cli",),
 )
 # A unit that no other may import: fakes for tests of ours and of users.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from slurm_robust.util.text import without_escapes
+from slurm_robust.util.text import without_controls
 
 HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
 """Of a huge log so many characters of its beginning and of its end are read: causes stand in either."""
@@ -12,22 +12,12 @@ HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
 LINE = 2000
 """Of a longer line its beginning and its end are kept, in characters."""
 
-# Tabs and ends of lines stay. The last two ranges turn the direction of text, and so could disguise it.
-_CONTROL = dict.fromkeys(
-    [*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-)
-
 
 class Line(NamedTuple):
     """``number`` counts from 1, as editors do."""
 
     number: int
     text: str
-
-
-def clean(text: str) -> str:
-    """Without what a terminal would act on."""
-    return without_escapes(text).translate(_CONTROL)
 
 
 def lines_of(text: str) -> list[Line]:
@@ -42,7 +32,7 @@ def lines_of(text: str) -> list[Line]:
 def _numbered(text: str, first: int) -> list[Line]:
     return [
         Line(number, _bounded(part))
-        for number, line in enumerate(clean(text).split("\n"), first)
+        for number, line in enumerate(without_controls(text).split("\n"), first)
         for part in line.rstrip("\r").split("\r")
     ]
 

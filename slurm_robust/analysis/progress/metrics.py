@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from slurm_robust.analysis.progress.series import Series
-from slurm_robust.analysis.progress.words import named_ranks
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
+from slurm_robust.util.text import named_ranks
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 # A scaled training in half precision skips single steps whose gradients overflow.

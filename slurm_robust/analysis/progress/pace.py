@@ -13,11 +13,11 @@ from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, 
 from slurm_robust.analysis.progress.decline import Decline, Reminder
 from slurm_robust.analysis.progress.look import Look
 from slurm_robust.analysis.progress.times import StepTimes
-from slurm_robust.analysis.progress.words import named_ranks
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
+from slurm_robust.util.text import named_ranks
 
 ALONE_FACTOR = 4.0
 """One rank may be still for so many bounds while others go on: ranks that wait for each other cannot."""

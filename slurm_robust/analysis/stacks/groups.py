@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
+from slurm_robust.util.text import fold_ranks
 
 
 class Group(Record):
@@ -24,16 +25,7 @@ class Group(Record):
     @property
     def name(self) -> str:
         """``pp 24-31``."""
-        return f"{self.dimensions} {fold(self.ranks)}"
-
-
-def fold(ranks: Iterable[int]) -> str:
-    """``0-11,16``."""
-    found = []
-    for _, run in itertools.groupby(enumerate(sorted(set(ranks))), lambda pair: pair[1] - pair[0]):
-        numbers = [number for _, number in run]
-        found.append(f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]))
-    return ",".join(found)
+        return f"{self.dimensions} {fold_ranks(self.ranks)}"
 
 
 def nodes_of(ranks: Iterable[int], layout: ParallelLayout) -> frozenset[int]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 from slurm_robust.analysis.stacks.activity import Activity, is_point_to_point
-from slurm_robust.analysis.stacks.groups import covering, fold, node_count, nodes_of
+from slurm_robust.analysis.stacks.groups import covering, node_count, nodes_of
 from slurm_robust.analysis.stacks.ranks import RankView, views, without_libraries
 from slurm_robust.analysis.stacks.recorder import recorded, unclear
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.util.text import count
+from slurm_robust.util.text import count, fold_ranks
 
 MOST_SHARE = 0.25
 """Of all nodes: more than these are never blamed together."""
@@ -138,7 +138,7 @@ class _Scene:
         text, _ = min(counts.items(), key=lambda item: (-item[1], item[0]))
         several = len(ranks) > 1
         more = f" and {count(len(counts) - 1, 'other stack')}" if len(counts) > 1 else ""
-        return f"{'ranks' if several else 'rank'} {fold(ranks)}: {text}{more}"
+        return f"{'ranks' if several else 'rank'} {fold_ranks(ranks)}: {text}{more}"
 
     def most(self) -> str:
         """What most of the others do."""
@@ -269,7 +269,7 @@ def _differing(scene: _Scene, moving: bool) -> Localisation:
         return Localisation(
             outliers=tuple(sorted(ranks)),
             ranks=tuple(sorted(pair)),
-            group=f"pair {fold(pair)}",
+            group=f"pair {fold_ranks(pair)}",
             healthy=len(scene.healthy),
             confidence=0.6,
             reason=f"{reason}; they send to each other",

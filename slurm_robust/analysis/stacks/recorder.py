@@ -15,9 +15,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from slurm_robust.analysis.stacks.groups import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Collective, RankStacks
+from slurm_robust.util.text import fold_ranks
 
 _COMPLETED, _STARTED = "completed", "started"
 _POINT_TO_POINT = re.compile(r"(^|[:_\s])(i?send|i?recv|coalesced$)")
@@ -95,7 +95,7 @@ def unclear(stacks: Sequence[RankStacks], ranks: Iterable[int]) -> frozenset[int
 
 
 def _ranks(ranks: frozenset[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {fold(ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
 # A group's name, its first rank and its size: to compare all ranks of large groups would take seconds.

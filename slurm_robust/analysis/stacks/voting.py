@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from slurm_robust.analysis.stacks.groups import covering, fold, node_count, nodes_of
+from slurm_robust.analysis.stacks.groups import covering, node_count, nodes_of
 from slurm_robust.analysis.stacks.localise import MOST_SHARE
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation
+from slurm_robust.util.text import fold_ranks
 
 CHANCE = 0.05
 """Several verdicts within a group are no verdict on the group if they fall there by chance so often."""
@@ -39,13 +40,13 @@ def vote(
     if not candidates:
         ranks = sorted(set(chain.from_iterable(found.ranks for found in flagged)))
         text = f"no majority: {len(flagged)} of {len(rounds)} looks flagged somebody" + (
-            f" (ranks {fold(ranks)}), none often enough" if ranks else ""
+            f" (ranks {fold_ranks(ranks)}), none often enough" if ranks else ""
         )
         why = next((found.reason for found in reversed(rounds) if not found.ranks), "")
         return Localisation(reason=text + (f"; {why}" if why else ""))
     best, *others = sorted(candidates, key=_rank)
     if equal := [c for c in others if _size(c) == _size(best) and c.ranks != best.ranks]:
-        sets = ", ".join(fold(c.ranks) for c in (best, *equal))
+        sets = ", ".join(fold_ranks(c.ranks) for c in (best, *equal))
         return Localisation(reason=f"ranks {sets} are flagged equally often")
     return _verdict(best, len(rounds))
 

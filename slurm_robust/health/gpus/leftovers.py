@@ -10,6 +10,7 @@ from slurm_robust.health.checks.processes import is_user
 from slurm_robust.health.gpus.facts import GpuProcess, GpuUse, Use
 from slurm_robust.health.gpus.processes import MPS
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.util.text import ascii_line, some_of
 
 LEFTOVERS = "gpu.leftovers"
 
@@ -39,7 +40,7 @@ def judge_leftovers(view: View[GpuUse], config: NodeConfig) -> Iterator[Finding]
             process for process in gpu.processes if not _is_daemon(process, config) and not process.ending
         ]
         if living:
-            yield _finding(gpu, config, f"left by a job: {_words(living)}; kill it", blame=Party.JOB)
+            yield _finding(gpu, config, f"left by a job: {_named(living)}; kill it", blame=Party.JOB)
         elif not is_held(gpu, config):
             yield _finding(gpu, config)
         elif (stands_s := _stands_s(view, gpu, config)) >= STANDS_S:
@@ -85,7 +86,7 @@ def _is_daemon(process: GpuProcess, config: NodeConfig) -> bool:
 def _what(gpu: Use, config: NodeConfig) -> str:
     dead = [process for process in gpu.processes if process.ending and not _is_daemon(process, config)]
     return f"{'?' if gpu.memory_mb is None else gpu.memory_mb} MiB in use by " + (
-        f"what has ended: {_words(dead)}" if dead else "no process"
+        f"what has ended: {_named(dead)}" if dead else "no process"
     )
 
 
@@ -105,11 +106,6 @@ def _finding(
     )
 
 
-def _words(processes: list[GpuProcess]) -> str:
+def _named(processes: list[GpuProcess]) -> str:
     # A process may call itself what it likes.
-    names = [
-        "".join(c if c.isascii() and c.isprintable() else "?" for c in one.name) or "process"
-        for one in processes[:2]
-    ]
-    words = ", ".join(f"{name} ({one.pid})" for name, one in zip(names, processes, strict=False))
-    return words + (f" and {len(processes) - 2} more" if len(processes) > 2 else "")
+    return some_of([f"{ascii_line(one.name, 40) or 'process'} ({one.pid})" for one in processes], 2)

@@ -9,6 +9,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.gpus.facts import Gpu, GpuError, GpuFacts
 from slurm_robust.health.gpus.judging import GpuView, finding, seen_before
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.util.text import some_of
 
 COUNT = "gpu.count"
 IDENTITY = "gpu.identity"
@@ -96,8 +97,8 @@ def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     new, gone = sorted(now - before), sorted(before - now)
     text = ""
     if new:
-        text = f"GPUs are not those of the baseline: new {_some(new)}"
-        text += f", gone {_some(gone)}" if gone else ""
+        text = f"GPUs are not those of the baseline: new {some_of(new, 2)}"
+        text += f", gone {some_of(gone, 2)}" if gone else ""
     yield Finding(
         check=IDENTITY,
         outcome=Outcome.FAIL if new else Outcome.PASS,
@@ -108,10 +109,6 @@ def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
         blame=Party.SITE,
         suggestion=Suggestion.MONITOR if new else Suggestion.NONE,
     )
-
-
-def _some(uuids: list[str]) -> str:
-    return " ".join(uuids[:2]) + (f" and {len(uuids) - 2} more" if len(uuids) > 2 else "")
 
 
 def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:

@@ -66,7 +66,7 @@ def test_an_empty_log_is_called_empty_and_a_harmless_one_without_failures(
     for files, words in (
         ([empty], "the log is empty"),
         ([harmless], "no line looks like a failure"),
-        ([empty, harmless], "no rank tells of a failure"),
+        ([empty, harmless], "no rank shows a failure"),
         ([empty, empty], "(empty)"),
     ):
         assert main(["classify", *files]) == 0
@@ -84,7 +84,7 @@ def test_several_files_are_ranks_by_name(tmp_path: Path, capsys: pytest.CaptureF
     assert said["verdict"]["symptom"] == "gpu_oom"
     assert said["ranks"]["0"]["symptom"] == "secondary"
     assert main(["classify", *files]) == 0
-    assert "failed first for its own reason: rank 3" in capsys.readouterr().out
+    assert "root cause: rank 3" in capsys.readouterr().out
 
 
 def test_without_ranks_in_the_names_their_order_counts(

@@ -32,8 +32,9 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.node.log import EventLog
-from slurm_robust.report import diagnosis, replay, screen
-from slurm_robust.report.screen import Screen
+from slurm_robust.report import console as report_console
+from slurm_robust.report import diagnosis, replay
+from slurm_robust.report.console import Screen
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
@@ -44,7 +45,7 @@ from slurm_robust.wire.server import ControllerSocket
 from tests.contracts.replayer import run as replayed
 from tests.unit.controller.fleetwork import Job, doing
 from tests.unit.report import incident_journal as made_up
-from tests.unit.report import test_stacks
+from tests.unit.report import test_live
 from tests.unit.report.test_logs import STARTED
 
 MARK = "FORGED"
@@ -151,7 +152,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     # Where a long line is folded is chance; what is a line of its own is not.
-    monkeypatch.setattr(screen, "WIDTH", 200_000)
+    monkeypatch.setattr(report_console, "WIDTH", 200_000)
     monkeypatch.chdir(tmp_path)
     return Answers(folder)
 
@@ -228,15 +229,15 @@ def test_checkpoints(job: JobDirectory, text: str) -> None:
 @fuzz
 @given(HOSTILE)
 def test_the_stacks_of_a_running_job(tmp_path: Path, slurm: Answers, text: str) -> None:
-    training = Job(test_stacks.SLOTS, ())
+    training = Job(test_live.SLOTS, ())
     training.train_to(5)
     training.stacks[2] = doing(2, "n3", f"forward{text}@/home/me/{text}", state="T")
     training.stacks = {rank: poisoned_stack(stack, text) for rank, stack in training.stacks.items()}
     directory = JobDirectory(tmp_path / f"job-{len(list(tmp_path.iterdir()))}")
-    test_stacks.prepare(directory, training)
-    with test_stacks.controller(directory, training):
+    test_live.prepare(directory, training)
+    with test_live.controller(directory, training):
         told("stacks", str(directory.path), "--raw")
-    with test_stacks.controller(directory, training):
+    with test_live.controller(directory, training):
         told("stacks", str(directory.path), "--json")
 
 
@@ -254,7 +255,7 @@ def test_a_drill(tmp_path: Path, slurm: Answers, text: str, ok: bool) -> None:
         take_epoch(
             directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
         )
-        with test_stacks.serving(server, lambda wish: DrillReply(ok=ok, text=text)):
+        with test_live.serving(server, lambda wish: DrillReply(ok=ok, text=text)):
             told("drill", str(directory.path), "kill-rank")
 
 
@@ -424,3 +425,10 @@ def test_views_make_no_console_of_their_own_and_write_past_nobody() -> None:
     bad = re.compile(r"\bConsole\(|std(out|err)\.buffer|__std(out|err)__|from_markup|\bmarkup=True")
     found = {path.name for path in files if bad.search(path.read_text())}
     assert found == {"desk.py"}  # desk.py answers a program
+
+
+def test_one_function_prints_json() -> None:
+    """Every ``--json`` has one form; ``srobust logs`` prints a document for each line that comes."""
+    package = Path(__file__).parents[3] / "slurm_robust"
+    files = [path for unit in ("report", "admin", "cli") for path in (package / unit).rglob("*.py")]
+    assert {path.name for path in files if "as_json(" in path.read_text()} == {"console.py", "logs.py"}

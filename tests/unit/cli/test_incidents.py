@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.controller import evidence
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.report import bundle
 from tests.unit.report import incident_journal as made_up
 
 
@@ -61,7 +61,7 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
     made_up.write_logs(
         directory, 1, range(8), "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J[bold]not markup[/]\n"
     )
-    evidence.save(directory, 1, events)
+    bundle.save(directory, 1, events)
     main(["incident", str(tmp_path), "1", "--logs"])
     said = capsys.readouterr().out
     assert "\x1b" not in said
@@ -73,8 +73,8 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
     ("words", "code", "message"),
     [
         (["incident", "JOB", "9"], ExitCode.NO_INPUT, "has no incident 9; it has 1-6"),
-        (["incident", "JOB", "x"], ExitCode.USAGE, "'x' is no number from 1"),
-        (["incident", "JOB", "0"], ExitCode.USAGE, "'0' is no number from 1"),
+        (["incident", "JOB", "x"], ExitCode.USAGE, "'x' is not a number from 1"),
+        (["incident", "JOB", "0"], ExitCode.USAGE, "'0' is not a number from 1"),
         (["incident", "JOB"], ExitCode.USAGE, "required: N"),
         (["incidents", "JOB", "--last", "-1"], ExitCode.USAGE, "argument --last"),
         (["incidents", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),

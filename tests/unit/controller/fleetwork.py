@@ -11,7 +11,6 @@ from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
@@ -20,6 +19,7 @@ from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.journal import fold
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.model.steps import Witness
 from slurm_robust.slurm.stepwords import step_end, task_ends

@@ -7,8 +7,8 @@ from msgspec import structs
 from slurm_robust.config.schema import CheckpointConfig, JobConfig
 from slurm_robust.controller.checkpoint_scheduler import Tempo
 from slurm_robust.controller.effects import Now, Prune
-from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Flush, Pace, Progress
 from tests.unit.controller.fleetwork import Job
 

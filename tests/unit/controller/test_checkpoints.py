@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConfig, Timings
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.exitcodes import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fleetwork import Job
 

@@ -9,13 +9,13 @@ from msgspec import structs
 
 from slurm_robust.config.schema import JobConfig, Limits, SlurmConfig
 from slurm_robust.controller.effects import RequeueAnswer, Said, Send
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Symptom
+from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Ack, Launch, Pulse, Shutdown, Stop
 from tests.unit.controller.fleetwork import Job
 

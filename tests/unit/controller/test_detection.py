@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from slurm_robust.analysis.incidents import stories
 from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.replay import ReplayConfig
 from slurm_robust.config.schema import JobConfig, Limits
-from slurm_robust.controller.evidence import words
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.alerts import Alert
@@ -19,6 +17,8 @@ from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Effect, Party, Suggestion
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.traffic import Traffic
+from slurm_robust.report.incident_text import timeline
+from slurm_robust.report.incidents import incident_reports
 from tests.unit.controller.fleetwork import Job, doing
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -153,8 +153,8 @@ def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
     (unanswered,) = hung.events(ev.Unanswered)  # once, though it was silent in both looks
     assert (unanswered.incident, unanswered.asked, unanswered.nodes) == (1, "stacks", ("n4",))
     assert unanswered.why == "no answer within 4 s"
-    (story,) = stories(hung.journal)
-    told = [moment.text for moment in words.moments(story) if moment.what == "no answer"]
+    (report,) = incident_reports(hung.journal)
+    told = [entry.text for entry in timeline(report) if entry.what == "no answer"]
     assert told == ["asked n4 for stacks: no answer within 4 s"]
 
 

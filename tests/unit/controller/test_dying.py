@@ -92,7 +92,7 @@ def test_workers_of_several_nodes_that_never_end_convict_nobody(requeue: bool) -
     first = job.events(ev.Decided)[0]
     assert first.verdict is not None
     assert first.verdict.blame is inc.Blame.NOBODY
-    assert "n2, n3: killed workers are still there" in first.reason
+    assert "killed workers remain on n2, n3" in first.reason
     if requeue:
         assert job.requeued == [()], "others nodes may do, and Slurm sees to what is left"
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller import jobid
-from slurm_robust.controller.journal import Journal, read
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import another_job, read
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.run_started import run_started
@@ -48,15 +49,15 @@ def history(
 def test_which_job_it_is(
     before: tuple[float | None, ...], restart_count: int, submitted: float | None, how: str
 ) -> None:
-    found = jobid.another_job(history(*before), "a", restart_count, submitted)
+    found = another_job(history(*before), "a", restart_count, submitted)
     assert found.startswith(how)
     assert bool(found) is bool(how)
 
 
 def test_another_cluster_is_another_job() -> None:
-    assert jobid.another_job(history(100.0), "b", 0, 100.0) == "of cluster a"
-    assert jobid.another_job(history(100.0, cluster=""), "b", 0, 100.0) == ""
-    assert jobid.another_job([], "b", 0, 100.0) == ""
+    assert another_job(history(100.0), "b", 0, 100.0) == "of cluster a"
+    assert another_job(history(100.0, cluster=""), "b", 0, 100.0) == ""
+    assert another_job([], "b", 0, 100.0) == ""
 
 
 def folder(path: Path, events: list[ev.AnyEvent]) -> JobDirectory:

@@ -6,12 +6,12 @@ import pytest
 
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.effects import RequeueAnswer, Said
-from slurm_robust.controller.journal import fold
 from slurm_robust.controller.preflight import check_history
 from slurm_robust.controller.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.report.summary import summarize
+from slurm_robust.model.journal import fold
+from slurm_robust.report.status import status_at
 from tests.unit.controller.fleetwork import Job, doing
 
 KILL_WAIT_S = 30.0
@@ -127,7 +127,7 @@ def test_the_journal_says_that_the_job_was_told_to_end(stage: str) -> None:
     job.until(lambda: bool(job.events(ev.RunEnded)), limit=KILL_WAIT_S - 5)
     (ended,) = job.events(ev.RunEnded)
     assert (ended.code, ended.reason, ended.final) == (ExitCode.TERMINATED, TOLD, False)
-    status = summarize(job.journal, job.wall)
+    status = status_at(job.journal, job.wall)
     assert (status.phase, status.reason, status.exit_code) == ("stopped", TOLD, 143)
 
 
@@ -144,7 +144,7 @@ def test_a_job_that_was_told_to_end_may_be_started_again() -> None:
     job.until(lambda: job.code is not None)
     assert check_history(fold(job.journal), job.journal, ("train.py",)) is None
     again = ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=1)
-    assert summarize([*job.journal, again], job.wall).phase == "starting"
-    assert summarize([*job.journal, again], job.wall + 60).productivity.wall_s == pytest.approx(
+    assert status_at([*job.journal, again], job.wall).phase == "starting"
+    assert status_at([*job.journal, again], job.wall + 60).productivity.wall_s == pytest.approx(
         job.wall + 60 - job.journal[0].t
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.analysis.incidents import stories
 from slurm_robust.cli.main import main
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import JobConfig
@@ -14,6 +13,7 @@ from slurm_robust.controller import logrules
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.report.incidents import incident_reports
 from tests.unit.controller.fleetwork import Job
 
 RULES = """
@@ -65,9 +65,9 @@ def test_the_controller_obeys_them(rules: Path) -> None:
     assert not crashed().events(ev.NodeEvicted)
     job = crashed(rules)
     assert [event.node for event in job.events(ev.NodeEvicted)] == ["n2"]
-    (story,) = stories(job.journal)
-    assert story.root is not None  # whoever reads the journal may not have the rules
-    assert story.root.exit.rank == 1
+    (report,) = incident_reports(job.journal)
+    assert report.root is not None  # whoever reads the journal may not have the rules
+    assert report.root.exit.rank == 1
 
 
 def test_a_broken_file_is_refused_with_its_line(rules: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.model import events as ev
-from slurm_robust.report.stacks import NothingToSee, Taken, take
+from slurm_robust.report.live import NotLive, Taken, take
 from slurm_robust.wire.messages import LookAtStacks, StacksShown, TakeStacks
 from tests.unit.controller.fleetwork import Job, doing
 
@@ -102,7 +102,7 @@ def test_between_two_generations_there_is_nothing_to_see() -> None:
     hung = job()  # all ranks wait for each other, so the nodes are tested
     hung.diagnosis = None
     hung.until(lambda: hung.stage == "Testing", 60)
-    with pytest.raises(NothingToSee, match="no generation of workers runs now"):
+    with pytest.raises(NotLive, match="no generation of workers runs now"):
         look(hung)
 
 

@@ -20,7 +20,7 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.disk import Disk
 from slurm_robust.controller.hold import read_clocks
-from slurm_robust.controller.journal import Journal, read
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
@@ -32,6 +32,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.journal import read
 from slurm_robust.model.state import JobState
 from slurm_robust.slurm.records import Allocation, Switch
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser

@@ -7,9 +7,9 @@ import math
 import pytest
 from msgspec import structs
 
-from slurm_robust.analysis.ettr import productivity
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError
+from slurm_robust.report.ettr import productivity
 from tests.unit.controller.fleetwork import Job
 
 LIMIT_S = 600.0

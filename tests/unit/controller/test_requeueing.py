@@ -16,7 +16,7 @@ from slurm_robust.controller.transitions import ToRequeueing
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind
 from slurm_robust.policy.requeueing import GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
-from slurm_robust.report.summary import summarize
+from slurm_robust.report.status import status_at
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.controller.fleetwork import Job
@@ -56,7 +56,7 @@ def test_slurm_is_asked_until_it_answers() -> None:
     assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 1
     job.pass_time(600)
     assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 2
-    status = summarize(job.journal, job.wall)
+    status = status_at(job.journal, job.wall)
     assert status.phase == "requeueing"
     assert "Unable to contact slurm controller" in status.reason
     job.slurm_says = (TAKEN, DONE)

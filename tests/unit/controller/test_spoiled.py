@@ -8,10 +8,10 @@ from msgspec import structs
 
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import JobConfig
-from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.journal import fold
 from slurm_robust.model.progress import Progress
 from tests.unit.controller.fleetwork import Job
 

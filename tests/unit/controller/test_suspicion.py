@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from slurm_robust.controller import effects as fx
-from slurm_robust.controller.evidence import save_suspicion
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.suspicion import Suspicion
 from slurm_robust.node.hints import Hint, judge
 from slurm_robust.node.hints import Job as EndedJob
+from slurm_robust.report.bundle import save_suspicion
 from tests.unit.controller.fleetwork import Job
 from tests.unit.controller.test_detection import alert
 

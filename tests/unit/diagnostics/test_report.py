@@ -74,7 +74,7 @@ def test_outside_a_job_this_node_is_tested(tmp_path: Path, capsys: pytest.Captur
     [
         (["--tests", "nonsense"], "there is no test nonsense"),
         (["--nodes", "n[1-4]"], "only this node"),
-        (["--budget", "0"], "is no time"),
+        (["--budget", "0"], "is not a time"),
     ],
 )
 def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -353,7 +353,7 @@ NOBODY_KNOWS = GpuProcess(pid=11, name="dcgm", memory_mb=900)
         ),
         (
             Use(index=0, processes=(GpuProcess(pid=9, name="\x1b[2J\nü"),)),
-            (FAIL, RESET, "left by a job: ?[2J?? (9); kill it"),
+            (FAIL, RESET, "left by a job: ?[2J ? (9); kill it"),
         ),
     ],
 )

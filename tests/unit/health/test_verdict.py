@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.health.check import Context
 from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.health.verdict import REASON_BYTES, clean, conclude, reason, rule_of
+from slurm_robust.health.verdict import REASON_BYTES, conclude, reason, rule_of
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.util.text import ascii_line
 
 XID = Finding(
     check="kernel.xid",
@@ -154,4 +155,4 @@ def test_whatever_a_check_says_the_reason_is_short_and_clean(causes: list[Findin
     ],
 )
 def test_text_is_made_safe(text: str, most: int, line: str) -> None:
-    assert clean(text, most) == line
+    assert ascii_line(text, most) == line

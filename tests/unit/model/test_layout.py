@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,3 +52,17 @@ def test_equal_identity_means_equal_layout(sizes: dict[str, int], others: dict[s
 def test_sizes_that_do_not_divide() -> None:
     with pytest.raises(DoesNotDivide, match="tp 4 = 4 does not divide the world of 6 ranks"):
         ParallelLayout.fit(6, 2, {"tp": 4, "cp": 1, "ep": 1, "pp": 1}, "tp-cp-ep-dp-pp")
+
+
+@given(sizes=sizes, dp=st.integers(1, 4), order=orders, nproc=st.integers(1, 8))
+def test_a_layout_can_be_read_back_from_its_identity(
+    sizes: dict[str, int], dp: int, order: str, nproc: int
+) -> None:
+    layout = ParallelLayout.fit(dp * math.prod(sizes.values()), nproc, sizes, order)
+    assert ParallelLayout.from_identity(layout.identity()) == layout
+
+
+@pytest.mark.parametrize("text", ["", "16x2", "8x2:tp2-dp2", "16x2:tp2-dp8-", "16x2:tp-dp8"])
+def test_a_text_that_is_not_an_identity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a layout|ranks, not"):
+        ParallelLayout.from_identity(text)

@@ -306,14 +306,14 @@ def write_logs(directory: JobDirectory, generation: int, ranks: range, text: str
 
 def bundle_of_all(path: Path) -> JobDirectory:
     """The journal and all folders, as the controller leaves them."""
-    from slurm_robust.controller import evidence
+    from slurm_robust.report import bundle
 
     directory, events = JobDirectory(path), whole()
     write(directory, events)
     for generation in range(1, 8):
         write_logs(directory, generation, range(8))
-    evidence.save_stacks(directory, 3, STACKS, PLACED)
-    evidence.save_alerts(directory, 5, ALERTS, BEGIN + 5000)
+    bundle.save_stacks(directory, 3, STACKS, PLACED)
+    bundle.save_alerts(directory, 5, ALERTS, BEGIN + 5000)
     for number in range(1, 7):
-        evidence.save(directory, number, events)
+        bundle.save(directory, number, events)
     return directory

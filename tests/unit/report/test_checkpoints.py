@@ -199,7 +199,7 @@ def test_a_job_without_any(job: Job, capsys: pytest.CaptureFixture[str]) -> None
     assert "0 files with 0.0 MB are whole" in text
     code, text = call(capsys, "export", job.directory.path, "latest", "--to", job.directory.path / "x")
     assert code == ExitCode.NO_INPUT
-    assert "no checkpoint is whole within reach of node n1" in text
+    assert "no checkpoint is complete within reach of node n1" in text
     assert "fix: " in text
 
 
@@ -276,7 +276,7 @@ def test_an_export_is_what_dcp_loads(
     filled(job)
     code, text = call(capsys, "export", job.directory.path, step, "--to", tmp_path / "out")
     assert code == 0
-    assert f"step {means} of generation 1, whole" in text
+    assert f"step {means} of generation 1, complete" in text
     check_export(tmp_path / "out", means)
 
 
@@ -299,7 +299,7 @@ def test_parts_of_other_nodes_are_added_there(
     out = tmp_path / "out"
     code, text = call(capsys, "export", job.directory.path, 30, "--to", out)
     assert code == ExitCode.NO_INPUT
-    assert "rank 1 is missing, which ran on n2" in text
+    assert "rank 1 missing, which ran on n2" in text
     command = f"srobust checkpoint export {job.directory.path} gen-0001/step-00000030 --to {out}"
     assert f"srun --jobid=9 --overlap -w n2 {command}" in text
     assert not (out / ".metadata").exists()
@@ -342,7 +342,9 @@ def test_nothing_is_overwritten(
     assert (sorted(out.iterdir()) if out.is_dir() else []) == before
 
 
-def test_what_cannot_be_written_is_told(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_reported(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     filled(job)
     (tmp_path / "file").touch()
     code, text = call(capsys, "export", job.directory.path, 10, "--to", tmp_path / "file" / "out")

@@ -1,4 +1,4 @@
-"""What people and monitoring systems are told of a node's checks."""
+"""What people and monitoring systems see of a node's checks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def run_of(*findings: Finding) -> tuple[Report, Conclusion]:
 def shown(*findings: Finding, is_root: bool = True) -> str:
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(render(*run_of(*findings), is_root=is_root))
+        report, conclusion = run_of(*findings)
+        console.print(render(Whole(report=report, conclusion=conclusion), is_root=is_root))
     return capture.get()
 
 
 @pytest.mark.parametrize(
     ("findings", "code", "line"),
     [
-        ((WELL,), Nagios.OK, "OK (1 checks on n1)"),
+        ((WELL,), Nagios.OK, "OK (1 check on n1)"),
         ((WELL, MUTE), Nagios.UNKNOWN, "UNKNOWN: no permission (2 checks, 1 unknown on n1)"),
         ((WELL, MUTE, HOT), Nagios.WARNING, "WARNING: gpu1 91 C (3 checks, 1 failed, 1 unknown on n1)"),
         (
@@ -76,10 +77,10 @@ def test_what_is_unknown_for_one_reason_is_one_row() -> None:
     assert shown(*failures).count("91 C") == 4
 
 
-def test_an_ordinary_user_is_told_that_root_sees_more() -> None:
-    assert "root only" in shown(MUTE, is_root=False)
-    assert "root only" not in shown(MUTE)
-    assert "root only" not in shown(WELL, is_root=False)
+def test_an_ordinary_user_learns_that_root_sees_more() -> None:
+    assert "Only root" in shown(MUTE, is_root=False)
+    assert "Only root" not in shown(MUTE)
+    assert "Only root" not in shown(WELL, is_root=False)
 
 
 @pytest.fixture

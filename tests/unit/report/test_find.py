@@ -57,13 +57,13 @@ def test_a_task_of_an_array_is_found_by_what_its_run_wrote_down(root: Path) -> N
         ("38_1.batch", "a step of job 38_1", "give the job: 38_1"),
     ],
 )
-def test_other_ids_that_slurm_shows_are_told_apart(name: str, text: str, fix: str, root: Path) -> None:
+def test_other_ids_that_slurm_shows_are_recognised(name: str, text: str, fix: str, root: Path) -> None:
     with pytest.raises(NoSuchJob, match=text) as error:
         find(name, None, FakeSlurm())
     assert fix in error.value.fix
 
 
-def test_a_folder_below_a_closed_home_is_told_as_closed(root: Path) -> None:
+def test_a_folder_below_a_closed_home_is_reported_as_closed(root: Path) -> None:
     home = root.parent / "home"
     started(home / "srobust-jobs" / "1")
     slurm = FakeSlurm()
@@ -87,7 +87,7 @@ def test_only_a_job_that_is_not_here_is_asked_for_in_slurm(root: Path) -> None:
     assert error.value.may_begin
 
 
-def test_a_job_without_a_journal_is_told_by_what_slurm_says_of_it(root: Path) -> None:
+def test_a_job_without_a_journal_is_reported_with_its_state_in_slurm(root: Path) -> None:
     slurm = FakeSlurm()
     where = {"work_dir": str(root.parent), "output": "/home/alice/train-%j.log"}
     waiting = slurm.submit(SubmitRequest(command=("train.sh",), hold=True, **where))

@@ -1,136 +1,123 @@
-"""What a person sees of incidents. After a change that is meant, write the texts anew:
-
-SROBUST_WRITE_GOLDEN=1 pytest tests/unit/report/test_incidents.py
-"""
+"""What belongs to the report of an incident."""
 
 from __future__ import annotations
 
-import os
-import re
-import time
-from collections.abc import Iterator
-from pathlib import Path
-
 import msgspec
 import pytest
-from rich.console import Console, RenderableType
 
+from slurm_robust.analysis.exits import root_exit
 from slurm_robust.model import events as ev
-from slurm_robust.model.job import JobDirectory
-from slurm_robust.report import incident, incidents
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.incident import Blame, NodeExit, Symptom
+from slurm_robust.report.incidents import IncidentStatus, incident_reports
 from tests.unit.report import incident_journal as made_up
 
-GOLDEN = Path(__file__).with_name("golden")
+
+def launched(generation: int, restore_step: int) -> ev.GenerationLaunched:
+    return ev.GenerationLaunched(
+        t=0.0, generation=generation, slots=("n1",), master="n1:1",
+        restore="x" if restore_step >= 0 else "", restore_step=restore_step,
+    )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def utc() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("TZ", "UTC")
-        time.tzset()
-        yield
-    time.tzset()
+def step(generation: int, number: int, reported: bool = True) -> ev.ProgressMade:
+    return ev.ProgressMade(t=0.0, generation=generation, step=number, reported=reported)
 
 
-@pytest.fixture(scope="module")
-def directory(utc: None, tmp_path_factory: pytest.TempPathFactory) -> JobDirectory:
-    return made_up.bundle_of_all(tmp_path_factory.mktemp("jobs") / str(made_up.JOB))
+def opened(number: int = 1, t: float = 100.0) -> ev.IncidentOpened:
+    return ev.IncidentOpened(
+        t=t, incident=number, generation=1, symptom=Symptom.HANG, detail="", detect_s=5.0, best_step=1
+    )
 
 
-def screen(shown: RenderableType, width: int) -> str:
-    console = Console(width=width, highlight=False)
-    with console.capture() as capture:
-        console.print(shown)
-    return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+def closed(number: int = 1) -> ev.IncidentClosed:
+    return ev.IncidentClosed(t=110.0, incident=number, generation=2, step=51, recover_s=1.0)
 
 
-def is_golden(name: str, text: str) -> None:
-    if os.environ.get("SROBUST_WRITE_GOLDEN"):
-        (GOLDEN / name).write_text(text)
-    assert text == (GOLDEN / name).read_text()
+def test_each_incident_of_a_job_has_its_own_report() -> None:
+    found = incident_reports(made_up.whole())
+    assert [report.number for report in found] == [1, 2, 3, 4, 5, 6]
+    assert [report.status for report in found] == [*[IncidentStatus.OVER] * 5, IncidentStatus.ENDED]
+    assert [report.suspects for report in found] == [(), ("n2",), ("n3",), ("n4",), ("n6",), ()]
+    assert [report.blame for report in found] == [
+        Blame.NOBODY, Blame.NODE, Blame.NODE, Blame.NODE, Blame.NODE, Blame.CODE
+    ]  # fmt: skip
+    assert found[5].generations == (6, 7)
+    assert found[1].placements[2].slots == ("n1", "n2", "n3", "n4")
+    assert found[1].placements[3].slots == ("n1", "n5", "n3", "n4")
 
 
-def shown(directory: JobDirectory, events: list[ev.AnyEvent], number: int, width: int = 80) -> str:
-    found = incident.gather(directory, events, number, "stopped")
-    found = msgspec.structs.replace(found, folder=f"JOB/incidents/{number:03d}")
-    return re.sub(r"\d+ kB", "N kB", screen(incident.render(found), width))
+def test_the_root_is_who_failed_first_by_cause() -> None:
+    killed = incident_reports(made_up.whole())[0]
+    assert killed.root is not None
+    assert (killed.root.exit.rank, len(killed.failed)) == (3, 2)
 
 
-def listed(events: list[ev.AnyEvent], last: int | None = None, job: str = "training") -> str:
-    return screen(incidents.render(incidents.listing(events, last, job)), 120)
+@pytest.mark.parametrize("cause", [None, 30])
+def test_the_root_of_many_is_that_of_all_of_them(cause: int | None) -> None:
+    def gone(rank: int) -> NodeExit:
+        error = WorkerError(type="RuntimeError", message=f"Connection closed by peer [10.0.0.{rank}]:{rank}")
+        return NodeExit(node="n1", exit=WorkerExit(rank=rank, code=1, age_s=rank / 100, error=error))
+
+    exits = [gone(rank) for rank in range(40)]
+    if cause is not None:
+        own = WorkerError(type="ValueError", message="bad token", file="train.py", line=8)
+        exits[cause] = NodeExit(node="n1", exit=WorkerExit(rank=cause, code=1, age_s=0.0, error=own))
+    assert root_exit(exits) == exits[39 if cause is None else cause]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_list(width: int) -> None:
-    text = screen(incidents.render(incidents.listing(made_up.whole(), None, "stopped")), width)
-    is_golden(f"incidents-{width}.txt", text)
+def test_a_node_that_was_silent_while_slow_training_was_sampled_is_in_the_report() -> None:
+    silent = ev.Unanswered(t=94.0, incident=0, asked="stacks", nodes=("n1",), why="no answer within 6 s")
+    (report,) = incident_reports([silent, opened(t=100.0), closed()])
+    assert report.events[0] == silent
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
-def test_each_kind_of_incident_is_told(number: int, directory: JobDirectory) -> None:
-    is_golden(f"incident-{number}.txt", shown(directory, made_up.whole(), number))
-
-
-@pytest.mark.parametrize(
-    ("number", "name"), [(3, "README.txt"), (3, "stacks.txt"), (4, "README.txt"), (5, "alerts.txt")]
-)
-def test_the_folder_says_the_same(number: int, name: str, directory: JobDirectory) -> None:
-    is_golden(f"bundle-{number}-{name}", (directory.incidents / f"{number:03d}" / name).read_text())
-
-
-def test_the_newest_are_shown_and_the_others_counted() -> None:
-    text = listed(made_up.whole(), last=2)
-    assert text.startswith("job 4711 (training): 2 incidents (4 older ones not shown)\n")
-    assert "hang" not in text
-
-
-def test_a_job_without_incidents() -> None:
-    assert listed(made_up.start()) == "job 4711 (training): no incident\n"
-
-
-KILL = [*made_up.start(), *made_up.rank_killed()]
-TESTED = [*made_up.start(), *made_up.not_a_number()]
-REQUEUED = [*made_up.start(), *made_up.network_alert()]
+def test_while_nodes_are_tested_nobody_is_blamed() -> None:
+    until_tested = made_up.not_a_number()[:3]
+    report = incident_reports([*made_up.start(), *until_tested])[0]
+    assert (report.testing, report.blame, report.verdict) == (True, None, None)
+    assert report.status is IncidentStatus.OPEN
 
 
 @pytest.mark.parametrize(
-    ("events", "blamed", "outcome"),
+    ("own", "steps"),
     [
-        (KILL[:8], "-", "open: not decided yet"),
-        (KILL[:10], "nobody", "open: decided, and not launched yet"),
-        (KILL[:11], "nobody", "open: generation 2 was launched and has done no step yet"),
-        (KILL[:12], "nobody", "open: generation 2 runs, but has not got further than before"),
-        (TESTED[:9], "not known yet", "open: nodes are held for tests"),
-        (REQUEUED[:10], "node n6", "open: the job is being requeued"),
-        (REQUEUED[:13], "node n6", "open: run 1 of the Slurm job has not launched yet"),
+        ([launched(2, 40), step(2, 51)], 10),
+        ([step(1, 52), launched(2, 40), step(2, 53)], 12),  # the failed generation was further than seen
+        ([launched(2, -1), step(2, 51)], 51),  # from the beginning
+        ([launched(2, 50), step(2, 51)], 0),
+        ([launched(2, 40), step(2, 45)], 5),  # up to now
+        ([launched(2, 40), step(2, 44), launched(3, 42), step(3, 51)], 12),  # a second failure in between
+        ([launched(2, 40)], 0),
+        ([launched(2, 40), step(2, 3, reported=False)], None),
     ],
 )
-def test_an_open_incident_says_how_far_it_is(events: list[ev.AnyEvent], blamed: str, outcome: str) -> None:
-    (row,) = incidents.listing(events, None, "recovering").incidents
-    assert (row.blamed, row.outcome) == (blamed, outcome)
-    assert outcome in " ".join(listed(events).split())
+def test_steps_that_were_done_again(own: list[ev.AnyEvent], steps: int | None) -> None:
+    (report,) = incident_reports([launched(1, -1), step(1, 50), opened(), *own])
+    assert report.steps_repeated == steps
 
 
-def test_what_was_only_observed_is_not_told_as_done(tmp_path: Path) -> None:
-    observed = [
-        msgspec.structs.replace(e, carried_out=False) if isinstance(e, ev.Decided) else e for e in KILL[:10]
+def test_a_drill_shortly_before_belongs_to_the_report_and_an_older_note_does_not() -> None:
+    journal = [
+        ev.Noted(t=10.0, text="long ago"),
+        ev.Noted(t=94.0, text="drill: kill-rank"),
+        opened(),
+        ev.Noted(t=101.0, text="within"),
+        closed(),
+        ev.Noted(t=111.0, text="after"),
+        opened(2, t=112.0),
     ]
-    text = shown(JobDirectory(tmp_path), observed, 1)
-    assert "observed only: restart" in text
-    assert "outcome  only observed: nothing was done about it" in text
-    assert "nothing is there: not written yet, or storage refused it" in text
+    first, second = incident_reports(journal)
+    texts = [[e.text for e in report.events if isinstance(e, ev.Noted)] for report in (first, second)]
+    assert texts == [["drill: kill-rank", "within"], ["after"]]
 
 
-def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(incident.NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
-        incident.gather(JobDirectory(tmp_path), made_up.whole(), 9, "")
-    with pytest.raises(incident.NoSuchIncident, match=r"has no incident 1; it has none$"):
-        incident.gather(JobDirectory(tmp_path), made_up.start(), 1, "")
+def test_an_incident_that_was_never_closed_ends_where_the_next_begins() -> None:
+    first, second = incident_reports([opened(), opened(2), closed(2)])
+    assert (first.status, second.status) == (IncidentStatus.OPEN, IncidentStatus.OVER)
+    assert len(first.events) == 1
 
 
-def test_a_damaged_file_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
-    directory = made_up.bundle_of_all(tmp_path)
-    (directory.incidents / "003" / "stacks.json").write_text('{"localisation"')
-    text = shown(directory, made_up.whole(), 3)
-    assert "stacks.json cannot be read: Input data was truncated" in text
-    assert "In order" in text
+def test_a_report_survives_the_way_through_json() -> None:
+    report = incident_reports(made_up.whole())[3]
+    assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report

@@ -105,7 +105,7 @@ def test_nothing_of_the_output_is_obeyed_by_the_terminal(
         (["--rank", "x"], "neither a number from 0 nor 'all'", "--help"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(
+def test_missing_output_is_reported_with_what_exists(
     job: JobDirectory, options: list[str], text: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for generation, rank in ((1, 0), (2, 0), (2, 1)):
@@ -199,7 +199,7 @@ def test_following_a_pending_job_waits_until_it_begins(
     future = Future(lambda: None, lambda: unreachable(True), lambda: unreachable(False), begin)
     assert wait(number, None, slurm, future).path == directory.path
     said = capsys.readouterr().err
-    assert said.count("is pending (JobHeldUser): it has not started yet; this waits for it") == 2
+    assert said.count("is pending (JobHeldUser): it has not started yet; waiting for it") == 2
     assert "Slurm does not answer" in said
 
 

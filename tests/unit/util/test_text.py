@@ -67,3 +67,4 @@ def test_a_cut_is_told() -> None:
     assert one_line(" a\nb\x1b[31m é ") == "a b é"
     assert one_line("one two three", 8) == "one two…"
     assert one_line("one two", 7) == "one two"
+    assert one_line("x " * 5000, None).count("x") == 5000

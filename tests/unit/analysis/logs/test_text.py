@@ -7,7 +7,8 @@ import time
 import pytest
 
 from slurm_robust.analysis.logs import classify, read
-from slurm_robust.analysis.logs.text import HEAD, LINE, TAIL, clean, lines_of
+from slurm_robust.analysis.logs.text import HEAD, LINE, TAIL, lines_of
+from slurm_robust.util.text import without_controls
 
 OOM = "RuntimeError: CUDA out of memory"
 
@@ -24,7 +25,7 @@ OOM = "RuntimeError: CUDA out of memory"
     ],
 )
 def test_what_a_terminal_would_act_on_is_left_out(text: str, expected: str) -> None:
-    assert clean(text) == expected
+    assert without_controls(text) == expected
 
 
 def test_the_deciding_line_is_clean() -> None:

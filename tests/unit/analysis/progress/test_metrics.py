@@ -66,7 +66,7 @@ def test_the_rank_with_the_earliest_step_is_first() -> None:
     verdict = made.verdict()
     assert verdict is not None
     assert (verdict.rank, verdict.step, verdict.ranks) == (2, 2000, (0, 1, 2))
-    assert verdict.words.endswith("on rank 2 first; ranks 0,1,2 show it, 1 others report a finite one")
+    assert verdict.words.endswith("on rank 2 first; ranks 0-2 show it, 1 others report a finite one")
 
 
 def test_the_newest_step_at_which_all_were_finite_is_told() -> None:

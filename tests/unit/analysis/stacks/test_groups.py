@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.stacks.groups import covering, fold, node_count, nodes_of
+from slurm_robust.analysis.stacks.groups import covering, node_count, nodes_of
 from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.util.text import fold_ranks
 from tests.unit.analysis.stacks.build import PAPER
 from tests.unit.analysis.stacks.test_properties import layouts
 
@@ -18,7 +19,7 @@ from tests.unit.analysis.stacks.test_properties import layouts
     ("ranks", "text"), [((), ""), ((3,), "3"), ((1, 0, 2), "0-2"), ((5, 0, 1, 9), "0-1,5,9"), ((4, 4), "4")]
 )
 def test_ranks_are_folded(ranks: tuple[int, ...], text: str) -> None:
-    assert fold(ranks) == text
+    assert fold_ranks(ranks) == text
 
 
 def test_a_group_inside_a_node_is_preferred_to_one_of_several_nodes() -> None:

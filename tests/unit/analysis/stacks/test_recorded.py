@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.analysis.stacks import explain, fingerprint, localise
+from slurm_robust.analysis.stacks import fingerprint, localise
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.report.stacks import group
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "stacks"
 FOUR = ParallelLayout.fit(4, 2, {}, "dp")
@@ -53,12 +54,11 @@ def test_healthy_ranks_of_real_trainings_are_in_one_place(path: Path) -> None:
     assert fingerprint(stacks[2]) not in waiting
 
 
-def test_stacks_are_explained() -> None:
-    lines = explain(recorded("loader"), FOUR)
-    assert lines[0] == "3 ranks [0-1,3]: waits in backward or for its device"
-    assert lines[1] == "    _engine_run_backward torch/autograd/graph.py"
-    assert "1 rank [2]: waits for data" in lines
-    assert any(line.startswith("    its data loader is in __getitem__") for line in lines)
-    short = explain(recorded("loader"), FOUR, missing=(3,), frames=1)
-    assert "1 rank [3]: shows no stacks" in short
-    assert len(short) < len(lines)
+def test_real_stacks_are_grouped_as_a_person_sees_them() -> None:
+    stacks = recorded("loader")
+    outlier, others = group(stacks, localise(stacks, FOUR))
+    assert (outlier.ranks, outlier.is_outlier) == ((2,), True)
+    assert outlier.doing.startswith("waits for data: ")
+    assert "its data loader is in __getitem__" in outlier.doing
+    assert (others.ranks, others.is_outlier) == ((0, 1, 3), False)
+    assert others.doing.startswith("waits in backward or for its device: _engine_run_backward ")

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.incidents import stories
-from slurm_robust.controller.evidence import stacks, words
-from slurm_robust.controller.evidence.flight import flight
-from slurm_robust.controller.evidence.texts import MOST_TEXT, clean, one_line
 from slurm_robust.model import events as ev
+from slurm_robust.model import incident as inc
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
+from slurm_robust.report import stacks
+from slurm_robust.report.incident_text import actions_text, result_rows, timeline
+from slurm_robust.report.incidents import incident_reports
+from slurm_robust.report.stacks import flight
+from slurm_robust.util.text import MOST_TEXT, clean_log, one_line
 from tests.unit.report import incident_journal as made_up
 
 
@@ -32,12 +34,12 @@ from tests.unit.report import incident_journal as made_up
     ],
 )
 def test_what_a_terminal_would_obey_is_taken_out(text: str, shown: str) -> None:
-    assert clean(text) == shown
+    assert clean_log(text) == shown
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=0x2FF)))
 def test_no_text_keeps_a_control_character(text: str) -> None:
-    assert all(char.isprintable() for char in clean(text) if char != "\n")
+    assert all(char.isprintable() for char in clean_log(text) if char != "\n")
 
 
 def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
@@ -45,19 +47,20 @@ def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
     assert len(one_line("x" * 5000)) == MOST_TEXT
 
 
-def test_what_a_thousand_nodes_say_does_not_bury_the_story() -> None:
+def test_what_a_thousand_nodes_say_does_not_bury_the_timeline() -> None:
     notes = [ev.Noted(t=made_up.BEGIN + 1001, text="no GPU", node=f"n{i}") for i in range(1000)]
-    (story,) = stories([*made_up.start(), *made_up.rank_killed()[:2], *notes, *made_up.rank_killed()[2:]])
-    texts = [moment.text for moment in words.moments(story) if moment.what == "note"][1:]
+    killed = made_up.rank_killed()
+    (report,) = incident_reports([*made_up.start(), *killed[:2], *notes, *killed[2:]])
+    texts = [entry.text for entry in timeline(report) if entry.what == "note"][1:]
     assert texts == [*(f"n{i}: no GPU" for i in range(8)), "and 992 more"]
-    assert words.moments(story)[-1].what == "over"
+    assert timeline(report)[-1].what == "over"
 
 
 def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None:
     def result(node: str, outcome: Outcome, value: str) -> TestResult:
         return TestResult(test="gpu", node=node, outcome=outcome, value=value, took_s=float(node[1:]))
 
-    rows = words.result_rows(
+    rows = result_rows(
         [
             result("n1", Outcome.PASS, "5"),
             result("n2", Outcome.FAIL, "9"),
@@ -76,37 +79,37 @@ def at(group: str, sequence: int, operation: str = "all_reduce", state: str = "s
     return Collective(group=group, sequence=sequence, operation=operation, state=state, ranks=(0, 1, 2))
 
 
-def told(*ranks: tuple[Collective, ...]) -> list[str]:
+def described(*ranks: tuple[Collective, ...]) -> list[str]:
     return flight([RankStacks(rank=i, node="n1", collectives=c) for i, c in enumerate(ranks)])
 
 
 def test_process_groups_whose_ranks_are_together_are_only_counted() -> None:
     idle, same = at("tp", 7, state="completed"), at("ep", 3)
-    assert told((idle, same, at("dp", 5)), (idle, same, at("dp", 5)), (idle, same, at("dp", 4))) == [
+    assert described((idle, same, at("dp", 5)), (idle, same, at("dp", 5)), (idle, same, at("dp", 4))) == [
         "dp (3 ranks): rank 2 in #4 all_reduce, started; ranks 0-1 in #5 all_reduce, started",
         "1 process group with all ranks in the same operation",
-        "1 process group in which nobody waits",
+        "1 process group in which no rank waits",
     ]
 
 
-def test_a_rank_that_never_came_is_told_and_one_without_a_recorder_is_not() -> None:
+def test_a_rank_that_never_came_is_listed_and_one_without_a_recorder_is_not() -> None:
     first = at("dp", 1)
-    assert told((first,), (first,), (at("tp", 9, state="completed"),)) == [
+    assert described((first,), (first,), (at("tp", 9, state="completed"),)) == [
         "dp (3 ranks): ranks 0-1 in #1 all_reduce, started; rank 2 in none so far",
-        "1 process group in which nobody waits",
+        "1 process group in which no rank waits",
     ]
-    assert told((first,), (first,), ()) == ["1 process group with all ranks in the same operation"]
+    assert described((first,), (first,), ()) == ["1 process group with all ranks in the same operation"]
 
 
-def test_sends_and_receives_are_told_without_their_numbers() -> None:
-    assert told((at("pp:p2p", 8, "recv 0<-1"),), (), (at("pp:p2p", 3, "recv 2<-1"),)) == [
+def test_sends_and_receives_are_listed_without_their_numbers() -> None:
+    assert described((at("pp:p2p", 8, "recv 0<-1"),), (), (at("pp:p2p", 3, "recv 2<-1"),)) == [
         "pp:p2p (3 ranks): rank 0 in recv 0<-1, started; rank 2 in recv 2<-1, started"
     ]
 
 
-def test_of_very_many_process_groups_some_are_told() -> None:
+def test_of_very_many_process_groups_some_are_listed() -> None:
     many = tuple(at(f"g{i:03}", 1) for i in range(300))
-    lines = told(many, (at("x", 1, state="completed"),))
+    lines = described(many, (at("x", 1, state="completed"),))
     assert (len(lines), lines[200]) == (202, "and 100 process groups more")
 
 
@@ -117,3 +120,30 @@ def test_members_of_a_blamed_group_that_do_what_most_do_are_not_called_unlike_mo
         ((0, 1, 2, 3, 5, 6, 7), False),
     ]
     assert not any(group.is_outlier for group in stacks.group(made_up.STACKS, Localisation()))
+
+
+# -- actions ----------------------------------------------------------------------------------------
+
+
+def test_many_nodes_are_folded_in_what_was_done() -> None:
+    bad, good = [f"n{i}" for i in range(1, 9)], [f"n{i}" for i in range(11, 19)]
+    swaps = [inc.Replace(node=b, standby=g) for b, g in zip(bad, good, strict=True)]
+    actions = (*(inc.Evict(node=b, reason="") for b in bad), *swaps, inc.Restart())
+    verdict = made_up.node("n1", 4, 1.0, "why")
+    decided = made_up.decided(0, 1, verdict, "how", *actions)
+    assert actions_text(decided) == "evict n[1-8], n[11-18] take their slots, restart"
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (inc.StartAgents(nodes=("n1", "n2")), "start agents again on n[1-2]"),
+        (inc.RollBack(release="ab12"), "roll back to release ab12"),
+        (inc.Replay(reason=""), "replay the training in small groups"),
+        (inc.Diagnose(reason=""), "test the nodes"),
+        (inc.Requeue(exclude=(), reason=""), "requeue"),
+        (inc.Finish(code=0), "finish"),
+    ],
+)
+def test_every_action_has_a_text(action: inc.Action, text: str) -> None:
+    assert actions_text(made_up.decided(0, 1, made_up.node("n1", 1, 1.0, ""), "", action)) == text

@@ -11,15 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.analysis.incidents import Story
-from slurm_robust.controller import evidence
-from slurm_robust.controller.evidence import folder as files
-from slurm_robust.controller.evidence.stacks import SavedStacks
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.stacks import Frame, Localisation, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.report import bundle
+from slurm_robust.report.incidents import IncidentReport
+from slurm_robust.report.stacks import SavedStacks
 from tests.unit.report import incident_journal as made_up
 
 KILLED = [*made_up.start(), *made_up.rank_killed()]
@@ -34,8 +33,8 @@ def tree(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def story_in(folder: Path) -> Story:
-    return msgspec.json.decode((folder / "incident.json").read_bytes(), type=Story)
+def report_in(folder: Path) -> IncidentReport:
+    return msgspec.json.decode((folder / "incident.json").read_bytes(), type=IncidentReport)
 
 
 def failing_everywhere(ranks: int, text: str = "") -> list[ev.AnyEvent]:
@@ -50,32 +49,32 @@ def failing_everywhere(ranks: int, text: str = "") -> list[ev.AnyEvent]:
     ]
 
 
-def test_the_folder_has_the_story_and_output_from_before_and_after(directory: JobDirectory) -> None:
+def test_the_folder_has_the_report_and_output_from_before_and_after(directory: JobDirectory) -> None:
     for generation in (1, 2):
         made_up.write_logs(directory, generation, range(8))
-    folder = evidence.save(directory, 1, KILLED)
+    folder = bundle.save(directory, 1, KILLED)
     failed_and_four_more = {0, 1, 2, 3, 4, 5}
     logs = {f"logs/gen-{g:03d}/rank-{r:05d}.err" for g in (1, 2) for r in failed_and_four_more}
     assert tree(folder) == {"README.txt", "incident.json", *logs}
-    assert story_in(folder).root == KILLED[8].exits[0]  # type: ignore[union-attr]
+    assert report_in(folder).root == KILLED[8].exits[0]  # type: ignore[union-attr]
     text = (folder / "README.txt").read_text()
     assert "blamed    nobody (by the end of the workers alone, 50% sure)" in text
-    assert "logs/gen-002/    ends of the ranks' output of generation 2, launched after it" in text
+    assert "logs/gen-002/    last output of the ranks of generation 2, launched after it" in text
 
 
 def test_a_lost_node_has_no_exits_but_its_ranks_last_output_is_kept(directory: JobDirectory) -> None:
     made_up.write_logs(directory, 2, range(8))
-    folder = evidence.save(directory, 2, [*made_up.start(), *made_up.rank_killed(), *made_up.node_lost()])
+    folder = bundle.save(directory, 2, [*made_up.start(), *made_up.rank_killed(), *made_up.node_lost()])
     assert {"logs/gen-002/rank-00002.err", "logs/gen-002/rank-00003.err"} < tree(folder)  # those of n2
 
 
 def test_only_the_end_of_a_log_is_kept_byte_by_byte(directory: JobDirectory) -> None:
-    noise = os.urandom(3 * files.MOST_TAIL)
+    noise = os.urandom(3 * bundle.MOST_TAIL)
     directory.logs(1).mkdir(parents=True)
     directory.worker_log(1, 3, "out").write_bytes(noise)
     directory.worker_log(1, 3, "err").touch()
-    folder = evidence.save(directory, 1, KILLED)
-    assert (folder / "logs/gen-001/rank-00003.out").read_bytes() == noise[-files.MOST_TAIL :]
+    folder = bundle.save(directory, 1, KILLED)
+    assert (folder / "logs/gen-001/rank-00003.out").read_bytes() == noise[-bundle.MOST_TAIL :]
     assert not (folder / "logs/gen-001/rank-00003.err").exists()  # nothing in it
 
 
@@ -85,42 +84,42 @@ def test_of_many_launches_the_first_and_the_last_are_kept(directory: JobDirector
     for upto in (2, 5):  # what an earlier save kept goes when it is no longer among the last
         for generation in range(1, 7):
             made_up.write_logs(directory, generation, range(8))
-        folder = evidence.save(directory, 1, [*journal, *again[:upto]])
+        folder = bundle.save(directory, 1, [*journal, *again[:upto]])
     assert sorted(os.listdir(folder / "logs")) == ["gen-001", "gen-002", "gen-003", "gen-005", "gen-006"]
     assert {name.split("/")[1] for name in tree(folder) if "/" in name} == {"gen-001", "gen-005", "gen-006"}
 
 
 def test_the_bounds_add_up() -> None:
-    logs = files.MOST_TAIL * files.MOST_RANKS * len(files.STREAMS) * files.MOST_GENERATIONS
-    texts = 3 * files.MOST_LINES
-    assert logs + texts + files.MOST_JSON + files.MOST_STACKS + files.MOST_ALERTS <= files.MOST_BYTES
+    logs = bundle.MOST_TAIL * bundle.MOST_RANKS * len(bundle.STREAMS) * bundle.MOST_GENERATIONS
+    texts = 3 * bundle.MOST_LINES
+    assert logs + texts + bundle.MOST_JSON + bundle.MOST_STACKS + bundle.MOST_ALERTS <= bundle.MOST_BYTES
 
 
 def test_the_logs_of_a_large_job_are_bounded(directory: JobDirectory) -> None:
-    ranks = files.MOST_RANKS + 20
+    ranks = bundle.MOST_RANKS + 20
     for rank in range(ranks):
         log = directory.worker_log(1, rank, "err")
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_bytes(b"x")
         os.truncate(directory.worker_log(1, rank, "err"), 2**40)  # a hole: a terabyte that costs nothing
-    folder = evidence.save(directory, 1, failing_everywhere(ranks))
+    folder = bundle.save(directory, 1, failing_everywhere(ranks))
     kept = sorted(os.listdir(folder / "logs/gen-001"))
-    assert len(kept) == files.MOST_RANKS
+    assert len(kept) == bundle.MOST_RANKS
     assert sum((folder / "logs/gen-001" / name).stat().st_size for name in kept) == (
-        files.MOST_RANKS * files.MOST_TAIL
+        bundle.MOST_RANKS * bundle.MOST_TAIL
     )
 
 
 def test_a_thousand_tracebacks_are_cut_down(directory: JobDirectory) -> None:
-    folder = evidence.save(directory, 1, failing_everywhere(2000, "x" * 5000))
+    folder = bundle.save(directory, 1, failing_everywhere(2000, "x" * 5000))
     size = (folder / "incident.json").stat().st_size
-    assert size <= files.MOST_JSON
-    story = story_in(folder)
-    assert len(story.failed) == files.MOST_RANKS
-    assert story.root is not None
-    assert story.root.exit.rank == 3
-    endless = failing_everywhere(files.MOST_RANKS, "x" * 200_000)
-    assert story_in(evidence.save(directory, 1, endless)).events == ()
+    assert size <= bundle.MOST_JSON
+    report = report_in(folder)
+    assert len(report.failed) == bundle.MOST_RANKS
+    assert report.root is not None
+    assert report.root.exit.rank == 3
+    endless = failing_everywhere(bundle.MOST_RANKS, "x" * 200_000)
+    assert report_in(bundle.save(directory, 1, endless)).events == ()
 
 
 @contextmanager
@@ -135,20 +134,20 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def test_a_full_disk_costs_the_news_and_not_what_was_there(directory: JobDirectory) -> None:
-    folder = evidence.save(directory, 1, KILLED)
+    folder = bundle.save(directory, 1, KILLED)
     before = {name: (folder / name).read_bytes() for name in tree(folder)}
     with room_for(200), pytest.raises(OSError, match="too large"):
-        evidence.save(directory, 1, failing_everywhere(8))
+        bundle.save(directory, 1, failing_everywhere(8))
     assert {name: (folder / name).read_bytes() for name in tree(folder)} == before
 
 
-def test_a_log_that_cannot_be_read_is_told_and_costs_no_other(directory: JobDirectory) -> None:
+def test_a_log_that_cannot_be_read_is_reported_and_costs_no_other(directory: JobDirectory) -> None:
     made_up.write_logs(directory, 1, range(8))
     bad = directory.worker_log(1, 3, "err")
     bad.unlink()
     bad.mkdir()
     with pytest.raises(IsADirectoryError):
-        evidence.save(directory, 1, KILLED)
+        bundle.save(directory, 1, KILLED)
     folder = directory.incidents / "001"
     assert {"README.txt", "incident.json", "logs/gen-001/rank-00000.err"} <= tree(folder)
 
@@ -159,16 +158,16 @@ def test_what_a_killed_controller_left_goes_and_another_thread_is_left_alone(dir
     (folder / ".README.txt.1-1").touch()
     mine = folder / f".README.txt.{os.getpid()}-1"
     mine.touch()
-    evidence.save(directory, 1, KILLED)
+    bundle.save(directory, 1, KILLED)
     assert [name for name in tree(folder) if name.startswith(".")] == [mine.name]
 
 
 def test_an_incident_that_the_journal_does_not_have_leaves_nothing(directory: JobDirectory) -> None:
-    assert not evidence.save(directory, 7, KILLED).exists()
+    assert not bundle.save(directory, 7, KILLED).exists()
 
 
 def test_stacks_for_people_begin_with_who_is_unlike_most(directory: JobDirectory) -> None:
-    evidence.save_stacks(directory, 3, made_up.STACKS, made_up.PLACED)
+    bundle.save_stacks(directory, 3, made_up.STACKS, made_up.PLACED)
     lines = (directory.incidents / "003" / "stacks.txt").read_text().splitlines()
     assert lines[4:6] == [
         "  1  1 rank (4 on n3), unlike most: is in the kernel and cannot be interrupted: "
@@ -203,10 +202,10 @@ def ranks_with(frames: int, ranks: int, *, alike: bool) -> list[RankStacks]:
 @pytest.mark.parametrize("alike", [True, False])
 def test_stacks_of_a_large_job_are_bounded(directory: JobDirectory, alike: bool) -> None:
     stacks = ranks_with(60, 9600, alike=alike)
-    evidence.save_stacks(directory, 1, stacks, Localisation(outliers=(9599,)))
+    bundle.save_stacks(directory, 1, stacks, Localisation(outliers=(9599,)))
     folder = directory.incidents / "001"
-    assert (folder / "stacks.json").stat().st_size <= files.MOST_STACKS
-    assert (folder / "stacks.txt").stat().st_size <= files.MOST_LINES
+    assert (folder / "stacks.json").stat().st_size <= bundle.MOST_STACKS
+    assert (folder / "stacks.txt").stat().st_size <= bundle.MOST_LINES
     saved = msgspec.json.decode((folder / "stacks.json").read_bytes(), type=SavedStacks)
     if alike:
         (only,) = saved.groups
@@ -226,9 +225,9 @@ def test_of_too_many_alerts_the_newest_stay(directory: JobDirectory) -> None:
         ]
         for node in range(200)
     }
-    evidence.save_alerts(directory, 1, many)
+    bundle.save_alerts(directory, 1, many)
     folder = directory.incidents / "001"
-    assert (folder / "alerts.json").stat().st_size <= files.MOST_ALERTS
+    assert (folder / "alerts.json").stat().st_size <= bundle.MOST_ALERTS
     lines = (folder / "alerts.txt").read_text().splitlines()
     assert lines[0].startswith("n0  ")
     assert lines[-1] == f"and {200 * 32 - len(lines) + 1} older ones"

@@ -14,16 +14,20 @@ import pytest
 
 from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.preflight import Plan, open_directory, save_plan
+from slurm_robust.controller.preflight import open_directory
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import CommandKind, JobDirectory
-from slurm_robust.report.stacks import Look
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.state import JobState
+from slurm_robust.report.live import NotLive, StackSample, Taken, explain, unanswered
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import LookAtStacks, StacksShown
 from slurm_robust.wire.server import ControllerSocket
 from tests.unit.controller.fleetwork import Job, doing
+from tests.unit.report.test_logs import ENDED, STARTED
 
 SLOTS = ("n1", "n2", "n3", "n4")
 
@@ -45,11 +49,6 @@ def directory(tmp_path: Path, job: Job) -> JobDirectory:
 
 def prepare(found: JobDirectory, job: Job) -> None:
     open_directory(found)
-    plan = Plan(
-        run_id="r", job_id=7, kind=CommandKind.SCRIPT, command=("train.py",), cwd="/", slots=4, spares=0,
-        nproc_per_node=1, restart_count=0, nodes=SLOTS, config=job.core.config,
-    )  # fmt: skip
-    save_plan(found, plan)
     with closing(Journal(found.journal)) as journal:
         for event in job.journal:
             journal.append(event)
@@ -94,7 +93,7 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
             yield
 
 
-def test_who_holds_the_others_up_is_seen_at_a_glance(
+def test_the_rank_that_blocks_the_others_is_seen_at_a_glance(
     directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with controller(directory, job):
@@ -120,19 +119,19 @@ def test_whole_stacks_are_there_when_asked_for(
         assert main(["stacks", str(directory.path), "--rank", "2", "--save", str(saved)]) == 0
         text = capsys.readouterr().out
         assert main(["stacks", str(directory.path), "--json"]) == 0
-        printed = msgspec.json.decode(capsys.readouterr().out, type=Look)
+        printed = msgspec.json.decode(capsys.readouterr().out, type=StackSample)
         assert main(["stacks", str(directory.path), "--raw"]) == 0
         raw = capsys.readouterr().out
     assert "Rank 2 on n3, by py-spy" in text
     assert "forward (/home/me/model.py)" in text
     assert "Rank 1 on" not in text
     assert [f"Rank {rank} on n{rank + 1}" in raw for rank in range(4)] == [True] * 4
-    look = msgspec.json.decode(saved.read_bytes(), type=Look)
+    look = msgspec.json.decode(saved.read_bytes(), type=StackSample)
     assert [stack.rank for stack in look.ranks] == [0, 1, 2, 3]
     assert (printed.localisation.ranks, printed.ranks) == ((2,), ())
 
 
-def test_a_silent_node_is_named_and_told_by_the_exit_code(
+def test_a_silent_node_is_named_and_changes_the_exit_code(
     directory: JobDirectory, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.mute.add("n4")
@@ -141,7 +140,9 @@ def test_a_silent_node_is_named_and_told_by_the_exit_code(
     assert "asked n4 for stacks, no answer within 6 s" in capsys.readouterr().out
 
 
-def test_a_rank_that_is_none_is_refused(directory: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_does_not_exist_is_refused(
+    directory: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["stacks", str(directory.path), "--rank", "4"]) == ExitCode.USAGE
     assert "ranks are 0 to 3" in capsys.readouterr().err
 
@@ -168,7 +169,7 @@ def test_a_controller_that_is_gone_is_not_waited_for(
     assert "the controller of job 7 (127.0.0.1, port 1) does not answer" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_costs_no_look(
+def test_a_file_that_cannot_be_written_does_not_cost_the_sample(
     directory: JobDirectory, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with controller(directory, job):
@@ -176,3 +177,29 @@ def test_a_file_that_cannot_be_written_costs_no_look(
     said = capsys.readouterr()
     assert "They place the fault at rank 2" in said.out
     assert "cannot be written" in said.err
+
+
+def test_a_generation_that_the_journal_does_not_know_is_refused_with_the_reason() -> None:
+    taken = Taken(generation=3, nodes=SLOTS, stacks=(), silent=(), limit_s=6.0)
+    with pytest.raises(NotLive, match="generation 3 is not in the journal yet"):
+        explain(taken, JobState(), 0.0)
+
+
+# -- a controller that does not answer --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["drill", "JOB", "kill-rank"], ["stacks", "JOB"]])
+def test_a_job_that_has_ended(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = b"".join(ev.encode_event(event) + b"\n" for event in (STARTED, ENDED))
+    (tmp_path / "journal.jsonl").write_bytes(events)
+    assert main([str(tmp_path) if word == "JOB" else word for word in words]) == 66
+    assert "job 7 has ended: every rank ended with code 0" in capsys.readouterr().err
+
+
+def test_a_controller_that_is_silent_because_slurm_ended_the_job(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    state = JobState(job_id=slurm.submit(SubmitRequest(command=("train.sh",))))
+    epoch = take_epoch(tmp_path, host="n1", addresses=("10.0.0.1",), port=7, pid=1, run_id="r")
+    assert "does not answer; Slurm: RUNNING" in str(unanswered(state.job_id, epoch, slurm))
+    slurm.cluster.finish(state.job_id, "CANCELLED")
+    assert str(unanswered(state.job_id, epoch, slurm)) == "job 1 has ended: Slurm says CANCELLED"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.report.completing import completing_advice
+from slurm_robust.report.slurmview import completing_advice
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 

@@ -1,0 +1,224 @@
+"""The commands that show what a job does and what its logs say; each hands over to a report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import UsageError, add_command
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+
+
+def register(commands: Commands) -> None:
+    """Add the commands."""
+    add_command(
+        commands,
+        "status",
+        _status,
+        "show what runs, what happened and what was done about it",
+        of_job=True,
+        json=True,
+    )
+    _register_logs(commands)
+    _register_incidents(commands)
+    _register_stacks(commands)
+    _register_drill(commands)
+    _register_classify(commands)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from slurm_robust.report import status
+
+    return status.main(args.job, json=args.json, job_dir=args.job_dir)
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def _register_logs(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "logs",
+        _logs,
+        "show the output of a training, of rank 0 or of other ranks, and follow it",
+        more="What 'srobust run' itself prints is in the job's own log.",
+        of_job=True,
+        json=True,
+    )
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="keep printing new output, across restarts and requeues, until the run is over",
+    )
+    parser.add_argument(
+        "--rank", metavar="R", type=_number_or_all, default=0, help="the rank, or 'all' (default: 0)"
+    )
+    parser.add_argument("--gen", metavar="G", type=int, help="the generation (default: the newest)")
+    parser.add_argument("--err", action="store_true", help="standard error instead of standard output")
+    parser.add_argument(
+        "-n",
+        "--lines",
+        metavar="N",
+        type=_number_or_all,
+        default=50,
+        help="begin with the last N lines of each rank, or 'all' (default: 50)",
+    )
+
+
+def _number_or_all(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 0 nor 'all'")
+    return int(text)
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from slurm_robust.report import logs
+
+    wanted = logs.Wanted(
+        rank=args.rank,
+        generation=args.gen,
+        stream="err" if args.err else "out",
+        lines=args.lines,
+        follow=args.follow,
+        json=args.json,
+    )
+    return logs.main(args.job, wanted, job_dir=args.job_dir)
+
+
+# -- incidents -------------------------------------------------------------------------------------
+
+
+def _register_incidents(commands: Commands) -> None:
+    text = "list what went wrong with a job, what was blamed and what was done"
+    every = add_command(commands, "incidents", _incidents, text, of_job=True, json=True)
+    every.add_argument("--last", metavar="N", type=_positive, help="only the newest N")
+
+    text = "report on one incident of a job: the timeline and the evidence"
+    one = add_command(commands, "incident", _incident, text, of_job=True, json=True)
+    one.add_argument(
+        "number", metavar="N", type=_positive, help="its number, as 'srobust incidents' shows it"
+    )
+    one.add_argument("--logs", action="store_true", help="also the last lines of the ranks' output")
+    one.add_argument(
+        "--stacks", action="store_true", help="also the stacks in full, of one rank of each group"
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _incidents(args: argparse.Namespace) -> int:
+    from slurm_robust.report import incident_view
+
+    return incident_view.show_all(args.job, json=args.json, last=args.last, job_dir=args.job_dir)
+
+
+def _incident(args: argparse.Namespace) -> int:
+    from slurm_robust.report import incident_view
+
+    return incident_view.show_one(
+        args.job, args.number, json=args.json, logs=args.logs, stacks=args.stacks, job_dir=args.job_dir
+    )
+
+
+# -- what asks the controller ----------------------------------------------------------------------
+
+
+def _register_stacks(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "stacks",
+        _stacks,
+        "sample the stacks of all ranks of a running job and name the rank that blocks the others",
+        more="Training goes on undisturbed.",
+        epilog="Exit codes: 0 all nodes answered, 1 some did not, 66 no stacks can be taken.",
+        of_job=True,
+        json=True,
+    )
+    parser.add_argument("--raw", action="store_true", help="also the full stacks of every rank")
+    parser.add_argument(
+        "--rank",
+        metavar="R",
+        type=int,
+        action="append",
+        default=[],
+        help="also the full stacks of this rank; may be repeated",
+    )
+    parser.add_argument(
+        "--save", metavar="FILE", type=Path, help="also write everything, with full stacks, as JSON"
+    )
+
+
+def _stacks(args: argparse.Namespace) -> int:
+    from slurm_robust.report import live
+
+    return live.stacks(
+        args.job, json=args.json, raw=args.raw, ranks=args.rank, save=args.save, job_dir=args.job_dir
+    )
+
+
+def _register_drill(commands: Commands) -> None:
+    text = "break a worker of your own running job, to see that the job recovers"
+    parser = add_command(commands, "drill", _drill, text, of_job=True)
+    parser.add_argument(
+        "fault", choices=("kill-rank", "stop-rank"), help="SIGKILL, or SIGSTOP so that the worker hangs"
+    )
+    parser.add_argument("--rank", metavar="R", type=int, default=0, help="its global rank (default: 0)")
+
+
+def _drill(args: argparse.Namespace) -> int:
+    from slurm_robust.report import live
+
+    return live.drill(args.job, args.fault, args.rank, job_dir=args.job_dir)
+
+
+# -- classify --------------------------------------------------------------------------------------
+
+
+def _register_classify(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "classify",
+        _classify,
+        "explain from logs what failed, what is to blame and what to do",
+        epilog="Several files are logs of several ranks: by their names (rank-00003.err), else in order.",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="*", help="a log; - is the standard input")
+    parser.add_argument(
+        "--stream",
+        choices=("program", "kernel", "slurm", "nvidia-smi"),
+        default="program",
+        help="what wrote the logs",
+    )
+    parser.add_argument(
+        "--rules",
+        metavar="FILE",
+        action="append",
+        default=[],
+        type=Path,
+        help="the site's rules, a YAML file or a folder; they override the built-in ones; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--jsonl", metavar="IN", help="classify each record of a file of JSON lines instead")
+    parser.add_argument("--out", metavar="OUT", type=Path, help="where the answers to --jsonl go")
+
+
+def _classify(args: argparse.Namespace) -> int:
+    if (args.jsonl is None) != (args.out is None):
+        raise UsageError("--jsonl and --out belong together", fix="write --jsonl IN --out OUT")
+    if bool(args.files) == (args.jsonl is not None):
+        raise UsageError("nothing to classify, or two things", fix="give log files, or --jsonl IN --out OUT")
+    from slurm_robust.report import classification
+
+    if args.jsonl is not None:
+        return classification.answer_file(args.jsonl, args.out, rules=args.rules)
+    return classification.main(args.files, stream=args.stream, rules=args.rules, json=args.json)

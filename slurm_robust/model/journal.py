@@ -1,0 +1,101 @@
+"""Reading a job's journal: one JSON object per line, each an event; the job's state is their fold.
+
+A crash can tear only the last line, which is then left out. Damage anywhere else is an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.state import JobState, apply
+
+_SECOND_S = 1.0  # Slurm's own resolution
+
+
+class JournalDamaged(SrobustError):
+    """A line other than the last cannot be read."""
+
+    exit_code = ExitCode.JOURNAL
+
+
+def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
+    """Events of a journal and the offset up to which it is whole.
+
+    What follows that offset is a torn last line. Raises :class:`JournalDamaged` for any other line
+    that cannot be read, with its number.
+    """
+    events: list[ev.AnyEvent] = []
+    offset = 0
+    lines = data.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.endswith(b"\n"):
+                raise msgspec.DecodeError("no end of line")
+            events.append(ev.decode_event(line))
+        except msgspec.DecodeError as error:
+            if number == len(lines):
+                break
+            raise JournalDamaged(
+                f"{name}, line {number}: {error}",
+                fix=f"line {number} was changed or the storage lost data; nothing was touched. Move the job "
+                "directory aside to start the job anew, or restore the journal from a copy",
+            ) from error
+        offset += len(line)
+    return events, offset
+
+
+def fold(events: Iterable[ev.AnyEvent]) -> JobState:
+    """The state after ``events``."""
+    return reduce(lambda state, event: apply(event, state), events, JobState())
+
+
+def read(path: Path) -> list[ev.AnyEvent]:
+    """All whole events of a journal that another process may be writing; ``[]`` without a journal.
+
+    Raises :class:`JournalDamaged`, ``OSError``.
+    """
+    return parse(read_bytes(path), str(path))[0]
+
+
+def read_bytes(path: Path) -> bytes:
+    """What the journal holds; b"" only where storage says that there is none. Raises ``OSError``.
+
+    Not by ``exists()``, which says no where storage refuses (Python 3.14): the job would begin anew.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def another_job(
+    events: Sequence[ev.AnyEvent], cluster: str, restart_count: int, submitted: float | None
+) -> str:
+    """How the job of this journal differs from that of the arguments; "" if it is the same. Pure.
+
+    The restart count of a job only grows, and each of its runs has one submit time. What is unknown on
+    either side is ignored.
+    """
+    started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
+    if started is not None and started.cluster and cluster and started.cluster != cluster:
+        return f"of cluster {started.cluster}"
+    runs = {e.restart_count: e.submitted for e in events if isinstance(e, ev.AllocationTaken)}
+    if restart_count not in runs:
+        return "restarted more often" if any(run > restart_count for run in runs) else ""
+    before = runs[restart_count]
+    if before is None or submitted is None or abs(before - submitted) < _SECOND_S:
+        return ""
+    return f"submitted at {minute(before)}"
+
+
+def minute(t: float) -> str:
+    """The local time ``t`` (seconds since 1970) to the minute, as Slurm writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M", time.localtime(t))

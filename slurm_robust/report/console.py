@@ -1,0 +1,96 @@
+"""Standard output for people and programs: the only place that makes a console and prints ``--json``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.model.findings import Outcome
+from slurm_robust.util.text import as_json, one_line
+
+WIDTH = 160
+"""Columns where there is no terminal: rich would fold everything into 80."""
+
+STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
+"""The color of an outcome in every table."""
+
+T = TypeVar("T")
+
+
+class Screen(Console):
+    """A console that prints every string as plain text: no markup, no emoji, nothing that a terminal obeys.
+
+    Views clean their text with :func:`~slurm_robust.util.text.one_line`, which reads better. Whatever they
+    miss is replaced here, after rich has laid it out.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        stream = sys.stderr if stderr else sys.stdout
+        super().__init__(
+            markup=False,
+            emoji=False,
+            highlight=False,
+            stderr=stderr,
+            width=None if stream.isatty() else WIDTH,
+        )
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of ``renderable``; only rich's own segments may control the terminal."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment("".join(map(_shown, segment.text)), segment.style)
+
+
+def _shown(char: str) -> str:
+    # As wide as the layout assumed.
+    return char if char.isprintable() or char == "\n" else "?" * cell_len(char)
+
+
+def show(value: T, render: Callable[[T], RenderableType], *, json: bool) -> None:
+    """Print ``value`` on standard output: rendered for a person, or as one JSON document.
+
+    What ``render`` returns as a string is printed as it is: its lines may be longer than the screen.
+    """
+    shown = as_json(value) if json else render(value)
+    if isinstance(shown, str):
+        print(shown)
+    else:
+        Screen().print(shown)
+
+
+# -- pieces of a screen ----------------------------------------------------------------------------
+
+
+def section(title: str, *parts: RenderableType) -> tuple[RenderableType, ...]:
+    """An empty line, ``title`` in bold, and ``parts``."""
+    return ("", Text(one_line(title), style="bold"), *parts)
+
+
+def indented(text: str, style: str = "") -> RenderableType:
+    """``text``, two columns to the right."""
+    return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, 2), expand=False)
+
+
+def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
+    """A line for each fact, its name in bold."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(indent + name, Text(value))
+    return table
+
+
+def seconds(value: float | None) -> str:
+    """A duration for a table: ``1.2``, ``-`` when unknown."""
+    return "-" if value is None else f"{value:.1f}"

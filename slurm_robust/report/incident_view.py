@@ -1,0 +1,288 @@
+"""``srobust incidents JOB``, all that went wrong with a job, and ``srobust incident JOB N``, one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold
+from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.report import incident_text
+from slurm_robust.report import stacks as stack_text
+from slurm_robust.report.bundle import SavedAlerts, alerts_text, folder_of, wanted_ranks
+from slurm_robust.report.console import STYLES, facts_table, indented, section, show
+from slurm_robust.report.find import find, load_events
+from slurm_robust.report.incident_text import IncidentRow, incident_rows
+from slurm_robust.report.incidents import IncidentReport, incident_reports
+from slurm_robust.report.slurmview import make_slurm, view_of
+from slurm_robust.report.stacks import SavedStacks
+from slurm_robust.report.status import INCIDENT_STYLES, incident_table, phase_of
+from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
+
+MOST_LOGS = 8
+"""Files of which ``--logs`` shows the end; the folder has the others."""
+
+LOG_LINES = 30
+MOST_GROUPS = 12
+"""Groups of equal stacks, and alerts, that are shown by default."""
+
+_Saved = TypeVar("_Saved", SavedAlerts, SavedStacks)
+
+
+class Listing(Record):
+    """All that ``srobust incidents --json`` prints. ``job`` is its state; ``left_out``: older incidents."""
+
+    job_id: int
+    job: str
+    incidents: tuple[IncidentRow, ...]
+    left_out: int = 0
+
+
+def show_all(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:
+    """Print the incidents of a job. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    _, events, job = _load(name, job_dir)
+    show(listing(events, last, job), render_list, json=json)
+    return 0
+
+
+def _load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str]:
+    """The job that a person named, and its state: ``training; Slurm: RUNNING``.
+
+    Slurm is asked because a job that Slurm ended could not write that down.
+    Raises ``NoSuchJob``, ``JournalDamaged``.
+    """
+    slurm = make_slurm()
+    directory = find(name, job_dir, slurm)
+    events = load_events(directory)
+    phase, _ = phase_of(events)
+    state = view_of(events, slurm).state
+    return directory, events, f"{phase}; Slurm: {state}" if state else phase
+
+
+def listing(events: Sequence[ev.AnyEvent], last: int | None, job: str) -> Listing:
+    """The newest ``last`` incidents of a journal, or all of them. ``job``: its state."""
+    rows = incident_rows(events)
+    chosen = rows[-last:] if last is not None else rows
+    return Listing(job_id=fold(events).job_id, job=job, incidents=chosen, left_out=len(rows) - len(chosen))
+
+
+def render_list(found: Listing) -> RenderableType:
+    """The whole screen of ``srobust incidents``."""
+    title = Text(f"job {found.job_id} ({one_line(found.job)}): ", style="bold")
+    if not found.incidents:
+        return title.append("no incident", style="")
+    left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
+    title.append(f"{count(len(found.incidents), 'incident')}{left_out}")
+    return Group(title, incident_table(found.job_id, found.incidents))
+
+
+# -- one incident ----------------------------------------------------------------------------------
+
+
+class NoSuchIncident(SrobustError):
+    """The journal has no incident of that number."""
+
+    exit_code = ExitCode.NO_INPUT
+    fix = "'srobust incidents JOB' lists them"
+
+
+class Bundle(Record):
+    """All that ``srobust incident --json`` prints. ``files``: names in ``folder`` with their bytes.
+
+    ``job``: its state; ``root``: the exit that explains the others; ``damaged``: files that cannot be read,
+    with the reason.
+    """
+
+    job: str
+    facts: dict[str, str]
+    incident: IncidentReport
+    root: NodeExit | None
+    folder: str
+    files: dict[str, int]
+    alerts: SavedAlerts | None = None
+    stacks: SavedStacks | None = None
+    damaged: dict[str, str] = {}
+
+
+def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_dir: str | None) -> int:
+    """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
+    directory, events, job = _load(name, job_dir)
+    show(gather(directory, events, number, job), partial(render, logs=logs, stacks=stacks), json=json)
+    return 0
+
+
+def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, job: str) -> Bundle:
+    """One incident and the contents of its folder; ``job``: its state. Raises :class:`NoSuchIncident`."""
+    every = {report.number: report for report in incident_reports(events)}
+    if number not in every:
+        those = f"it has {fold_ranks(every)}" if every else "it has none"
+        raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")
+    report, folder = every[number], folder_of(directory, number)
+    damaged: dict[str, str] = {}
+    return Bundle(
+        job=job,
+        facts=dict(incident_text.facts(report)),
+        incident=report,
+        root=report.root,
+        folder=str(folder),
+        files={
+            str(path.relative_to(folder)): path.stat().st_size
+            for path in sorted(folder.rglob("[!.]*"))
+            if path.is_file()
+        },
+        alerts=_saved(folder / "alerts.json", SavedAlerts, damaged),
+        stacks=_saved(folder / "stacks.json", SavedStacks, damaged),
+        damaged=damaged,
+    )
+
+
+def _saved(path: Path, kind: type[_Saved], damaged: dict[str, str]) -> _Saved | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, *UNREADABLE) as error:
+        damaged[path.name] = str(error)
+        return None
+
+
+# -- the screen ------------------------------------------------------------------------------------
+
+
+def render(bundle: Bundle, *, logs: bool = False, stacks: bool = False) -> RenderableType:
+    """The whole screen; ``logs`` and ``stacks`` add the last lines of the ranks and the stacks in full."""
+    report = bundle.incident
+    title = Text.assemble(
+        (f"Incident {report.number} of job {report.job_id}", "bold"),
+        f", {date_and_time(report.t)} (",
+        (report.status.value, INCIDENT_STYLES[report.status]),
+        one_line(f"); the job: {bundle.job}"),
+    )
+    return Group(
+        title,
+        facts_table(bundle.facts.items(), indent="  "),
+        *section("In order (time, seconds since the first sign)", _timeline(report)),
+        *_deciding(report),
+        *_alerts(bundle.alerts),
+        *_stacks(bundle.stacks),
+        *(part for tested in report.tests for part in _tests(tested)),
+        *_files(bundle),
+        *(_stacks_text(bundle) if stacks else ()),
+        *(_logs(bundle) if logs else ()),
+    )
+
+
+def _timeline(report: IncidentReport) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for entry in incident_text.timeline(report):
+        table.add_row(f"  {clock(entry.t)}", f"{entry.after_s:.1f}", entry.what, Text(entry.text))
+    return table
+
+
+def _deciding(report: IncidentReport) -> Iterator[RenderableType]:
+    root, lines = incident_text.deciding_lines(report)
+    if root:
+        yield from section(f"Last lines of {root}", *map(indented, lines))
+        if not lines:
+            yield indented("no output", "dim")
+
+
+def _alerts(saved: SavedAlerts | None) -> Iterator[RenderableType]:
+    lines = list(alerts_text(saved)) if saved is not None else []
+    if lines:
+        yield from section("Alerts of the nodes", *map(indented, lines[:MOST_GROUPS]))
+        if len(lines) > MOST_GROUPS:
+            yield indented(f"and {len(lines) - MOST_GROUPS} more in alerts.txt", "dim")
+
+
+def _stacks(saved: SavedStacks | None) -> Iterator[RenderableType]:
+    if saved is None:
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for number, each in enumerate(saved.groups[:MOST_GROUPS], 1):
+        style = "bold red" if each.is_outlier else ""
+        table.add_row(f"  {number}", Text(stack_text.title(each), style=style), Text(each.doing))
+    yield from section("Stacks", indented(stack_text.placed(saved.localisation)), table)
+    if len(saved.groups) > MOST_GROUPS:
+        yield indented(f"and {count(len(saved.groups) - MOST_GROUPS, 'group')} more", "dim")
+    yield from map(indented, saved.flight[:MOST_GROUPS])
+
+
+def _tests(tested: ev.NodesTested) -> tuple[RenderableType, ...]:
+    table = Table(box=box.SIMPLE_HEAD, expand=False, pad_edge=False)
+    for name in ("test", "result", "nodes", "what", "measured", "limit"):
+        table.add_column(name, overflow="fold", no_wrap=name == "result")
+    table.add_column("s", justify="right", no_wrap=True)
+    for row in incident_text.result_rows(tested.results):
+        result = Text(row.outcome.value, style=STYLES[row.outcome])
+        cells = (row.nodes, row.text, row.value, row.limit)
+        table.add_row(one_line(row.test), result, *map(Text, cells), f"{row.took_s:.1f}")
+    return section(f"Tests of nodes, {tested.took_s:.1f} s: {one_line(tested.reason)}", table)
+
+
+def _files(bundle: Bundle) -> Iterator[RenderableType]:
+    yield from section("Files", indented(bundle.folder))
+    if not bundle.files:
+        yield indented("the folder is empty: not written yet, or storage refused it", "yellow")
+        return
+    logs = [name for name in bundle.files if name.startswith("logs/")]
+    names = [name for name in bundle.files if name not in logs]
+    size = sum(bundle.files.values())
+    log_words = [f"the ends of {count(len(logs), 'log')} in logs/"] if logs else []
+    yield indented(f"{', '.join([*names, *log_words])}; {size / 1e3:.0f} kB")
+    for name, why in bundle.damaged.items():
+        yield indented(f"{name} cannot be read: {why}", "red")
+
+
+def _stacks_text(bundle: Bundle) -> tuple[RenderableType, ...]:
+    try:
+        text = (Path(bundle.folder) / "stacks.txt").read_text(errors="replace")
+    except FileNotFoundError:
+        text = "no stacks were taken"
+    except OSError as error:
+        text = f"stacks.txt cannot be read: {error.strerror}"
+    return section("Stacks in full", indented(clean_log(text)))
+
+
+def _logs(bundle: Bundle) -> Iterator[RenderableType]:
+    """Ends of the saved output of ranks, the root cause first."""
+    names = [name for name in bundle.files if name.startswith("logs/")]
+    report = bundle.incident
+    order = {
+        f"logs/gen-{generation:03d}/rank-{rank:05d}": (place, at)
+        for at, generation in enumerate(report.generations)
+        for place, rank in enumerate(wanted_ranks(report, generation))
+    }
+    last = (len(names), 0)
+    names.sort(key=lambda name: (order.get(name.rpartition(".")[0], last), name))
+    if not names:
+        yield from section("Logs", indented("no output was saved", "dim"))
+    for name in names[:MOST_LOGS]:
+        try:
+            text = (Path(bundle.folder) / name).read_text(errors="replace")
+        except OSError as error:
+            text = f"cannot be read: {error.strerror}"
+        lines = clean_log(text).rstrip("\n").split("\n")[-LOG_LINES:]
+        yield from section(name, *map(indented, lines))
+    if len(names) > MOST_LOGS:
+        yield Text(f"\n{count(len(names) - MOST_LOGS, 'file')} more in {bundle.folder}/logs", style="dim")

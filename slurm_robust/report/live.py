@@ -1,0 +1,331 @@
+"""Commands that ask the controller of a running job: ``srobust stacks`` and ``srobust drill``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property, partial
+from pathlib import Path
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.analysis.stacks import localise
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.incident import Symptom
+from slurm_robust.model.journal import fold
+from slurm_robust.model.layout import ParallelLayout, Placement
+from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.model.state import JobState
+from slurm_robust.report import stacks as stack_text
+from slurm_robust.report.bundle import write
+from slurm_robust.report.console import Screen, indented, show
+from slurm_robust.report.find import find, load_events
+from slurm_robust.report.slurmview import ask_slurm, make_slurm
+from slurm_robust.report.stacks import StackGroup, flight
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
+from slurm_robust.wire.client import Client, ask
+from slurm_robust.wire.epochs import EpochRecord, newest_epoch
+from slurm_robust.wire.keys import ClientKeys, load_client
+from slurm_robust.wire.messages import Drill, DrillReply, LookAtStacks, StacksShown, StacksTaken
+
+ANSWER_S = 5.0
+"""For one answer of the controller, which never waits for nodes."""
+
+POLL_S = 0.2
+NOT_ALL = 1
+
+
+class NotLive(SrobustError):
+    """The job cannot be asked now, or what was asked for is not there."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
+class LiveJob:
+    """A running job and the address of its controller."""
+
+    def __init__(self, name: str, job_dir: str | None, advice: str) -> None:
+        """The job that a person named; ``advice`` is the fix where it has ended.
+
+        Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NotLive` for one that has ended.
+        """
+        self.slurm = make_slurm()
+        self.directory = find(name, job_dir, self.slurm)
+        self.state = self.read()
+        if self.state.ended is not None:
+            reason = one_line(self.state.ended.reason)
+            raise NotLive(f"job {self.state.job_id} has ended: {reason}", fix=advice)
+
+    @cached_property
+    def epoch(self) -> EpochRecord:
+        """The newest controller. Raises :class:`NotLive` where there is none yet."""
+        epoch = newest_epoch(self.directory.epochs)
+        if epoch is None:
+            raise NotLive(f"job {self.state.job_id} has no controller yet", fix="try again in a few seconds")
+        return epoch
+
+    @property
+    def keys(self) -> ClientKeys:
+        """What proves to the controller that the job's owner asks."""
+        return load_client(self.directory.keys)
+
+    def read(self) -> JobState:
+        """The state by the journal as it is now. Raises ``NoSuchJob``, ``JournalDamaged``."""
+        return fold(load_events(self.directory))
+
+    def silent(self) -> NotLive:
+        """The error for a controller that does not answer."""
+        return unanswered(self.state.job_id, self.epoch, self.slurm)
+
+
+def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
+    """Why a controller does not answer, and what to do. A cancelled job did not record its own end."""
+    view = ask_slurm(slurm, job_id)
+    if view.is_over:
+        return NotLive(
+            f"job {job_id} has ended: Slurm says {view.in_words()}", fix="choose a job that is running"
+        )
+    says = f"; Slurm: {view.in_words()}" if view.in_words() else ""
+    return NotLive(
+        f"the controller of job {job_id} ({epoch.host}, port {epoch.port}) does not answer{says}",
+        fix="check that the job is running (srobust status) and that this host can reach that node",
+    )
+
+
+# -- drill -----------------------------------------------------------------------------------------
+
+
+def drill(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
+    """Have ``fault`` done to ``rank`` of a running job. Raises ``NoSuchJob``, :class:`NotLive`."""
+    job = LiveJob(name, job_dir, "choose a job that is running")
+    answer = ask(job.epoch.endpoints, job.keys, Drill(fault=fault, rank=rank), timeout_s=ANSWER_S)
+    if not isinstance(answer, DrillReply):
+        raise job.silent()
+    if not answer.ok:
+        raise NotLive(answer.text, fix="'srobust status' shows what runs", code=ExitCode.USAGE)
+    print(one_line(answer.text))
+    return 0
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+
+class Taken(Record):
+    """The stacks of ``generation`` at one moment. ``silent`` nodes did not answer within ``limit_s``."""
+
+    generation: int
+    nodes: tuple[str, ...]
+    stacks: tuple[RankStacks, ...]
+    silent: tuple[str, ...]
+    limit_s: float
+
+
+class StackSample(Record):
+    """All that ``srobust stacks --json`` prints. ``groups``: that of most ranks first, then outliers.
+
+    ``incident``: the open one, 0 for none; ``ranks``: the whole stacks of those that were asked for.
+    """
+
+    job_id: int
+    t: float
+    incident: int
+    generation: int
+    nodes: tuple[str, ...]
+    silent: tuple[str, ...]
+    limit_s: float
+    localisation: Localisation
+    groups: tuple[StackGroup, ...]
+    flight: tuple[str, ...]
+    ranks: tuple[RankStacks, ...] = ()
+
+
+def stacks(
+    name: str, *, json: bool, raw: bool, ranks: Sequence[int], save: Path | None, job_dir: str | None
+) -> int:
+    """Print the stacks of a running job. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NotLive`."""
+    job = LiveJob(
+        name, job_dir, "'srobust incident JOB N --stacks' shows the stacks that were taken at an incident"
+    )
+    world = job.state.placement.world_size
+    if wrong := [rank for rank in ranks if not 0 <= rank < world]:
+        raise NotLive(f"no rank {wrong[0]}", fix=f"ranks are 0 to {world - 1}", code=ExitCode.USAGE)
+    taken = _take_from(job)
+    # Read again: the generation may be younger than the first reading.
+    sample = explain(taken, job.read(), time.time())
+    wanted = tuple(stack for stack in taken.stacks if raw or stack.rank in ranks)
+    show(msgspec.structs.replace(sample, ranks=wanted), render, json=json)
+    if save is not None:
+        _save(save, msgspec.structs.replace(sample, ranks=taken.stacks))
+    return NOT_ALL if taken.silent else ExitCode.SUCCESS
+
+
+def _take_from(job: LiveJob) -> Taken:
+    with (
+        closing(Client(job.epoch.endpoints, job.keys)) as client,
+        Screen(stderr=True).status("asking the controller") as status,
+    ):
+
+        def ask_once(wish: LookAtStacks) -> StacksShown:
+            answer = client.ask(wish, ANSWER_S)
+            if isinstance(answer, StacksShown):
+                return answer
+            raise job.silent()
+
+        def progress(answered: int, nodes: int) -> None:
+            status.update(f"stacks of {answered} of {count(nodes, 'node')}")
+
+        return take(ask_once, progress, partial(time.sleep, POLL_S))
+
+
+def take(
+    ask: Callable[[LookAtStacks], StacksShown],
+    progress: Callable[[int, int], None],
+    pause: Callable[[], None],
+) -> Taken:
+    """Ask until all nodes have answered or had their time. Raises :class:`NotLive`.
+
+    ``progress`` gets how many nodes of how many have answered; ``pause`` waits before the next question.
+    """
+    wish, found = LookAtStacks(), dict[str, StacksTaken]()
+    while True:
+        shown = ask(wish)
+        if shown.error:
+            raise NotLive(shown.error, fix="try again when 'srobust status' shows that it trains")
+        if shown.look != wish.look:
+            found = {}
+        found |= {answer.node: answer for answer in shown.stacks}
+        progress(len(found), len(shown.nodes))
+        if shown.over:
+            stacks = (stack for answer in found.values() for stack in answer.stacks)
+            return Taken(
+                generation=shown.generation,
+                nodes=shown.nodes,
+                stacks=tuple(sorted(stacks, key=lambda stack: stack.rank)),
+                silent=tuple(node for node in shown.nodes if node not in found),
+                limit_s=shown.limit_s,
+            )
+        wish = LookAtStacks(look=shown.look, after=len(found))
+        if not shown.stacks:
+            pause()
+
+
+# -- understanding ---------------------------------------------------------------------------------
+
+
+def explain(taken: Taken, state: JobState, t: float) -> StackSample:
+    """What the stacks say: of a hang if one is open, else of training that goes on.
+
+    Raises :class:`NotLive` where ``state`` does not know the generation.
+    """
+    identity = state.layouts.get(taken.generation)
+    if identity is None:
+        raise NotLive(
+            f"generation {taken.generation} is not in the journal yet", fix="try again in a few seconds"
+        )
+    layout = ParallelLayout.from_identity(identity)
+    placement = Placement(slots=taken.nodes, nproc_per_node=layout.nproc_per_node)
+    silent = [rank for node in taken.silent for rank in placement.ranks_of(node)]
+    stands = state.incident is not None and state.incident.symptom is Symptom.HANG
+    found = localise(taken.stacks, layout, silent, moving=not stands)
+    return StackSample(
+        job_id=state.job_id,
+        t=t,
+        incident=state.incident.number if state.incident else 0,
+        generation=taken.generation,
+        nodes=taken.nodes,
+        silent=taken.silent,
+        limit_s=taken.limit_s,
+        localisation=found,
+        groups=_most_first(stack_text.group(taken.stacks, found)),
+        flight=tuple(flight(taken.stacks)),
+    )
+
+
+def _most_first(groups: Sequence[StackGroup]) -> tuple[StackGroup, ...]:
+    """What most ranks do makes clear what is odd about the others."""
+    usual = max((g for g in groups if not g.is_outlier), key=lambda g: len(g.ranks), default=None)
+    return tuple(sorted(groups, key=lambda g: g is not usual))
+
+
+# -- the screen ------------------------------------------------------------------------------------
+
+
+def render(sample: StackSample) -> RenderableType:
+    """The whole screen."""
+    examples = [each.example for each in sample.groups]
+    sources = " and ".join(sorted({stack.source for stack in examples} - {""}))
+    ranks = sum(len(each.ranks) for each in sample.groups)
+    title = Text(f"Stacks of {count(ranks, 'rank')} of job {sample.job_id}", style="bold")
+    title.append(
+        f", {date_and_time(sample.t)}, generation {sample.generation} on {count(len(sample.nodes), 'node')}"
+        + one_line(f", by {sources}" if sources else ""),
+        style="",
+    )
+    return Group(
+        title,
+        *_silent(sample),
+        indented(stack_text.placed(sample.localisation)),
+        *_caution(sample),
+        "",
+        _groups(sample.groups),
+        *map(indented, sample.flight),
+        *map(whole, sample.ranks),
+    )
+
+
+def _silent(sample: StackSample) -> Iterator[RenderableType]:
+    if sample.silent:
+        text = f"asked {fold_nodes(sample.silent)} for stacks, no answer within {sample.limit_s:g} s"
+        yield indented(text, "bold yellow")
+
+
+def _caution(sample: StackSample) -> Iterator[RenderableType]:
+    if sample.localisation.ranks and not sample.incident:
+        text = "No incident is open. While training goes on, some rank is always last: sample again first."
+        yield indented(text, "yellow")
+
+
+def _groups(groups: Sequence[StackGroup]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    for _ in ("ranks", "nodes", "what they do"):
+        table.add_column(overflow="fold")
+    for each in groups:
+        style = "bold red" if each.is_outlier else ""
+        ranks = f"{count(len(each.ranks), 'rank')}: {fold_ranks(each.ranks)}"
+        words = each.doing + (" (unlike most)" if each.is_outlier else "")
+        table.add_row(" ", Text(ranks, style=style), Text(one_line(each.nodes)), Text(one_line(words)))
+    return table
+
+
+def whole(stack: RankStacks) -> RenderableType:
+    """All processes of one rank with all their threads, and what its process groups did last."""
+    how = f", by {stack.source} in {stack.took_s:.2f} s" if stack.source else ""
+    groups = (
+        f"  group {c.group}: {c.operation} {c.sequence}, {c.state}"
+        + (f", enqueued up to {c.newest}" if c.newest > c.sequence else "")
+        for c in stack.collectives
+    )
+    lines = (
+        one_line(f"Rank {stack.rank} on {stack.node}{how}"),
+        *(line for process in stack.processes for line in stack_text.process_lines(process)),
+        *map(one_line, groups),
+    )
+    return Text("\n".join(("", *lines)))
+
+
+def _save(path: Path, sample: StackSample) -> None:
+    try:
+        write(path, msgspec.json.encode(sample) + b"\n")
+    except OSError as error:
+        raise NotLive(
+            f"{path} cannot be written: {error.strerror}", fix="give --save a file in a folder of yours"
+        ) from error
