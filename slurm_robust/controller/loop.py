@@ -12,7 +12,7 @@ from functools import partial
 
 from slurm_robust.analysis.ettr import productivity
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller import evidence
 from slurm_robust.controller.agent_steps import AgentSteps

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.replay import Phase, ReplayVerdict
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.preflight import job_directory, sizes
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand

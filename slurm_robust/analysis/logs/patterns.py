@@ -22,7 +22,11 @@ _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
 
 
 class BadPattern(ValueError):
-    """The pattern cannot be used. The text says why and what to write instead."""
+    """The pattern cannot be used. The text says why, ``fix`` what to write instead."""
+
+    def __init__(self, text: str, fix: str) -> None:
+        super().__init__(text)
+        self.fix = fix
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
@@ -30,7 +34,9 @@ def compiled(pattern: str) -> re.Pattern[str]:
     try:
         return _compile(pattern)
     except re.error as error:
-        raise BadPattern(f"is no regular expression: {error}; put \\ before signs that are meant") from error
+        raise BadPattern(
+            f"is not a regular expression: {error}", "put \\ before characters that stand for themselves"
+        ) from error
 
 
 @cache
@@ -42,11 +48,11 @@ def check(pattern: str) -> None:
     """Raises :class:`BadPattern` for a pattern that is wrong, too slow, or has no word."""
     compiled(pattern)
     if _nests(pattern):
-        raise BadPattern("repeats a repetition, which can take for ever; write bounds such as {0,80}")
+        raise BadPattern("repeats a repetition, which can take forever", "write bounds such as {0,80}")
     if not words_of(pattern):
         raise BadPattern(
-            f"has a match without a word of {SHORTEST_WORD} plain characters or more; add one, so that lines "
-            "are found fast"
+            f"has a match without a word of {SHORTEST_WORD} plain characters or more",
+            "add one, so that lines are found fast",
         )
 
 

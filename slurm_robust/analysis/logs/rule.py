@@ -5,24 +5,48 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
-from slurm_robust.analysis.logs.patterns import words_of
+from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, words_of
+from slurm_robust.config.section import Contradiction, Section
 from slurm_robust.health import shapes
 from slurm_robust.model.classification import Cause, Remedy
-from slurm_robust.model.record import Record
 
 NOISE = "healthy_noise"
 UNKNOWN_SYMPTOM = "unknown"  # of logs that no rule knows, so no rule has it
 
-SYMPTOMS = (
-    *("gpu_memory_error", "gpu_unavailable", "gpu_oom", "cuda_error", "driver_error", "nvlink_error"),
-    *("nccl_timeout", "nccl_internal_or_remote_error", "infiniband_error", "network_error", "secondary"),
-    *("cpu_oom", "cpu_overload", "disk_full", "filesystem_error", "os_kernel_panic_or_soft_lockup"),
-    *("checkpoint_load_error", "checkpoint_save_error", "data_error", "external_service_error"),
-    *("code_error", "config_error", "nan_loss", "loss_spike", "job_hang", "killed_signal"),
-    *("preemption_or_time_limit", NOISE),
-)
+Symptom = Literal[
+    "gpu_memory_error",
+    "gpu_unavailable",
+    "gpu_oom",
+    "cuda_error",
+    "driver_error",
+    "nvlink_error",
+    "nccl_timeout",
+    "nccl_internal_or_remote_error",
+    "infiniband_error",
+    "network_error",
+    "secondary",
+    "cpu_oom",
+    "cpu_overload",
+    "disk_full",
+    "filesystem_error",
+    "os_kernel_panic_or_soft_lockup",
+    "checkpoint_load_error",
+    "checkpoint_save_error",
+    "data_error",
+    "external_service_error",
+    "code_error",
+    "config_error",
+    "nan_loss",
+    "loss_spike",
+    "job_hang",
+    "killed_signal",
+    "preemption_or_time_limit",
+    "healthy_noise",
+]
+SYMPTOMS: tuple[str, ...] = get_args(Symptom)
+Stream = Literal["program", "kernel", "slurm", "nvidia-smi"]
 
 
 class Tier(str, Enum):
@@ -55,40 +79,78 @@ _TIERS = tuple(Tier)
 class Curve(str, Enum):
     """What losses and gradient norms do."""
 
-    NO_NUMBER = "no number"
+    NON_FINITE = "non-finite"
     JUMP = "jump"
 
 
-class Rule(Record):
-    """One rule. Patterns are regular expressions without regard to case, searched in single lines.
+class Rule(Section):
+    """One rule. Patterns are regular expressions that ignore case and are searched in single lines.
 
-    The line that decides matches one of ``any`` and none of ``unless``; each of ``all`` matches some line of
-    the log and none of ``without`` does. Lines of the kernel can be named by ``xids`` (NVIDIA's codes) and
-    ``shapes`` (names of :data:`slurm_robust.health.shapes.SHAPES`), progress lines by ``curve`` instead.
-    ``streams``: only there. ``times``: so many lines of the log must match.
-
-    On one line the greatest ``weight`` decides, in a log the tier, then the weight, then who comes first.
-    ``also`` are symptoms besides the main one. ``advice`` is for people; ``site``: a site's own rule.
+    Of the rules that match a line, the one with the highest ``weight`` decides; in a log, the tier decides
+    first, then the weight, then the position.
     """
 
     name: str
-    symptom: str
+    symptom: Symptom
     blame: Cause
     action: Remedy
+
     any: tuple[str, ...] = ()
+    """The deciding line matches one of these."""
+
     all: tuple[str, ...] = ()
+    """Each of these matches some line of the log."""
+
     unless: tuple[str, ...] = ()
+    """The deciding line matches none of these."""
+
     without: tuple[str, ...] = ()
+    """No line of the log matches one of these."""
+
     xids: tuple[int, ...] = ()
+    """NVIDIA's error codes, instead of ``any``: lines of the kernel that report one of them."""
+
     shapes: tuple[str, ...] = ()
+    """Names of :data:`slurm_robust.health.shapes.SHAPES`, instead of ``any``: messages of the kernel."""
+
     curve: Curve | None = None
-    streams: tuple[str, ...] = ()
+    """What the progress lines show, instead of ``any``."""
+
+    streams: tuple[Stream, ...] = ()
+    """The rule applies to these streams only; empty: to all."""
+
     times: int = 1
+    """Number of lines that must match."""
+
     tier: Tier = Tier.CAUSE
     weight: int = 0
-    also: tuple[str, ...] = ()
+
+    also: tuple[Symptom, ...] = ()
+    """Further symptoms."""
+
     advice: str = ""
-    site: bool = False
+    """A hint for people."""
+
+    site: ClassVar[bool] = False
+    """Whether it is a rule of the site, which overrides ours."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a rule that can match nothing, and patterns that are wrong or too slow."""
+        if not (self.any or self.xids or self.shapes or self.curve):
+            text = "a rule needs any (patterns), xids, shapes or curve"
+            yield Contradiction(keys=("name",), text=text, fix="add one of them")
+        for index, name in enumerate(self.shapes):
+            if name not in shapes.SHAPES:
+                fix = f"use one of {', '.join(shapes.SHAPES)}"
+                yield Contradiction(keys=(f"shapes.{index}",), text=f"{name!r} is not a known shape", fix=fix)
+        for key in ("any", "all", "unless", "without"):
+            for index, pattern in enumerate(getattr(self, key)):
+                try:
+                    # ``unless`` is tried on few lines only, so its patterns need no word.
+                    (compiled if key == "unless" else check)(pattern)
+                except BadPattern as error:
+                    text = f"{pattern!r} {error}"
+                    yield Contradiction(keys=(f"{key}.{index}",), text=text, fix=error.fix)
 
     @property
     def kernel_words(self) -> Iterator[str]:
@@ -97,6 +159,12 @@ class Rule(Record):
             yield from ("nvrm: ", "xid")
         for name in self.shapes:
             yield from (begin.lower() for begin in shapes.SHAPES[name].begins)
+
+
+class SiteRule(Rule):
+    """A rule of the site."""
+
+    site: ClassVar[bool] = True
 
 
 class Trigger(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from slurm_robust.analysis.progress.series import Series
 from slurm_robust.analysis.progress.words import named_ranks
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConfig, Timings
+from slurm_robust.config.job import CheckpointConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev

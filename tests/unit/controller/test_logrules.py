@@ -8,8 +8,7 @@ import pytest
 
 from slurm_robust.analysis.incidents import stories
 from slurm_robust.cli.main import main
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.controller import logrules
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev

@@ -12,8 +12,7 @@ from typing import NoReturn
 import pytest
 
 from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
-from slurm_robust.config.replay import ReplayConfig
-from slurm_robust.config.schema import CheckpointConfig, JobConfig
+from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
