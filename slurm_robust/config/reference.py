@@ -12,6 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -149,8 +150,7 @@ def _inner(kind: Any) -> type[Section] | None:
 
 def _docstrings(section: type[Section]) -> dict[str, str]:
     """The text of a section under the empty name, and those of its fields."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    assert isinstance(definition, ast.ClassDef)
+    definition = _classes(section.__module__)[section.__name__]
     texts = {"": _joined(ast.get_docstring(definition) or "")}
     for before, after in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name):
@@ -158,6 +158,12 @@ def _docstrings(section: type[Section]) -> dict[str, str]:
             if isinstance(said, ast.Constant) and isinstance(said.value, str):
                 texts[before.target.id] = _joined(said.value)
     return texts
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {item.name: item for item in body if isinstance(item, ast.ClassDef)}
 
 
 def _joined(text: str) -> str:

@@ -68,7 +68,7 @@ def refused(text: str) -> str:
         ("rendezvous: {port_range: 0-70000}", "rendezvous.port_range is '0-70000'"),
         (
             "wire: {port: 29550}\nrendezvous: {port_range: 29500-29600}",
-            "wire.port (job.yaml, line 1), rendezvous.port_range (job.yaml, line 2)\n  fix: take the port out",
+            "rendezvous.port_range (job.yaml, line 2)\n  fix: take the port out of the range",
         ),
     ],
 )
