@@ -233,7 +233,10 @@ class Checker:
     def section(self, kind: type[Section], value: object, key: Key) -> Any:
         """Return what can be used of a mapping; :data:`_REJECTED` if nothing can be."""
         if not isinstance(value, dict):
-            fix = "write its keys below it, indented" if key else "write lines like 'key: value'"
+            name = ".".join(key)
+            known = (item for item in schema_keys(self._schema).values() if item.name.startswith(name))
+            example = next((item.example for item in known if item.example), "")
+            fix = f"write its keys below it, for example {example}" if key else f"write lines like {example}"
             self._reject(key, f"must be a mapping of keys to values, got {shown(value)}", fix, final=True)
             return _REJECTED
         fields = {item.name: item for item in msgspec.structs.fields(kind)}
@@ -295,18 +298,11 @@ class Checker:
     def _unknown(self, key: Key, here: Sequence[str]) -> None:
         *section, leaf = key
         name = leaf.rpartition(".")[2]
-        homes = [
-            known.rpartition(".")[0] for known in schema_keys(self._schema) if known.endswith(f".{name}")
-        ]
-        homes += [""] if name in schema_keys(self._schema) else []
-        close = difflib.get_close_matches(leaf, here, n=2)
-        if homes:
-            hint = " or ".join(f"{name} (under {home}:)" if home else f"{name} (top level)" for home in homes)
-        elif close:
-            hint = " or ".join(dotted((*section, word)) for word in close)
-        else:
-            hint = ""
-        hint = f"did you mean {hint}?" if hint else f"known keys here: {', '.join(here)}"
+        known = (full.rpartition(".") for full in schema_keys(self._schema))
+        homes = [f"under {home}:" if home else "top level" for home, _, last in known if last == name]
+        likely = [f"{name} ({home})" for home in homes]
+        likely = likely or [dotted((*section, word)) for word in difflib.get_close_matches(leaf, here, n=2)]
+        hint = f"did you mean {' or '.join(likely)}?" if likely else f"known keys here: {', '.join(here)}"
         place = place_of(self._places, key)
         name = dotted(key)
         self.problems.append(Problem(f"{place.text}: unknown key {name}; {hint}", place.code, key))
@@ -383,7 +379,7 @@ class Layers(Generic[S]):
         key = tuple(name.split("."))
         for part in reversed(key):
             value = {part: value}
-        self._add(value, {key: place})
+        self._add(value, {key[: end + 1]: place for end in range(len(key))})
 
     def _add(self, value: object, places: dict[Key, Place]) -> None:
         checker = Checker(self.schema, places)
@@ -401,8 +397,7 @@ class Layers(Generic[S]):
         self.whole = self.whole and higher.whole
 
     def build(self) -> S:
-        """Return the configuration, defaults for what nobody has set. Raises InvalidSettings with all
-        problems."""
+        """Return the configuration, defaults for all other keys. Raises InvalidSettings with all problems."""
         config = msgspec.convert(self.values, self.schema)
         rejected = {problem.key for problem in self.problems}
         for keys, found in contradictions(config):
@@ -420,11 +415,9 @@ class Layers(Generic[S]):
         codes = {place.code for place, key in zip(places, keys, strict=True) if key in self.places}
         code = ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.CONFIG
         if len(keys) == 1:
-            leaf, name = f"{keys[0][-1]} ", dotted(keys[0])
-            text = (
-                name + found.text[len(leaf) - 1 :] if found.text.startswith(leaf) else f"{name}: {found.text}"
-            )
-            return Problem(f"{places[0].text}: {text}\n  fix: {found.fix}", code)
+            leaf, space, rest = found.text.partition(" ")
+            text = f"{space}{rest}" if leaf == keys[0][-1] else f": {found.text}"
+            return Problem(f"{places[0].text}: {dotted(keys[0])}{text}\n  fix: {found.fix}", code)
         said = ", ".join(f"{dotted(key)} ({place.text})" for key, place in zip(keys, places, strict=True))
         return Problem(f"{found.text}\n  set by: {said}\n  fix: {found.fix}", code)
 

@@ -14,10 +14,11 @@ from msgspec import Meta
 
 from slurm_robust.model.record import Record
 
+_INT64 = 2**63 - 1
 FINITE = 1.7976931348623157e308
 
-Count = Annotated[int, Meta(ge=0, title="an integer of 0 or more")]
-Positive = Annotated[int, Meta(ge=1, title="an integer of 1 or more")]
+Count = Annotated[int, Meta(ge=0, le=_INT64, title="an integer of 0 or more")]
+Positive = Annotated[int, Meta(ge=1, le=_INT64, title="an integer of 1 or more")]
 Number = Annotated[float, Meta(ge=0, le=FINITE, title="a number of 0 or more")]
 Seconds = Annotated[float, Meta(gt=0, le=FINITE, title="a number of seconds above 0")]
 Factor = Annotated[float, Meta(ge=1, le=FINITE, title="a number of 1 or more")]

@@ -134,6 +134,19 @@ def test_a_bad_variable_is_named(variable: str, text: str, expected: str) -> Non
     assert expected in str(refused(from_environment({variable: text})))
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nodes.x", "option --set nodes.x=1: nodes must be an integer of 1 or more"),
+        ("wire.x.y", "option --set wire.x.y=1: unknown key wire.x"),
+        ("limits", "option --set limits=1: limits must be a mapping of keys to values, got the string '1'"),
+        ("x.y", "option --set x.y=1: unknown key x"),
+    ],
+)
+def test_an_option_for_what_is_no_single_key_is_named(name: str, expected: str) -> None:
+    assert expected in str(refused(option(name, "1")))
+
+
 def test_a_wrong_option_is_wrong_usage() -> None:
     assert refused(option("nodes", "0")).exit_code == ExitCode.USAGE
     assert refused(option("timings.node_dead_s", "1")).exit_code == ExitCode.USAGE

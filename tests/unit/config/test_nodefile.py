@@ -102,6 +102,7 @@ def test_drop_ins_win_in_their_order_mappings_merge_and_lists_replace(site: Site
         ("watch: {gpu_s: 0.5}\n", ["watch.gpu_s must be a number of seconds of 1 or more"]),
         ("drain: {max_share: 10}\n", ["drain.max_share must be a share from 0 to 1 (0.1 is ten percent)"]),
         ("drain: {pass_runs: 0}\n", ["drain.pass_runs must be an integer of 1 or more"]),
+        (f"gpu: {{count: {10**30}}}\n", ["gpu.count must be an integer of 0 or more"]),
         ("gpu: {max_temperature_c: -1}\n", ["gpu.max_temperature_c must be a number of 0 or more"]),
         ("gpu: {max_temperature_c: .nan}\n", ["gpu.max_temperature_c must be a number of 0 or more"]),
         (
