@@ -1,4 +1,4 @@
-"""``srobust config``: check a configuration file, show what a run would use and where each value is from."""
+"""``srobust config``: check configuration files, show the values a run would use and their sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(commands: Commands) -> None:
 
 
 def handle_check(args: argparse.Namespace) -> int:
-    """Each file by itself over the defaults, and what it names. All that is wrong is told at once."""
+    """Check each file by itself, and the files it names. All problems are reported together."""
     from slurm_robust.config.errors import InvalidSettings, Problem
     from slurm_robust.model.errors import SrobustError
 
@@ -49,7 +49,7 @@ def handle_check(args: argparse.Namespace) -> int:
 
 
 def _check_file(path: Path) -> str:
-    """How much it says. Raises ConfigError, PreflightError."""
+    """Return how much the file sets. Raises InvalidSettings, PreflightError."""
     from slurm_robust.config.job import JobConfig
     from slurm_robust.config.node import NodeConfig
     from slurm_robust.config.reader import Layers, schema_keys
@@ -68,7 +68,7 @@ def _check_file(path: Path) -> str:
 
 
 def is_node_file(text: bytes) -> bool:
-    """Whether a file is meant for nodes and not for jobs: more of its keys are known there."""
+    """Whether a file belongs to nodes rather than jobs: more of its keys exist there."""
     from slurm_robust.config.errors import ConfigError
     from slurm_robust.config.job import JobConfig
     from slurm_robust.config.node import NodeConfig
@@ -84,7 +84,7 @@ def is_node_file(text: bytes) -> bool:
 
 
 def handle_show(args: argparse.Namespace) -> int:
-    """YAML that can be used as a file, with the origin of each value as a comment."""
+    """Print YAML that can be used as a file, with the source of each value as a comment."""
     from slurm_robust.config.jobfile import collect
     from slurm_robust.config.reader import as_yaml
 

@@ -1,1 +1,1 @@
-"""Configuration: dataclasses, a YAML reader, one documented precedence."""
+"""Configuration of jobs and nodes: schemas, one YAML reader, one documented precedence."""

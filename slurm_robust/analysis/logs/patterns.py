@@ -1,7 +1,7 @@
-"""What a pattern of a rule must be like, so that a log is scanned fast and a hostile one cannot stall it.
+"""Requirements on the patterns of rules, so that scanning a log is fast and a hostile log cannot stall it.
 
-A pattern needs a *word*: characters that stand in every line it matches. Lines are found by their words with
-:meth:`str.find`; only those are given to the regular expression.
+A pattern needs a *word*: characters that every line it matches contains. :meth:`str.find` finds lines by
+their words; the regular expression is tried on those lines only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def check(pattern: str) -> None:
-    """Raises :class:`BadPattern` for a pattern that is wrong, too slow, or has no word."""
+    """Raise :class:`BadPattern` for a pattern that is invalid, too slow, or has no word."""
     compiled(pattern)
     if _nests(pattern):
         raise BadPattern("repeats a repetition, which can take forever", "write bounds such as {0,80}")
@@ -58,7 +58,7 @@ def check(pattern: str) -> None:
 
 @cache
 def words_of(pattern: str) -> tuple[str, ...]:
-    """Plain characters, in lower case, of which every match holds one; () if there are none long enough."""
+    """Return words, in lower case, of which every match contains one; () if none is long enough."""
     tokens = list(_tokens(pattern))
     words = _choices(tokens)
     return tuple(dict.fromkeys(words)) if _least(words) >= SHORTEST_WORD else ()
@@ -111,7 +111,7 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _nests(pattern: str) -> bool:
-    """Whether an unbounded repetition holds another one."""
+    """Whether an unbounded repetition contains another one."""
     holds = [False]
     closed = False
     for kind, token in _tokens(pattern):

@@ -1,4 +1,4 @@
-"""Rules: which words of a log stand for which symptom, whose fault it is and what to do."""
+"""Rules: which patterns in a log indicate which symptom, who is to blame and what to do."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ Stream = Literal["program", "kernel", "slurm", "nvidia-smi"]
 
 
 class Tier(str, Enum):
-    """How much a line says about the cause, most first."""
+    """How much a line says about the cause, the most informative first."""
 
     CAUSE = "cause"
-    """It names what went wrong here."""
+    """The line names what went wrong here."""
 
     FAILURE = "failure"
-    """Something went wrong here, but the line does not say what: an exception of unknown kind."""
+    """The line shows that something went wrong here, but not what: an exception of unknown kind."""
 
     EFFECT = "effect"
-    """It follows from a failure elsewhere: a collective without its peer."""
+    """The line is a consequence of a failure elsewhere: a collective without its peer."""
 
     SUMMARY = "summary"
-    """Somebody tells that a process has ended: an exit code, a signal."""
+    """The line reports that a process has ended: an exit code, a signal."""
 
     NOISE = "noise"
-    """It looks like a failure and is none: rules of the same weight or less may not use the line."""
+    """The line resembles a failure but is harmless: rules of the same or lower weight may not use it."""
 
     @property
     def order(self) -> int:
-        """0 for the tier that decides before all others."""
+        """Position among the tiers; 0 decides before all others."""
         return _TIERS.index(self)
 
 
@@ -77,7 +77,7 @@ _TIERS = tuple(Tier)
 
 
 class Curve(str, Enum):
-    """What losses and gradient norms do."""
+    """What the loss and gradient norm of progress lines show."""
 
     NON_FINITE = "non-finite"
     JUMP = "jump"
@@ -154,7 +154,7 @@ class Rule(Section):
 
     @property
     def kernel_words(self) -> Iterator[str]:
-        """The lines of the kernel that this rule names hold one of these, in lower case."""
+        """Words, in lower case, of which every kernel line that this rule matches contains one."""
         if self.xids:
             yield from ("nvrm: ", "xid")
         for name in self.shapes:
@@ -168,14 +168,14 @@ class SiteRule(Rule):
 
 
 class Trigger(NamedTuple):
-    """``pattern`` of ``rule`` is worth a try; None: its codes or shapes are."""
+    """``pattern`` of ``rule`` may match; None: its codes or shapes may."""
 
     rule: Rule
     pattern: str | None
 
 
 class RuleSet:
-    """Rules by the words that make them worth a look. A later rule of the same name replaces an earlier."""
+    """Rules by the words that trigger them. A later rule of the same name replaces an earlier one."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         named = {rule.name: rule for rule in rules}
