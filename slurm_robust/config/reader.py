@@ -61,8 +61,10 @@ class Document:
         if isinstance(node, yaml.ScalarNode):
             try:
                 return loader.construct_object(node)
-            except ValueError as error:
-                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+            except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
+                # PyYAML's own for a month 13, or for a tag (!!bool) that the text does not fit.
+                problem = f"{node.value!r} is not a {node.tag.rpartition(':')[2]}: {error}"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
         if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
             problem = f"unknown tag {node.tag}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)

@@ -86,7 +86,10 @@ def test_drop_ins_win_in_their_order_mappings_merge_and_lists_replace(site: Site
         ("gpu:\n  count: 1\n  count: 2\n", ["line 3: gpu.count is set twice", "line 2", "fix: keep one"]),
         ("gpu: {count: 1\n", ["not valid YAML"]),
         ("gpu: {count: !!python/object:os.system 1}\n", ["not valid YAML"]),
-        ("gpu: {count: 2026-13-45}\n", ["config.yaml, line 1, column 14: not valid YAML: month"]),
+        (
+            "gpu: {count: 2026-13-45}\n",
+            ["config.yaml, line 1, column 14: not valid YAML: '2026-13-45' is not a timestamp: month"],
+        ),
         (
             "checks:\n  gpu.*: {confirm: x}\n",
             ["line 2: checks.gpu.*.confirm must be an integer of 1 or more"],

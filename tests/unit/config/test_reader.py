@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.logs.rulefile import RuleFile
@@ -169,7 +169,15 @@ def test_duplicate_keys_are_refused(text: str, expected: str) -> None:
     "text",
     [
         *("- 1", "just words", "nodes: [1", "\tnodes: 1", "a: &a [*a]", "nodes: 1\n---\nnodes: 2", "a: \x00"),
-        *("&", "[" * 5000, "nodes: !!python/name:os.system", "a: &a {<<: *a}", "nodes: 2026-13-45"),
+        *("&", "[" * 1500, "nodes: !!python/name:os.system", "a: &a {<<: *a}", "nodes: 2026-13-45"),
+        *(
+            "nodes: !!bool maybe",
+            "nodes: !!timestamp x",
+            "nodes: !!int x",
+            "nodes: !!binary x",
+            "nodes: !!set {a}",
+        ),
+        *("<<: 3", "a: {<<: [1]}", "? [a]\n: b", "nodes: 9" + "9" * 5000),
     ],
 )
 def test_what_is_no_mapping_or_no_yaml_is_refused_with_the_file(text: str) -> None:
@@ -237,13 +245,15 @@ VALUES = st.recursive(
 )
 
 
-@given(
-    text=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5).map(yaml.safe_dump), lists=st.booleans()
-)
+@settings(max_examples=60, deadline=None)
+@given(said=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5))
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
-def test_any_file_is_understood_or_refused(schema: type[Section], text: str, lists: bool) -> None:
+def test_any_file_is_understood_or_refused(schema: type[Section], said: dict[str, object]) -> None:
     found = Layers(schema)
-    found.add_yaml(text.encode(), "any.yaml", root="rules" if schema is RuleFile else "")
+    if schema is RuleFile:
+        found.add_yaml(yaml.safe_dump([said]).encode(), "any.yaml", root="rules")
+    else:
+        found.add_yaml(yaml.safe_dump(said).encode(), "any.yaml")
     try:
         config = found.build()
     except InvalidSettings as error:
@@ -251,6 +261,18 @@ def test_any_file_is_understood_or_refused(schema: type[Section], text: str, lis
     else:
         unplaced = list(contradictions(config))
     assert unplaced == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet="ab01-:#&*!<>|{}[],'\"%@?~. \n\t\\x", max_size=60))
+def test_any_text_is_understood_or_refused(text: str) -> None:
+    found = Layers(JobConfig)
+    found.add_yaml(text.encode(), "any.yaml")
+    try:
+        problems: tuple[str, ...] = ("",) * (found.build() != JobConfig())
+    except InvalidSettings as error:
+        problems = error.problems
+    assert all(problem.startswith("any.yaml") for problem in problems)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
