@@ -10,10 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_robust.analysis.logs.rule import SiteRule
 from slurm_robust.analysis.logs.rulefile import RuleFile
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Limits, Timings
-from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.node import CheckRule, NodeConfig, SiteCheck
 from slurm_robust.config.reader import Layers, as_yaml, contradictions, schema_keys
 from slurm_robust.config.section import Section
 
@@ -226,13 +227,9 @@ def test_what_is_shown_is_a_file_that_says_the_same() -> None:
 
 
 NAMES = sorted(
-    {name for schema in SCHEMAS for key in schema_keys(schema) for name in key.split(".")}
-    | {
-        field
-        for section in (*NodeConfig.__annotations__.values(),)
-        for field in getattr(section, "__struct_fields__", ())
-    }
-    | {"name", "command", "any", "symptom", "zzz"}
+    {name for schema in SCHEMAS for key in schema_keys(schema) for name in key.split(".")}.union(
+        {"zzz"}, *(record.__struct_fields__ for record in (CheckRule, SiteCheck, SiteRule))
+    )
 )
 VALUES = st.recursive(
     st.none()
