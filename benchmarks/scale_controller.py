@@ -16,8 +16,7 @@ from typing import Any
 
 from benchmarks.scale_agents import NPROC
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
-from slurm_robust.config.replay import ReplayConfig
-from slurm_robust.config.schema import JobConfig, Timings
+from slurm_robust.config.job import JobConfig, ReplayConfig, Timings
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage

@@ -47,7 +47,7 @@ def main(
 ) -> int:
     """Returns 0, or 1 if slurm.conf was changed and the cluster is not as it should be then.
 
-    Raises :class:`InstallError`, or ``NodeConfigError`` for a configuration that is wrong.
+    Raises :class:`InstallError`, or ``InvalidSettings`` for a configuration that is wrong.
     """
     if not dry_run:
         must_be_root("srobust admin install")

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from slurm_robust.admin import keys
 from slurm_robust.admin.files import Item
+from slurm_robust.config import reference
+from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.record import Record
 
 DATA = Path(__file__).parent / "data"
@@ -74,7 +75,7 @@ def package_items(layout: Layout) -> list[Item]:
     units = UNIT_FILES if layout.timer else ()
     return [
         *(Item(path=path, kind="folder", mode=0o755) for path in (ETC, *DROP_INS)),
-        Item(path=CONFIG, text=keys.as_yaml((DATA / "config-header.txt").read_text())),
+        Item(path=CONFIG, text=reference.as_yaml(NodeConfig, (DATA / "config-header.txt").read_text())),
         Item(path="/etc/logrotate.d/slurm-robust", text=(DATA / "logrotate").read_text()),
         Item(path=layout.libexec, kind="folder", mode=0o755),
         *(
@@ -116,4 +117,4 @@ def _for_systemd(path: str) -> str:
 def man_pages() -> dict[str, str]:
     """Manual pages by file name; the one of the configuration lists the keys that there are."""
     pages = sorted((DATA / "man").glob("*.[1-9]"))
-    return {path.name: path.read_text().replace("@KEYS@\n", keys.as_roff()) for path in pages}
+    return {path.name: path.read_text().replace("@KEYS@\n", reference.as_roff(NodeConfig)) for path in pages}

@@ -15,8 +15,7 @@ from slurm_robust import __version__
 from slurm_robust.admin import items
 from slurm_robust.admin.files import Action, Tree
 from slurm_robust.admin.site import Site, is_packaged
-from slurm_robust.config.node import NodeConfig
-from slurm_robust.config.nodeyaml import HEALTH_CHECK_LIMIT_S
+from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
 from slurm_robust.health.host import Host
 from slurm_robust.health.registry import CHECKS
 from slurm_robust.health.runner import node_name
@@ -45,7 +44,7 @@ class Point(Record):
 
 
 def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
-    """0: all is good. 1: something is not, and is told. Raises ``NodeConfigError``."""
+    """0: all is good. 1: something is not, and is told. Raises ``InvalidSettings``."""
     site = site or Site(slurm_conf)
     points = [Point(good=True, what=f"configuration: good, drain.mode is {site.config.drain.mode}")]
     known = (*CHECKS, *checks(site.config, Host(site.tree.root)))
@@ -81,8 +80,8 @@ def rule_points(config: NodeConfig, names: Sequence[str]) -> Iterator[Point]:
             close = difflib.get_close_matches(pattern, names, n=2)
             yield Point(
                 good=False,
-                what=f"configuration: checks.{pattern} is no check",
-                why="the rule changes nothing",
+                what=f"configuration: no check matches checks.{pattern}",
+                why="the rule has no effect",
                 fix=f"did you mean {' or '.join(close)}?"
                 if close
                 else "srobust check --explain names them all",

@@ -1,4 +1,4 @@
-"""``srobust config``: check a configuration file, show what a run would use and where each value is from."""
+"""``srobust config``: check configuration files, show the values a run would use and their sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(commands: Commands) -> None:
 
 
 def handle_check(args: argparse.Namespace) -> int:
-    """Each file by itself over the defaults, and what it names. All that is wrong is told at once."""
+    """Check each file by itself, and the files it names. All problems are reported together."""
     from slurm_robust.config.errors import InvalidSettings, Problem
     from slurm_robust.model.errors import SrobustError
 
@@ -42,32 +42,52 @@ def handle_check(args: argparse.Namespace) -> int:
         try:
             print(f"{path}: good, {_check_file(path)}")
         except SrobustError as error:
-            problems.append(Problem(error.in_full(), error.exit_code))
+            problems.append(Problem.of(error))
     if problems:
         raise InvalidSettings.of(problems)
     return 0
 
 
 def _check_file(path: Path) -> str:
-    """How much it says. Raises ConfigError, PreflightError."""
-    from slurm_robust.config.nodefile import check_file
-    from slurm_robust.config.nodeyaml import is_node_file
-    from slurm_robust.config.reader import read_file
-    from slurm_robust.config.settings import build
+    """Return how much the file sets. Raises InvalidSettings, PreflightError."""
+    from slurm_robust.config.job import JobConfig
+    from slurm_robust.config.node import NodeConfig
+    from slurm_robust.config.reader import Layers, schema_keys
     from slurm_robust.controller import logrules
 
     if path.is_file() and is_node_file(path.read_bytes()):
-        return f"{check_file(path)} sections of a node's configuration"
-    said = read_file(path)
-    logrules.check(build(said), Path.cwd())
-    return f"{len(said.settings)} keys"
+        node = Layers(NodeConfig)
+        node.add_file(path)
+        node.build()
+        return f"{len(node.values)} sections of a node's configuration"
+    job = Layers(JobConfig)
+    job.add_file(path)
+    logrules.check(job.build(), Path.cwd())
+    count = sum(tuple(name.split(".")) in job.places for name in schema_keys(JobConfig))
+    return f"{count} keys"
+
+
+def is_node_file(text: bytes) -> bool:
+    """Whether a file belongs to nodes rather than jobs: more of its keys exist there."""
+    from slurm_robust.config.errors import ConfigError
+    from slurm_robust.config.job import JobConfig
+    from slurm_robust.config.node import NodeConfig
+    from slurm_robust.config.reader import parse
+
+    try:
+        found = parse(text, "").value
+    except ConfigError:
+        return False
+    names = set(found) if isinstance(found, dict) else set()
+    node, job = (names.intersection(schema.__struct_fields__) for schema in (NodeConfig, JobConfig))
+    return len(node) > len(job)
 
 
 def handle_show(args: argparse.Namespace) -> int:
-    """YAML that can be used as a file, with the origin of each value as a comment."""
-    from slurm_robust.config.reader import collect
-    from slurm_robust.config.settings import build, show
+    """Print YAML that can be used as a file, with the source of each value as a comment."""
+    from slurm_robust.config.jobfile import collect
+    from slurm_robust.config.reader import as_yaml
 
-    said = collect(args.config, os.environ, settings_of(args))
-    print(show(build(said), said.settings))
+    layers = collect(args.config, os.environ, settings_of(args))
+    print(as_yaml(layers, layers.build()))
     return 0

@@ -11,7 +11,8 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 
 if TYPE_CHECKING:
-    from slurm_robust.config.settings import Said
+    from slurm_robust.config.job import JobConfig
+    from slurm_robust.config.reader import Layers
 
     # What add_subparsers() returns has only a private name, and is generic only for type checkers.
     Commands = argparse._SubParsersAction[Any]
@@ -97,18 +98,19 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_of(args: argparse.Namespace) -> Said:
-    """What ``--set`` options say; one without a value is among the problems."""
+def settings_of(args: argparse.Namespace) -> Layers[JobConfig]:
+    """Return what ``--set`` options set; one without a value is among the problems."""
     from slurm_robust.config.errors import Problem
-    from slurm_robust.config.reader import take_text
-    from slurm_robust.config.settings import Said
+    from slurm_robust.config.job import JobConfig
+    from slurm_robust.config.jobfile import add_text
+    from slurm_robust.config.reader import Layers, Place
 
-    said = Said()
+    layers = Layers(JobConfig)
     for text in args.settings:
         key, equals, value = text.partition("=")
         if equals:
-            take_text(said, key, value, f"option --set {text}", is_option=True)
+            add_text(layers, key, value, Place(f"option --set {text}", ExitCode.USAGE))
         else:
             wrong = UsageError(f"--set {text}: no value", fix=f"write --set {key}=VALUE")
-            said.problems.append(Problem(wrong.in_full(), wrong.exit_code))
-    return said
+            layers.problems.append(Problem.of(wrong))
+    return layers

@@ -37,14 +37,12 @@ def register(commands: Commands) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Read the configuration and hand over to the controller."""
-    from slurm_robust.config.settings import Setting
     from slurm_robust.controller import replay
     from slurm_robust.model.job import CommandKind
 
     kind = run.kind_of(args, USAGE)
     if kind is CommandKind.EXEC:
         raise UsageError("only a Python script or module can be replayed", fix="leave out the --")
-    own = {}
-    if args.nproc_per_node is not None:
-        own["nproc_per_node"] = Setting(args.nproc_per_node, "option --nproc-per-node", is_option=True)
+    nproc = args.nproc_per_node
+    own = {} if nproc is None else {"--nproc-per-node": ("nproc_per_node", nproc)}
     return replay.main(run.configured(args, kind, own), args.command, kind, json=args.json)

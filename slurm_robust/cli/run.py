@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_robust.cli.parsing import UsageError, add_config_options, settings_of
+from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
-    from slurm_robust.config.schema import JobConfig
-    from slurm_robust.config.settings import Setting
+    from slurm_robust.config.job import JobConfig
+
+# Of each option its key and value.
+OwnSettings = Mapping[str, tuple[str, object]]
 
 # Options that are one key of the configuration each: key, type, placeholder, help.
 OWN_OPTIONS: dict[str, tuple[str, type, str, str]] = {
@@ -87,24 +90,25 @@ def _run(args: argparse.Namespace) -> int:
     return run(configured(args, kind, _own_settings(args)), args.command, kind, args.name)
 
 
-def configured(args: argparse.Namespace, kind: CommandKind, own: Mapping[str, Setting]) -> JobConfig:
+def configured(args: argparse.Namespace, kind: CommandKind, own: OwnSettings) -> JobConfig:
     """The configuration of a command that runs a training. Raises ConfigError.
 
     All that is wrong with it, with the options and with the user's command is told at once.
     """
     from slurm_robust.config.errors import Problem
-    from slurm_robust.config.reader import collect
-    from slurm_robust.config.settings import build
+    from slurm_robust.config.jobfile import collect
+    from slurm_robust.config.reader import Place
     from slurm_robust.controller.preflight import PreflightError, check_command
 
     options = settings_of(args)
-    options.settings |= own
-    said = collect(args.config, os.environ, options)
+    for option, (key, value) in own.items():
+        options.add(key, value, Place(f"option {option}", ExitCode.USAGE))
+    layers = collect(args.config, os.environ, options)
     try:
         check_command(kind, args.command, Path.cwd())
     except PreflightError as error:
-        said.problems.append(Problem(error.in_full(), error.exit_code))
-    return build(said)
+        layers.problems.append(Problem.of(error))
+    return layers.build()
 
 
 def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
@@ -123,15 +127,7 @@ def _check_name(name: str) -> None:
         raise UsageError(f"--name {name!r} is no folder name", fix="use letters, digits, '-' and '_'")
 
 
-def _own_settings(args: argparse.Namespace) -> dict[str, Setting]:
-    from slurm_robust.config.settings import Setting
-
+def _own_settings(args: argparse.Namespace) -> OwnSettings:
     given = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
-    said = {
-        key: Setting(value, f"option {option}", is_option=True)
-        for option, (key, value) in given.items()
-        if value is not None
-    }
-    if args.observe:
-        said["mode"] = Setting("observe", "option --observe", is_option=True)
-    return said
+    given["--observe"] = ("mode", "observe" if args.observe else None)
+    return {option: (key, value) for option, (key, value) in given.items() if value is not None}

@@ -1,9 +1,7 @@
 """What can be wrong with a configuration.
 
-ConfigError           SrobustError, exit code 78: told to the user
- ├─ FileUnreadable    exit code 66: a file cannot be read
- ├─ InvalidValue      a record refuses a value or a combination of values
- └─ InvalidSettings   a file, the environment or the command line says something that cannot be used
+ConfigError           SrobustError, exit code 78: the file is not valid YAML, or not of the expected form
+ └─ InvalidSettings   files, the environment or the command line hold values that cannot be used
 """
 
 from __future__ import annotations
@@ -18,49 +16,35 @@ from slurm_robust.model.exitcodes import ExitCode
 class ConfigError(SrobustError):
     """The configuration cannot be used."""
 
-    exit_code: int = ExitCode.CONFIG
-
-    def __init__(self, message: str, fix: str = "") -> None:
-        super().__init__(message)
-        self.fix = fix
-
-
-class FileUnreadable(ConfigError):
-    """A file of the configuration is not there, or may not be read."""
-
-    exit_code = ExitCode.NO_INPUT
+    exit_code = ExitCode.CONFIG
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong, in words with its place; ``code``: with what srobust ends for it."""
+    """One error with its place and fix."""
 
     text: str
     code: int = ExitCode.CONFIG
+    """The exit code of srobust for this problem alone."""
 
+    key: tuple[str, ...] | None = None
+    """The key whose value was rejected. A valid value from a higher layer solves the problem."""
 
-class InvalidValue(ConfigError):
-    """Raised by a configuration record when it is built.
-
-    ``keys`` are the names of the fields that do not fit, as the record knows them; the reader turns
-    them into full names with the places where they were set.
-    """
-
-    def __init__(self, keys: tuple[str, ...], message: str, fix: str) -> None:
-        super().__init__(message, fix)
-        self.keys = keys
+    @classmethod
+    def of(cls, error: SrobustError) -> Problem:
+        """The error in full, with its exit code."""
+        return cls(error.in_full(), error.exit_code)
 
 
 class InvalidSettings(ConfigError):
-    """Raised by the reader. ``problems`` has one line for each thing that is wrong, with its place."""
+    """``problems`` has one text for each problem, with its place and fix."""
 
-    def __init__(self, problems: tuple[str, ...], fix: str = "", code: int = ExitCode.CONFIG) -> None:
-        super().__init__("\n".join(problems), fix)
+    def __init__(self, problems: tuple[str, ...], *, fix: str = "", code: int | None = None) -> None:
+        super().__init__("\n".join(problems), fix=fix, code=code)
         self.problems = problems
-        self.exit_code = code
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> InvalidSettings:
-        """All that is wrong. Of several exit codes wrong configuration counts first, then wrong usage."""
+        """All problems. Of several exit codes, wrong configuration counts first, then wrong usage."""
         codes = {problem.code for problem in problems}
         code = next((c for c in (ExitCode.CONFIG, ExitCode.USAGE) if c in codes), ExitCode.NO_INPUT)
         return cls(tuple(problem.text for problem in problems), code=code)

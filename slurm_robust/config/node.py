@@ -1,305 +1,376 @@
-"""The configuration of a node's checks and hooks: ``/etc/slurm-robust/config.yaml`` and ``conf.d/*.yaml``.
+"""The schema of a node's configuration: ``/etc/slurm-robust/config.yaml`` and ``conf.d/*.yaml``.
 
-The YAML has the same shape, one mapping per nested record. Times are in seconds, sizes in MiB, shares from
-0 to 1. Everything has a default: an empty file is a working configuration, in observe mode.
+One mapping per section. Times are in seconds, sizes in MiB, shares from 0 to 1. Every key has a default: an
+empty file is a working configuration, in observe mode.
 """
 
-from __future__ import annotations
+# Annotations are not postponed here: each would be compiled when a hook reads its configuration.
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from typing import Literal
+from msgspec import Meta, field
 
-import msgspec
+from slurm_robust.config.section import (
+    FINITE,
+    AbsolutePath,
+    Contradiction,
+    Count,
+    Number,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+)
 
-from slurm_robust.model.record import Record
+HEALTH_CHECK_LIMIT_S = 60.0
+"""Slurm kills a HealthCheckProgram after this time (slurm.conf(5))."""
+
+MOST_ANSWER_S = 8.0
+"""A check waits no longer for a network file system."""
+
+Context = Literal["prolog", "epilog", "periodic", "deep", "person"]
+Remedy = Literal["none", "monitor", "reset", "reboot", "replace"]
+
+_PLACEHOLDERS = ("work_dir", "user", "uid", "home", "job_id")
+_MARKS = str.maketrans("", "", "._-")
 
 
-class _Section(Record, forbid_unknown_fields=True):
-    """A part of the configuration; an unknown key is an error and not ignored."""
+class CheckRule(Section):
+    """Overrides for one check, or for all checks that match a pattern (``gpu.*``).
 
-
-def _not_below(section: _Section, low: float, *names: str) -> None:
-    for name in names:
-        if getattr(section, name) < low:
-            raise ValueError(f"{name} is {getattr(section, name):g}: use {low:g} or more")
-
-
-class CheckRule(_Section):
-    """What a site changes about one check, by its name or a pattern (``gpu.*``); None leaves it as it is."""
+    ``null`` keeps the built-in behaviour. The full name of a check overrides patterns, and a later pattern
+    overrides an earlier one.
+    """
 
     enabled: bool | None = None
-    contexts: tuple[str, ...] | None = None
-    """Where it runs: prolog, epilog, periodic, deep, person."""
+    """Whether the check runs."""
+
+    contexts: tuple[Context, ...] | None = None
+    """The contexts in which the check runs."""
 
     on_unknown: Literal["open", "closed"] | None = None
-    """Whether a result that is unknown lets jobs start (open) or keeps them away (closed)."""
+    """What an unknown result does: ``open`` lets jobs start, ``closed`` keeps them away from the node."""
 
-    suggestion: Literal["none", "monitor", "reset", "reboot", "replace"] | None = None
-    """Overrides what a failure suggests: none and monitor never drain."""
+    suggestion: Remedy | None = None
+    """The remedy that a failure suggests. ``none`` and ``monitor`` never drain the node."""
 
-    confirm: int | None = None
-    """Periodic runs in a row that must fail before the node is drained: 1, or 3 for what users can write."""
+    confirm: Positive | None = None
+    """Consecutive periodic runs that must fail before the node is drained. ``null``: 1, or 3 for checks whose
+    evidence users can write."""
 
 
-class Hooks(_Section):
-    """Budgets of the hooks, and what they do when they cannot tell."""
+class Hooks(Section):
+    """Time limits of the hooks, and what they do when the checks cannot run."""
 
-    prolog_s: float = 10.0
-    """Whole prolog; Slurm's PrologEpilogTimeout must be longer."""
+    prolog_s: Seconds = 10.0
+    """Time limit of the whole prolog. Slurm's ``PrologEpilogTimeout`` must be longer."""
 
-    epilog_s: float = 90.0
-    """Whole epilog; 60 s of it are for GPUs that are freeing the memory of the job, others need a few."""
+    epilog_s: Seconds = 90.0
+    """Time limit of the whole epilog. Up to 60 s of it are for GPUs that release the memory of the job."""
 
-    periodic_s: float = 30.0
-    """Slurm kills a HealthCheckProgram after 60 s."""
+    periodic_s: Seconds = 30.0
+    """Time limit of a periodic run. Must be below 60: Slurm kills a HealthCheckProgram after 60 s."""
 
     on_error: Literal["open", "closed"] = "open"
-    """What a prolog does when the checks themselves cannot run (a bug, a broken configuration)."""
+    """What a prolog does if the checks cannot run (an error in the program or in the configuration): ``open``
+    lets the job start, ``closed`` does not."""
 
-    slurm_s: float = 5.0
-    """Limit of each Slurm command."""
+    slurm_s: Seconds = 5.0
+    """Time limit of each Slurm command."""
 
     slurm_bin: str = ""
-    """Folder of scontrol; empty: beside slurmd, else the usual places."""
+    """Folder that contains ``scontrol``. Empty: the folder of ``slurmd``, then the usual folders."""
 
     slurm_conf: str = ""
-    """SLURM_CONF for Slurm's commands; empty: as in the environment, else Slurm's own default."""
+    """Value of ``SLURM_CONF`` for Slurm commands. Empty: the value in the environment, else Slurm's
+    default."""
 
     sweep: bool = True
-    """Remove what jobs that are gone left in /dev/shm."""
+    """Remove the files that ended jobs left in ``/dev/shm``."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield limits that Slurm or each other do not allow."""
+        if self.periodic_s >= HEALTH_CHECK_LIMIT_S:
+            text = f"periodic_s is {self.periodic_s:g}, but Slurm kills a HealthCheckProgram after 60 s"
+            yield Contradiction(keys=("periodic_s",), text=text, fix="use a number below 60")
+        for name in ("prolog_s", "epilog_s", "periodic_s"):
+            if self.slurm_s > (limit := getattr(self, name)):
+                text = (
+                    f"slurm_s ({self.slurm_s:g}) is above {name} ({limit:g}): one command could use it all up"
+                )
+                yield Contradiction(
+                    keys=("slurm_s", name), text=text, fix=f"set slurm_s to {limit:g} or less"
+                )
+        if self.slurm_bin and not self.slurm_bin.startswith("/"):
+            text = f"slurm_bin is {self.slurm_bin!r}, but hooks have no PATH"
+            yield Contradiction(keys=("slurm_bin",), text=text, fix="write an absolute path")
 
 
-class Watch(_Section):
-    """How often ``srobust-node watch`` looks, in seconds. At the kernel's log it looks when there is news."""
-
-    gpu_s: float = 2.0
-    network_s: float = 10.0
-    all_s: float = 60.0
-    """Everything, and drains that wait for their end."""
-
-    def __post_init__(self) -> None:
-        """Refuse what would be a busy loop."""
-        for name in ("gpu_s", "network_s", "all_s"):
-            if getattr(self, name) < 1.0:
-                raise ValueError(f"watch.{name} is {getattr(self, name):g} s: use 1 or more")
+_AtLeast1s = Annotated[float, Meta(ge=1, le=FINITE, title="a number of seconds of 1 or more")]
 
 
-class Drain(_Section):
-    """Bounds of what is done to nodes. Nothing is done at all in observe mode."""
+class Watch(Section):
+    """How often ``srobust-node watch`` runs the checks. It reads new kernel messages at once."""
+
+    gpu_s: _AtLeast1s = 2.0
+    """Interval of the GPU checks."""
+
+    network_s: _AtLeast1s = 10.0
+    """Interval of the network checks."""
+
+    all_s: _AtLeast1s = 60.0
+    """Interval of all checks, and of retrying drains that are pending."""
+
+
+class Drain(Section):
+    """Limits on draining nodes. In observe mode no node is ever drained."""
 
     mode: Literal["observe", "act"] = "observe"
-    max_share: float = 0.1
-    """At most this share of a partition's nodes is drained by us at any time (but one node always may be)."""
+    """``observe``: report what would be drained. ``act``: drain and return nodes."""
 
-    max_per_hour: int = 4
-    """At most so many new drains of ours per partition within 3600 s."""
+    max_share: Share = 0.1
+    """Maximum share of a partition's nodes that slurm_robust keeps drained at any time. One node is always
+    allowed."""
+
+    max_per_hour: Count = 4
+    """Maximum number of new drains per partition within 3600 s."""
 
     undrain: bool = True
-    """Return a node that we drained when it has passed."""
+    """Return a node that slurm_robust drained once its checks pass."""
 
-    pass_runs: int = 3
-    """Runs in a row that must pass before that."""
+    pass_runs: Positive = 3
+    """Consecutive runs that must pass before the node is returned."""
 
-    most_per_day: int = 3
-    """A node that we drained so often within 24 h stays drained until a person has looked at it."""
+    most_per_day: Count = 3
+    """A node drained this many times within 24 h stays drained until an administrator returns it."""
 
 
-class Hints(_Section):
-    """Suspicions that jobs record about nodes they give back."""
+class Suspects(Section):
+    """Reports that jobs leave about nodes they suspect. The epilog tests such a node."""
 
     enabled: bool = True
+    """Read these reports."""
+
     job_dirs: tuple[str, ...] = ("{work_dir}/srobust-jobs",)
-    """Where job directories are; {work_dir}, {user}, {uid}, {home} and {job_id} are filled in."""
+    """Folders that contain job directories. ``{work_dir}``, ``{user}``, ``{uid}``, ``{home}`` and
+    ``{job_id}`` are replaced by the values of the job."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield folders with a placeholder that nothing replaces."""
+        for index, folder in enumerate(self.job_dirs):
+            try:
+                folder.format(**dict.fromkeys(_PLACEHOLDERS, ""))
+            except (KeyError, IndexError, ValueError, AttributeError):
+                known = ", ".join(f"{{{word}}}" for word in _PLACEHOLDERS)
+                text = f"{folder!r} contains an unknown placeholder"
+                yield Contradiction(keys=(f"job_dirs.{index}",), text=text, fix=f"use only {known}")
 
 
-class Paths(_Section):
-    """Files of the node's side."""
+class Paths(Section):
+    """Files of slurm_robust on the node."""
 
-    state: str = "/var/lib/slurm-robust"
-    log: str = "/var/log/slurm-robust/events.jsonl"
-    runtime: str = "/run/slurm-robust"
+    state: AbsolutePath = "/var/lib/slurm-robust"
+    """Folder of what persists between runs: baseline, history, records of drains."""
+
+    log: AbsolutePath = "/var/log/slurm-robust/events.jsonl"
+    """Event log, one JSON object per line."""
+
+    runtime: AbsolutePath = "/run/slurm-robust"
+    """Folder of locks and caches, which a reboot may remove."""
+
     syslog: bool = True
+    """Send events to syslog as well."""
 
 
-class GpuLimits(_Section):
-    """What a node's GPUs must be like. None: as in the baseline, or not checked without one."""
+class GpuLimits(Section):
+    """What the GPUs of the node must be like. ``null``: as in the baseline; without one, not checked."""
 
-    count: int | None = None
-    max_temperature_c: float | None = None
-    """None: 2 C below the temperature at which the hardware slows the GPU down."""
+    count: Annotated[Count | None, Meta(examples=[8])] = None
+    """Number of GPUs."""
 
-    max_memory_temperature_c: float | None = None
-    max_aggregate_uncorrected: int = 0
-    max_volatile_uncorrected: int = 0
-    """Uncorrected errors that are new within an hour; more than that ask for a reset. Older ones, which the
-    driver has contained, are only reported."""
+    max_temperature_c: Number | None = None
+    """Maximum core temperature in °C. ``null``: 2 °C below the hardware's slowdown temperature."""
 
-    max_corrected_per_hour: int = 1000
-    min_pcie_width: int | None = None
-    min_pcie_generation: int | None = None
-    min_nvlinks: int | None = None
-    max_link_errors_per_hour: int = 100
-    """NVLink replays, recoveries and CRC errors; errors received, link errors and recoveries of NVLink 5."""
+    max_memory_temperature_c: Number | None = None
+    """Maximum memory temperature in °C."""
 
-    max_pcie_replays_per_hour: int = 1000
-    max_leftover_memory_mb: int = 512
-    """Memory in use on a GPU where no job runs."""
+    max_aggregate_uncorrected: Count = 0
+    """Uncorrected ECC errors allowed over the life of a GPU. More are reported, but do not drain."""
 
-    xid_window_s: float = 3600.0
-    """XIDs whose remedy is a restart of the application count for so long."""
+    max_volatile_uncorrected: Count = 0
+    """New uncorrected ECC errors allowed within an hour. More suggest a reset. Older errors, which the driver
+    has contained, are only reported."""
+
+    max_corrected_per_hour: Count = 1000
+    """Corrected ECC errors allowed per hour."""
+
+    min_pcie_width: Count | None = None
+    """Minimum PCIe link width (lanes)."""
+
+    min_pcie_generation: Count | None = None
+    """Minimum PCIe generation."""
+
+    min_nvlinks: Count | None = None
+    """Minimum number of active NVLinks per GPU."""
+
+    max_link_errors_per_hour: Count = 100
+    """NVLink errors allowed per hour: replays, recoveries and CRC errors; on NVLink 5, received errors, link
+    errors and recoveries."""
+
+    max_pcie_replays_per_hour: Count = 1000
+    """PCIe replays allowed per hour."""
+
+    max_leftover_memory_mb: Count = 512
+    """Memory that may be in use on a GPU while no job runs on it."""
+
+    xid_window_s: Number = 3600.0
+    """How long an XID whose remedy is to restart the application counts."""
 
     persistence: bool | None = None
     """Whether persistence mode must be on."""
 
     application_clocks: bool = False
-    """Whether clocks that are locked below the maximum are a finding."""
+    """Report application clocks that are locked below the maximum."""
 
 
-class NetworkLimits(_Section):
-    """InfiniBand, RoCE and Ethernet ports. Empty tuples: all that were up in the baseline or in this boot."""
+class NetworkLimits(Section):
+    """InfiniBand, RoCE and Ethernet ports. An empty list means all ports that were up in the baseline, or
+    since boot."""
 
     infiniband: tuple[str, ...] = ()
-    """Ports that must be up (``mlx5_0/1``); others are not judged then."""
+    """Ports that must be up (``mlx5_0/1``). If set, other ports are not checked."""
 
     ethernet: tuple[str, ...] = ()
-    """Interfaces (``eth0``) that must be up, and over which jobs train; others are not judged then."""
+    """Interfaces that must be up (``eth0``) and that jobs use for training. If set, other interfaces are not
+    checked."""
 
     ignore: tuple[str, ...] = ()
-    """Ports and interfaces that no check looks at; patterns (``mlx5_bond_*``, ``eno*``)."""
+    """Patterns of ports and interfaces that no check reads (``mlx5_bond_*``, ``eno*``)."""
 
-    min_rate_gb: float | None = None
-    """Gb/s of each InfiniBand port; None: as in the baseline."""
+    min_rate_gb: Number | None = None
+    """Minimum rate of each InfiniBand port in Gb/s. ``null``: as in the baseline."""
 
-    max_symbol_errors_per_hour: int = 120
-    max_port_errors_per_hour: int = 10
-    """Of each other error counter of an InfiniBand port."""
+    max_symbol_errors_per_hour: Count = 120
+    """Symbol errors allowed per hour on an InfiniBand port."""
 
-    max_ethernet_errors_per_hour: int = 1000
-    max_link_downed_per_hour: int = 3
-    """More losses of a link are a fault, however far apart."""
+    max_port_errors_per_hour: Count = 10
+    """Errors allowed per hour in each other error counter of an InfiniBand port."""
 
-    flap_window_s: float = 600.0
-    """Two losses of a link within this time are a fault; a single one may heal itself. Longer than the
-    interval of periodic runs."""
+    max_ethernet_errors_per_hour: Count = 1000
+    """Errors allowed per hour on an Ethernet interface."""
 
-    def __post_init__(self) -> None:
-        """Refuse limits that no port could keep."""
-        _not_below(self, 0, "max_symbol_errors_per_hour", "max_port_errors_per_hour")
-        _not_below(self, 0, "max_ethernet_errors_per_hour", "max_link_downed_per_hour", "flap_window_s")
+    max_link_downed_per_hour: Count = 3
+    """Link losses allowed per hour; more are a failure, however far apart."""
 
-
-MOST_ANSWER_S = 8.0
+    flap_window_s: Number = 600.0
+    """Two link losses within this time are a failure; a single loss may recover by itself. Must be longer
+    than the interval of periodic runs."""
 
 
-class StorageLimits(_Section):
+_AnswerTime = Annotated[
+    float, Meta(gt=0, le=MOST_ANSWER_S, title=f"a number of seconds above 0, at most {MOST_ANSWER_S:g}")
+]
+
+
+class StorageLimits(Section):
     """Mounts and disks."""
 
-    mounts: tuple[str, ...] = ()
-    """Must be mounted and answer; empty: all of /etc/fstab, and network file systems of the baseline."""
+    mounts: tuple[AbsolutePath, ...] = ()
+    """Mount points that must be mounted and responsive. Empty: those of ``/etc/fstab``, and the network file
+    systems of the baseline."""
 
     ignore_mounts: tuple[str, ...] = ()
-    """Mount points that no check looks at; patterns (``/media/*``)."""
+    """Patterns of mount points that no check reads (``/media/*``)."""
 
-    answer_s: float = 3.0
-    """How long a network file system may take to answer; at most :data:`MOST_ANSWER_S`."""
+    answer_s: _AnswerTime = 3.0
+    """Time in which a network file system must respond; at most 8 s."""
 
-    min_free_mb: dict[str, int] = msgspec.field(
+    min_free_mb: dict[AbsolutePath, Count] = field(
         default_factory=lambda: {"/": 1024, "/tmp": 1024, "/var": 512}
     )
-    """Free space that ordinary users find, by path. Network file systems only if they are named here."""
+    """Minimum free space for ordinary users, by path. A network file system is checked only if listed."""
 
-    min_free_inodes: int = 10_000
-    io_errors_window_s: float = 3600.0
-    max_io_errors: int = 10
-    """More failed commands of one disk within ``io_errors_window_s`` are a fault; tools that ask a disk for
-    what it cannot do cause a few."""
+    min_free_inodes: Count = 10_000
+    """Minimum number of free inodes on the same file systems."""
 
-    def __post_init__(self) -> None:
-        """Refuse limits that no disk could keep, and a wait that outlasts the check itself."""
-        _not_below(self, 0, "min_free_inodes", "io_errors_window_s", "max_io_errors")
-        if not 0 < self.answer_s <= MOST_ANSWER_S:
-            raise ValueError(f"answer_s is {self.answer_s:g}: use more than 0 and at most {MOST_ANSWER_S:g}")
-        if bad := [path for path in (*self.mounts, *self.min_free_mb) if not path.startswith("/")]:
-            raise ValueError(f"{bad[0]!r} is no absolute path: begin it with /")
+    io_errors_window_s: Number = 3600.0
+    """Window of ``max_io_errors``."""
+
+    max_io_errors: Count = 10
+    """Failed commands of one disk allowed within ``io_errors_window_s``. Tools that send a disk unsupported
+    commands cause a few."""
 
 
-class MemoryLimits(_Section):
+class MemoryLimits(Section):
     """Memory, processes and load."""
 
-    min_total_mb: int | None = None
-    max_missing_share: float = 0.03
-    """Share of the baseline's memory that may be missing (a module that failed takes more)."""
+    min_total_mb: Count | None = None
+    """Minimum memory of the node. ``null``: as in the baseline."""
 
-    min_free_share: float = 0.5
-    """Share of memory that must be available where no job runs."""
+    max_missing_share: Share = 0.03
+    """Share of the baseline's memory that may be missing. A failed module takes more."""
 
-    min_free_shm_share: float = 0.1
-    """Share of /dev/shm that must be free where no job runs."""
+    min_free_share: Share = 0.5
+    """Share of memory that must be available while no job runs."""
 
-    stale_snapshots_s: float = 3600.0
-    """Snapshots of a job that is not on the node are left over when nothing wrote them for so long."""
+    min_free_shm_share: Share = 0.1
+    """Share of ``/dev/shm`` that must be free while no job runs."""
 
-    max_corrected_per_hour: int = 100
-    """More corrected errors of one memory controller are worth a look."""
+    stale_snapshots_s: Number = 3600.0
+    """Snapshots of a job that is not on the node count as left over if not written for this time."""
 
-    max_stalled_share: float = 0.1
-    """Share of a minute in which all processes wait for memory that is worth a look."""
+    max_corrected_per_hour: Count = 100
+    """Corrected memory errors allowed per hour and memory controller; more are reported."""
 
-    max_job_share: float = 0.95
-    """Share of a job's limit of memory in use, without caches, that is worth a look."""
+    max_stalled_share: Share = 0.1
+    """Share of a minute in which all processes may be stalled on memory; more is reported."""
 
-    max_d_state: int = 16
-    """Processes in uninterruptible sleep for more than a minute."""
+    max_job_share: Share = 0.95
+    """Share of a job's memory limit that may be in use, caches excluded; more is reported."""
 
-    max_zombies: int = 500
-    max_load_per_cpu: float = 4.0
-    """Where no job runs: load per CPU over the last minute as well as over 15."""
+    max_d_state: Count = 16
+    """Processes that may be in uninterruptible sleep for more than a minute."""
 
-    min_user_uid: int = 1000
-    """Ordinary users have this uid or a higher one (UID_MIN of /etc/login.defs)."""
+    max_zombies: Count = 500
+    """Zombie processes allowed."""
 
-    def __post_init__(self) -> None:
-        """Refuse limits that every node would miss."""
-        _not_below(self, 0, "max_missing_share", "min_free_share", "min_free_shm_share", "stale_snapshots_s")
-        _not_below(self, 0, "max_stalled_share", "max_job_share")
-        _not_below(self, 0, "max_corrected_per_hour", "max_d_state", "max_zombies", "max_load_per_cpu")
-        _not_below(self, 1, "min_user_uid")
+    max_load_per_cpu: Number = 4.0
+    """Load per CPU allowed while no job runs, over the last minute and over the last 15 minutes."""
+
+    min_user_uid: Positive = 1000
+    """Lowest uid of ordinary users (``UID_MIN`` in ``/etc/login.defs``)."""
 
 
-class ClockLimits(_Section):
-    """The clock, whose offset disturbs tickets, logs and stack analysis."""
+class ClockLimits(Section):
+    """The system clock. A wrong clock breaks credentials, logs and the comparison of stacks."""
 
-    max_offset_s: float = 0.5
-    """Between this clock and its reference, as far as the kernel knows."""
+    max_offset_s: Annotated[
+        float, Meta(ge=0.001, le=FINITE, title="a number of seconds of 0.001 or more")
+    ] = 0.5
+    """Maximum offset from the reference clock, as the kernel reports it."""
 
     require_sync: bool = False
-    """Whether a clock that nothing keeps right is a failure; else it is unknown how right it is."""
-
-    def __post_init__(self) -> None:
-        """Refuse a limit that no clock keeps."""
-        _not_below(self, 0.001, "max_offset_s")
+    """Whether an unsynchronised clock fails the check. Otherwise the result is unknown."""
 
 
-class KernelLimits(_Section):
-    """What the kernel reported."""
+class KernelLimits(Section):
+    """Messages of the kernel."""
 
-    window_s: float = 3600.0
-    """Soft lockups, OOM kills, PCIe errors and corrected machine checks count for so long."""
+    window_s: _AtLeast1s = 3600.0
+    """How long soft lockups, OOM kills, PCIe errors and corrected machine checks count."""
 
-    max_corrected_mce_per_hour: int = 10
+    max_corrected_mce_per_hour: Count = 10
+    """Corrected machine checks allowed per hour."""
+
     injected: bool = False
-    """Whether messages count that root wrote into /dev/kmsg, to try the alarm out; users cannot."""
-
-    def __post_init__(self) -> None:
-        """Refuse limits that mean nothing."""
-        _not_below(self, 1, "window_s")
-        _not_below(self, 0, "max_corrected_mce_per_hour")
+    """Whether messages written to ``/dev/kmsg`` count, for testing alarms. Only root can write them."""
 
 
-class ServiceLimits(_Section):
-    """Daemons that must run, by the names of their programs or units."""
+class ServiceLimits(Section):
+    """Daemons that must run, by the name of the program or the unit."""
 
     required: tuple[str, ...] = ()
-    """On every node, whatever is installed there."""
+    """Daemons that must run on every node."""
 
     optional: tuple[str, ...] = (
         "munged",
@@ -308,22 +379,16 @@ class ServiceLimits(_Section):
         "nv-hostengine",
         "nvidia-persistenced",
     )
-    """Where systemd starts them at boot."""
+    """Daemons that must run where systemd starts them at boot."""
 
-    munge_socket: str = "/run/munge/munge.socket.2"
-    """Where munged is asked for a credential, if it is there."""
+    munge_socket: AbsolutePath = "/run/munge/munge.socket.2"
+    """Socket on which munged is asked for a credential, if it exists."""
 
-    munge_s: float = 2.0
-    """How long that may take."""
-
-    def __post_init__(self) -> None:
-        """Refuse a socket that is no path and a time in which nobody can answer."""
-        _not_below(self, 0.05, "munge_s")
-        if not self.munge_socket.startswith("/"):
-            raise ValueError(f"munge_socket {self.munge_socket!r} is no absolute path: begin it with /")
+    munge_s: Annotated[float, Meta(ge=0.05, le=FINITE, title="a number of seconds of 0.05 or more")] = 2.0
+    """Time in which munged must respond."""
 
 
-class BaselineLimits(_Section):
+class BaselineLimits(Section):
     """What is compared with the recorded baseline, besides versions and hardware."""
 
     sysctls: tuple[str, ...] = (
@@ -336,55 +401,70 @@ class BaselineLimits(_Section):
         "net.core.rmem_max",
         "net.core.wmem_max",
     )
+    """Kernel parameters that must match the baseline."""
+
     ignore: tuple[str, ...] = ()
-    """Items that may differ; patterns of what ``drift.*`` names (``kernel option BOOT*``)."""
+    """Patterns of items that may differ, as the ``drift.*`` checks name them (``kernel option BOOT*``)."""
 
 
-_MARKS = str.maketrans("", "", "._-")
+class SiteCheck(Section):
+    """A check of the site: an executable that follows the Nagios convention, or a Python function.
 
-
-class SiteCheck(_Section):
-    """A check of the site: an executable with the Nagios convention, or a Python entry point.
-
-    ``command`` is a path and arguments (exit code 0 pass, 1 warning, 2 critical, 3 unknown; the first line of
-    the output is the text); ``python`` is ``module:function``, called with the Host and returning findings.
-    ``suggestion`` is for what is critical; a warning only suggests to monitor.
+    Give either ``command`` or ``python``. See [checks of your own](site-checks.md).
     """
 
     name: str
+    """Name of the check, reported as ``site.NAME``: letters, digits and ``. _ -``."""
+
     command: tuple[str, ...] = ()
+    """Absolute path and arguments of an executable. Exit code 0 is pass, 1 warning, 2 critical, 3 unknown;
+    the first line of its output is the text."""
+
     python: str = ""
-    timeout_s: float = 5.0
-    contexts: tuple[Literal["prolog", "epilog", "periodic", "deep", "person"], ...] = (
-        "prolog",
-        "periodic",
-        "deep",
-        "person",
-    )
-    suggestion: Literal["none", "monitor", "reset", "reboot", "replace"] = "reboot"
+    """``module:function``, called with the ``Host``; returns findings."""
 
-    def __post_init__(self) -> None:
-        """Refuse a check that cannot be named or run."""
+    timeout_s: Seconds = 5.0
+    """Time limit of the check."""
+
+    contexts: tuple[Context, ...] = ("prolog", "periodic", "deep", "person")
+    """The contexts in which the check runs."""
+
+    suggestion: Remedy = "reboot"
+    """The remedy that a critical result suggests. A warning only suggests to monitor the node."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield what makes a check impossible to name or to run."""
         if not (self.name.isascii() and self.name.translate(_MARKS).isalnum()):
-            raise ValueError(f"name is {self.name!r}: use letters, digits and . _ -")
+            text = f"name is {self.name!r}"
+            yield Contradiction(keys=("name",), text=text, fix="use letters, digits and . _ -")
         if bool(self.command) == bool(self.python):
-            raise ValueError(f"{self.name}: give either command or python, and not both")
-        if self.timeout_s <= 0:
-            raise ValueError(f"{self.name}: timeout_s is {self.timeout_s:g}: use more than 0")
+            has = "both command and python" if self.python else "neither command nor python"
+            text, fix = f"check {self.name!r} has {has}", "give exactly one of them"
+            yield Contradiction(keys=("name",), text=text, fix=fix)
+        if self.command and not self.command[0].startswith("/"):
+            text = f"command is {self.command[0]!r}, but hooks have no PATH"
+            yield Contradiction(keys=("command",), text=text, fix="write an absolute path")
+        if self.python and self.python.count(":") != 1:
+            text = f"python is {self.python!r}"
+            yield Contradiction(keys=("python",), text=text, fix="write module:function")
 
 
-class NodeConfig(_Section):
-    """All of it."""
+class NodeConfig(Section):
+    """The configuration of a node."""
 
     hooks: Hooks = Hooks()
     watch: Watch = Watch()
     drain: Drain = Drain()
-    hints: Hints = Hints()
+    suspects: Suspects = Suspects()
     paths: Paths = Paths()
     checks: dict[str, CheckRule] = {}
+    """``srobust check --explain`` lists the names of the checks."""
+
     site_checks: tuple[SiteCheck, ...] = ()
+    """Executables in ``site_checks_dir`` need no entry here."""
+
     site_checks_dir: str = "/etc/slurm-robust/checks.d"
-    """Executables there are site checks as well, by their file names; empty: none."""
+    """Folder of executables that run as checks of the site, named by their files. Empty: none."""
 
     gpu: GpuLimits = GpuLimits()
     network: NetworkLimits = NetworkLimits()
@@ -394,3 +474,13 @@ class NodeConfig(_Section):
     kernel: KernelLimits = KernelLimits()
     services: ServiceLimits = ServiceLimits()
     baseline: BaselineLimits = BaselineLimits()
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield names that two checks of the site share."""
+        names = [check.name for check in self.site_checks]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                text = f"two checks have the name {name!r}"
+                yield Contradiction(
+                    keys=(f"site_checks.{index}.name",), text=text, fix="give each a name of its own"
+                )

@@ -1,8 +1,8 @@
-"""Where the node's configuration comes from: ``/etc/slurm-robust/config.yaml``, then ``conf.d/*.yaml``.
+"""Where the configuration of a node comes from: ``/etc/slurm-robust/config.yaml``, then ``conf.d/*.yaml``.
 
-Parsing YAML costs more than all checks of a prolog together, so what root has read once is kept compiled in
-``/run/slurm-robust``. The compiled copy holds the merged YAML and the identity of each file that it was read
-from; it is converted to records like the YAML itself, so that no version of this package can misread it.
+Parsing YAML costs more than all checks of a prolog together, so root keeps what it has read compiled in
+``/run/slurm-robust``. The compiled copy holds the merged values and the identity of each file that they came
+from. It is converted to records like the YAML itself, so that no version of this package can misread it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from slurm_robust.config.errors import ConfigError, InvalidSettings
+from slurm_robust.config.errors import InvalidSettings, Problem
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.record import Record
 
 if TYPE_CHECKING:
-    from slurm_robust.config.nodeyaml import Layers
+    from slurm_robust.config.reader import Layers
 
 FILE = Path("/etc/slurm-robust/config.yaml")
 DROP_INS = "conf.d"
 COMPILED = Path("/run/slurm-robust/config.msgpack")
-FORMAT = 1
+FORMAT = 2
 
 # A file that is written again within the clock tick of its first version would keep its identity.
 _SETTLED_S = 1.0
 _MOST_BYTES = 2**20
-
-
-class NodeConfigError(InvalidSettings):
-    """The node's configuration cannot be used; ``problems`` says why, one line each."""
 
 
 class _Identity(Record, array_like=True):
@@ -50,10 +46,11 @@ class _Compiled(Record, array_like=True):
 
 
 def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
-    """The configuration of the files; defaults where the usual ones are not. Raises :class:`NodeConfigError`.
+    """Return the configuration of the files, the defaults if the usual files do not exist.
 
-    ``compiled`` is where the compiled copy lies; None: the usual place for the usual file, none for others.
-    Root takes the usual file only if nobody else may write to it, because it names commands that root runs.
+    ``compiled`` is the path of the compiled copy; None: the usual path for the usual file, none for others.
+    Root accepts the usual file only if nobody else may write to it, because it names commands that root runs.
+    Raises :class:`InvalidSettings`.
     """
     known = load_compiled(path, compiled)
     if known is not None:
@@ -63,9 +60,9 @@ def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
 
 
 def load_compiled(path: Path = FILE, compiled: Path | None = None) -> NodeConfig | None:
-    """The same as far as it takes no YAML: None where the files are other ones than those compiled last.
+    """Return the configuration if that takes no YAML; None if the files are not those compiled last.
 
-    Raises :class:`NodeConfigError`.
+    Raises :class:`InvalidSettings`.
     """
     sources, identities, compiled = _find(path, compiled)
     if not sources:
@@ -74,21 +71,11 @@ def load_compiled(path: Path = FILE, compiled: Path | None = None) -> NodeConfig
     try:
         return None if values is None else msgspec.convert(values, NodeConfig)
     except msgspec.ValidationError:
-        return None  # Of another version of this package: the YAML tells more.
-
-
-def check_file(path: Path) -> int:
-    """Look at one file by itself; the number of its sections. Raises :class:`NodeConfigError`."""
-    from slurm_robust.config.nodeyaml import Layers
-
-    layers = Layers()
-    layers.add(path.read_bytes(), str(path))
-    _build(layers)
-    return len(layers.values)
+        return None  # written by another version of this package: reading the YAML gives the reasons
 
 
 def files(path: Path = FILE) -> tuple[Path, ...]:
-    """The files that there are, the ones that win last."""
+    """Return the files that exist; later ones override earlier ones."""
     try:
         drop_ins = sorted(
             name
@@ -102,31 +89,28 @@ def files(path: Path = FILE) -> tuple[Path, ...]:
 
 
 def _find(path: Path, compiled: Path | None) -> tuple[tuple[Path, ...], tuple[_Identity, ...], Path | None]:
-    """The files, what they are known by, and where their compiled copy is."""
+    """Return the files, their identities, and the path of their compiled copy."""
     try:
         sources = files(path)
         identities = tuple(_identity(source) for source in sources)
     except OSError as error:
         raise _unreadable(error) from error
     if not sources and path != FILE:
-        raise NodeConfigError((f"{path}: there is no such file",), "name one that is there")
+        raise InvalidSettings((f"{path}: there is no such file",), fix="name a file that exists")
     return sources, identities, COMPILED if compiled is None and path == FILE else compiled
 
 
 def _identity(path: Path) -> _Identity:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(0, "it is no regular file", str(path))  # a pipe would be waited for
+        raise OSError(0, "it is not a regular file", str(path))  # a pipe would be waited for
     return _Identity(path=str(path), mtime_ns=found.st_mtime_ns, size=found.st_size, inode=found.st_ino)
 
 
 def _read(
     sources: tuple[Path, ...], identities: tuple[_Identity, ...], compiled: Path | None, *, strict: bool
 ) -> NodeConfig:
-    # Here, because hooks do without yaml whenever the compiled copy is good.
-    from slurm_robust.config.nodeyaml import Layers
-
-    layers = Layers()
+    layers = _layers()
     mode = 0o644
     for source in sources:
         try:
@@ -136,41 +120,35 @@ def _read(
             raise _unreadable(error) from error
         mode &= found.st_mode
         if strict and os.geteuid() == 0:
-            layers.problems += open_to_others(source, found)
-        layers.add(text, str(source))
-    config = _build(layers)
+            layers.problems += map(Problem, open_to_others(source, found))
+        layers.add_yaml(text, str(source))
+    config = layers.build()
     if compiled and os.geteuid() == 0:
         _write_compiled(compiled, identities, layers.values, mode)
     return config
 
 
-def _build(layers: Layers) -> NodeConfig:
-    from slurm_robust.config.nodeyaml import contradictions, dotted
+def _layers() -> Layers[NodeConfig]:
+    # Imported here: hooks need neither yaml nor the reader if the compiled copy is good.
+    from slurm_robust.config.reader import Layers
 
-    if layers.problems:
-        raise NodeConfigError(tuple(layers.problems))
-    config = msgspec.convert(layers.values, NodeConfig)
-    problems = []
-    for key, wrong in contradictions(config):
-        known = (key[:end] for end in range(len(key), 0, -1) if key[:end] in layers.places)
-        place = layers.places.get(next(known, ()), "default")
-        problems.append(f"{place}: {dotted(key)} {wrong}")
-    if problems:
-        raise NodeConfigError(tuple(problems))
-    return config
+    return Layers(NodeConfig)
 
 
 def open_to_others(path: Path, found: os.stat_result) -> list[str]:
-    """Why root must not take commands from this file; nothing for a good one."""
+    """Return why root must not take commands from this file; empty if it may."""
     if found.st_uid != 0:
-        return [f"{path}: belongs to uid {found.st_uid}; root runs what it says: chown root {path}"]
-    if found.st_mode & 0o022:
-        return [f"{path}: others may write to it; root runs what it says: chmod go-w {path}"]
-    return []
+        why, fix = f"belongs to uid {found.st_uid}", f"chown root {path}"
+    elif found.st_mode & 0o022:
+        why, fix = "others may write to it", f"chmod go-w {path}"
+    else:
+        return []
+    return [f"{path}: {why}, and it names commands that root runs\n  fix: {fix}"]
 
 
 def _read_compiled(path: Path, identities: tuple[_Identity, ...]) -> dict[str, Any] | None:
-    """What the compiled copy holds; None if it is not there, not root's, damaged, or of other files."""
+    """Return the values of the compiled copy; None if it is missing, damaged, not root's, or of other
+    files."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -188,7 +166,7 @@ def _read_compiled(path: Path, identities: tuple[_Identity, ...]) -> dict[str, A
 
 
 def _write_compiled(path: Path, identities: tuple[_Identity, ...], values: dict[str, Any], mode: int) -> None:
-    """Keep what was read. Without it everything works as well, only slower, so nothing here is an error."""
+    """Keep what was read. Without the copy everything works, only slower, so no failure here is an error."""
     if any(abs(time.time() - source.mtime_ns / 1e9) < _SETTLED_S for source in identities):
         return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -204,6 +182,6 @@ def _write_compiled(path: Path, identities: tuple[_Identity, ...], values: dict[
         beside.unlink(missing_ok=True)
 
 
-def _unreadable(error: OSError) -> ConfigError:
+def _unreadable(error: OSError) -> InvalidSettings:
     reason = error.strerror or str(error)
-    return NodeConfigError((f"{error.filename} cannot be read: {reason}",), "check its owner and mode")
+    return InvalidSettings((f"{error.filename} cannot be read: {reason}",), fix="check its owner and mode")

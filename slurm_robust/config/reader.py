@@ -1,191 +1,448 @@
-"""Where settings come from. The one precedence, lowest to highest:
+"""Reads YAML against a schema of sections.
 
-1. the defaults of the records in :mod:`slurm_robust.config.schema`
-2. ``/etc/slurm-robust/job.yaml``, the site's file, if it is there
-3. the file of ``--config``
-4. environment variables ``SROBUST_CONFIG_<KEY>`` (``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S=10``)
-5. options of the command line
+Each error names file, line and key, the expected type or range, and the fix. All errors are reported
+together. :func:`parse` knows YAML and places, :class:`Layers` the schema and the order of several sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import difflib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
+import msgspec
 import yaml
 
-from slurm_robust.config.errors import ConfigError, FileUnreadable, Problem
-from slurm_robust.config.schema import JobConfig
-from slurm_robust.config.settings import Key, Said, Setting, build, known_keys, sections
+from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
+from slurm_robust.config.section import Contradiction, Section
+from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.util.text import one_line
 
-SITE_FILE = Path("/etc/slurm-robust/job.yaml")
+Key = tuple[str, ...]
 
-# Not just SROBUST_: workers find variables of that prefix in their environment that are no settings.
-ENVIRONMENT_PREFIX = "SROBUST_CONFIG_"
+MOST_VALUES = 10_000
+"""Values allowed in one file. Aliases of aliases turn a few lines into billions."""
+
+S = TypeVar("S", bound=Section)
+_REJECTED = object()
+_SHOWN = 80
 
 
-def collect(
-    file: Path | None,
-    environ: Mapping[str, str],
-    options: Said,
-    site_file: Path = SITE_FILE,
-) -> Said:
-    """What all layers say, the highest one's where several have the same key.
+# -- YAML -------------------------------------------------------------------------------------------------
 
-    That a file cannot be read, or is no YAML, is one of the problems.
+
+class Place(NamedTuple):
+    """Where a value was set: ``job.yaml, line 3``, ``option --nodes``."""
+
+    text: str
+    code: ExitCode = ExitCode.CONFIG
+    """The exit code of srobust if the value is wrong: a wrong option is wrong usage."""
+
+
+@dataclass
+class Document:
+    """One YAML file: plain values, the place of each, and keys that are set twice."""
+
+    name: str
+    value: Any = None
+    places: dict[Key, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, loader: yaml.SafeLoader, node: yaml.Node, key: Key) -> Any:
+        """Return the value of a node. Keys are taken as they are written: ``on`` is not a boolean there."""
+        if len(self.places) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values; do not nest anchors (&) and aliases (*)")
+        self.places.setdefault(key, self._place(node))
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                return loader.construct_object(node)
+            except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
+                # PyYAML's own for a month 13, or for a tag (!!bool) that the text does not fit.
+                problem = f"{node.value!r} is not a {node.tag.rpartition(':')[2]}: {error}"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+        if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
+            problem = f"unknown tag {node.tag}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        if not isinstance(node, yaml.MappingNode):
+            return [self.add(loader, item, (*key, str(index))) for index, item in enumerate(node.value)]
+        self._check_keys(node, key)
+        loader.flatten_mapping(node)
+        return {name.value: self.add(loader, inner, (*key, name.value)) for name, inner in node.value}
+
+    def _check_keys(self, node: yaml.Node, key: Key) -> None:
+        """Note where keys are, and those that are set twice, of which YAML would drop the first."""
+        seen: dict[str, Place] = {}
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                problem = "a key must be a single word, not a list or a mapping"
+                raise yaml.constructor.ConstructorError(None, None, problem, name.start_mark)
+            inner, place = (*key, name.value), self._place(name)
+            if name.value in seen:
+                text = f"{place.text}: {dotted(inner)} is set twice; the other is at {seen[name.value].text}"
+                self.problems.append(Problem(f"{text}\n  fix: keep one"))
+            self.places[inner] = seen[name.value] = place
+
+    def _place(self, node: yaml.Node) -> Place:
+        return Place(f"{self.name}, line {node.start_mark.line + 1}")
+
+
+def parse(text: bytes, name: str, key: Key = ()) -> Document:
+    """Read one YAML document. Raises ConfigError if it is not valid YAML.
+
+    ``name`` is the file's name for messages, ``key`` that of the whole document.
     """
-    merged = Said()
-    for layer in ((site_file,) if site_file.exists() else ()) + ((file,) if file is not None else ()):
-        try:
-            merged.overrule(read_file(layer))
-        except ConfigError as error:
-            merged.overrule(Said(problems=[Problem(error.in_full(), error.exit_code)], whole=False))
-    merged.overrule(from_environment(environ))
-    merged.overrule(options)
-    return merged
-
-
-def load(
-    file: Path | None,
-    environ: Mapping[str, str],
-    options: Said,
-    site_file: Path = SITE_FILE,
-) -> JobConfig:
-    """The configuration of a job from all layers. Raises ConfigError."""
-    return build(collect(file, environ, options, site_file))
-
-
-def read_file(path: Path) -> Said:
-    """What one file says. Raises ConfigError if it cannot be read or is no mapping."""
-    try:
-        return parse(path.read_bytes(), str(path))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise FileUnreadable(
-            f"configuration file {path} cannot be read: {reason}", "name a YAML file that you may read"
-        ) from error
-
-
-def parse(text: bytes, name: str) -> Said:
-    """What a YAML text says. ``name`` is the file's name for messages. Raises ConfigError."""
+    document = Document(name)
     loader: yaml.SafeLoader | None = None
     try:
+        # Not libyaml's loader: deep nesting overflows its stack.
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
-        if root is None:
-            return Said()  # only comments: a file that says nothing is a right one
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(
-                f"{name}, line {_line(root)}: the file must be a mapping of keys to values",
-                "write lines like 'nodes: 4'",
-            )
-        return _flatten(loader, root, name)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{_place(error, name)}: not valid YAML: {_reason(error)}",
-            f"check indentation and quotes there; a check without running: srobust config check {name}",
-        ) from error
+        if root is not None:  # only comments
+            document.value = document.add(loader, root, key)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
+        parts = [getattr(error, part, None) for part in ("context", "problem", "reason")]
+        reason = ": ".join(str(part) for part in parts if part) or str(error)
+        if isinstance(error, RecursionError):
+            reason = "it is nested too deeply"
+        fix = "check indentation and quotes there, and that the file is UTF-8"
+        raise ConfigError(f"{place}: not valid YAML: {reason}", fix=fix) from error
     finally:
         if loader is not None:
             loader.dispose()
+    return document
 
 
-def from_environment(environ: Mapping[str, str]) -> Said:
-    """What ``SROBUST_CONFIG_*`` say. Lists are separated by commas."""
-    names = {environment_name(key): key for key in known_keys()}
-    found = Said()
-    for variable in sorted(environ):
-        if variable.startswith(ENVIRONMENT_PREFIX):
-            name = names.get(variable) or variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            take_text(found, name, environ[variable], f"environment variable {variable}")
+def dotted(key: Key) -> str:
+    """``("site_checks", "0", "name")`` as messages show it: ``site_checks[0].name``."""
+    return "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in key).removeprefix(".")
+
+
+# -- the schema -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SchemaKey:
+    """A key that exists, outside of lists and mappings. ``kind`` is its type expression."""
+
+    name: str
+    kind: Any
+    default: Any
+
+    @property
+    def example(self) -> str:
+        """A line of YAML with a valid value; empty if none is known."""
+        shown = [self.default, *_examples(self.kind)]
+        value = next((value for value in shown if value not in (None, "", (), {})), None)
+        return "" if value is None else f"{self.name.rpartition('.')[2]}: {as_json(value)}"
+
+
+def as_json(value: object) -> str:
+    """A value as JSON in one line, which is YAML too."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
+
+
+@functools.cache
+def schema_keys(schema: type[Section]) -> dict[str, SchemaKey]:
+    """All keys by their full names (``timings.heartbeat_s``), in the order of the schema."""
+    found: dict[str, SchemaKey] = {}
+    for item in msgspec.structs.fields(schema):
+        if is_section(item.type):
+            for inner in schema_keys(item.type).values():
+                name = f"{item.name}.{inner.name}"
+                found[name] = SchemaKey(name, inner.kind, inner.default)
+        else:
+            found[item.name] = SchemaKey(item.name, item.type, default_of(item))
     return found
 
 
-def environment_name(key: str) -> str:
-    """``timings.node_dead_s`` -> ``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S``."""
-    return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
+def default_of(item: msgspec.structs.FieldInfo) -> Any:
+    """The value of a field that nobody sets."""
+    return item.default if item.default_factory is msgspec.NODEFAULT else item.default_factory()
 
 
-def take_text(said: Said, name: str, text: str, where: str, *, is_option: bool = False) -> None:
-    """Add the words of an option or variable to ``said``, as the type of key ``name`` wants them."""
-    key = known_keys().get(name)
-    said.settings[name] = Setting(text if key is None else _from_text(key, text), where, is_option)
+def is_section(kind: Any) -> bool:
+    """Whether a type expression is that of a nested section."""
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _from_text(key: Key, text: str) -> object:
-    if text == "null" and type(None) in get_args(key.kind):
-        return None
-    if get_origin(key.kind) is tuple:
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        return words if get_args(key.kind)[0] is str else [_scalar(word) for word in words]
-    return text if _is_text(key) else _scalar(text)
+def expected(kind: Any) -> str:
+    """A type in words: ``an integer of 1 or more, or null``."""
+    if get_origin(kind) is Annotated:
+        titles = (meta.title for meta in kind.__metadata__ if meta.title)
+        return next(titles, None) or expected(kind.__origin__)
+    if get_origin(kind) in (Union, UnionType):
+        parts = [expected(part) for part in get_args(kind)]
+        return (", or " if " or " in parts[0] or "," in parts[0] else " or ").join(parts)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        plural = {str: "a list of strings", int: "a list of integers"}
+        return plural.get(item) or f"a list, each item {expected(item)}"
+    return _NAMES.get(kind, "a mapping")
 
 
-def _is_text(key: Key) -> bool:
-    """Texts are taken as they are: a folder named ``2024`` is no number."""
-    return key.kind is str or str in get_args(key.kind)
+_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    type(None): "null",
+}
 
 
-def _scalar(text: str) -> object:
-    try:
-        value: object = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text  # of no type that a key could want: refused with the text as it was said
-    return value
+def shown(value: object) -> str:
+    """A value that was set, for messages: ``the string 'four'``, ``null``."""
+    if value is None or isinstance(value, bool):
+        return as_json(value)
+    kinds = {int: "number", float: "number", str: "string", list: "list", dict: "mapping"}
+    if type(value) not in kinds:
+        return f"the {type(value).__name__} {value}"
+    return f"the {kinds[type(value)]} {one_line(repr(value), _SHOWN)}"
 
 
-def _flatten(loader: yaml.SafeLoader, root: yaml.MappingNode, name: str) -> Said:
-    """Full names and values of a file of two levels."""
-    said = Said()
+def types_of(kind: Any) -> list[Any]:
+    """Return the types of a union, without annotations."""
+    if get_origin(kind) is Annotated:
+        return types_of(kind.__origin__)
+    if get_origin(kind) in (Union, UnionType):
+        return [member for part in get_args(kind) for member in types_of(part)]
+    return [kind]
 
-    def add(key: str, node: yaml.Node, value_node: yaml.Node) -> None:
-        where = f"{name}, line {_line(node)}"
-        if (other := said.settings.get(key)) is not None:
-            text = f"{where}: {key} is there twice; the other is at {other.where}: keep one"
-            said.problems.append(Problem(text))
+
+def _examples(kind: Any) -> list[Any]:
+    metas = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    return [example for meta in metas for example in meta.examples or ()]
+
+
+class Checker:
+    """Checks the values of one source against a schema. ``problems`` collects what is wrong."""
+
+    def __init__(self, schema: type[Section], places: Mapping[Key, Place]) -> None:
+        self.problems: list[Problem] = []
+        self._schema = schema
+        self._places = places
+
+    def section(self, kind: type[Section], value: object, key: Key) -> Any:
+        """Return what can be used of a mapping; :data:`_REJECTED` if nothing can be."""
+        if not isinstance(value, dict):
+            name = ".".join(key)
+            known = (item for item in schema_keys(self._schema).values() if item.name.startswith(name))
+            example = next((item.example for item in known if item.example), "")
+            fix = f"write its keys below it, for example {example}" if key else f"write lines like {example}"
+            self._reject(key, f"must be a mapping of keys to values, got {shown(value)}", fix, final=True)
+            return _REJECTED
+        fields = {item.name: item for item in msgspec.structs.fields(kind)}
+        good: dict[str, Any] = {}
+        for name, inner in value.items():
+            if name in fields:
+                checked = self.value(fields[name].type, inner, (*key, name))
+                good |= {} if checked is _REJECTED else {name: checked}
+            else:
+                self._unknown((*key, name), tuple(fields))
+        needed = [item.name for item in fields.values() if item.required and item.name not in good]
+        for name in needed:
+            if name not in value:
+                self._reject(key, f"needs the key {name}", f"add {name}: {expected(fields[name].type)}")
+        return _REJECTED if needed else good
+
+    def value(self, kind: Any, value: object, key: Key) -> Any:
+        """Return what can be used of a value."""
+        members = types_of(kind)
+        holder = next((m for m in members if is_section(m) or get_origin(m) in (dict, tuple)), None)
+        if holder is None or (value is None and type(None) in members):
+            return self._single(kind, value, key)
+        if value is None:
+            return _REJECTED  # all that it holds is commented out
+        if is_section(holder):
+            return self.section(holder, value, key)
+        if get_origin(holder) is dict and isinstance(value, dict):
+            return self._mapping(holder, value, key)
+        if get_origin(holder) is tuple and isinstance(value, list | tuple):
+            inner = [self.value(get_args(holder)[0], item, (*key, str(i))) for i, item in enumerate(value)]
+            return _REJECTED if any(item is _REJECTED for item in inner) else inner
+        self._wrong(kind, value, key)
+        return _REJECTED
+
+    def _mapping(self, kinds: Any, value: Mapping[str, object], key: Key) -> dict[str, Any]:
+        name_kind, kind = get_args(kinds)
+        checked = {
+            name: self.value(kind, inner, (*key, name))
+            for name, inner in value.items()
+            if self._single(name_kind, name, (*key, name)) is not _REJECTED
+        }
+        return {name: inner for name, inner in checked.items() if inner is not _REJECTED}
+
+    def _single(self, kind: Any, value: object, key: Key) -> Any:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            self._wrong(kind, value, key)
+            return _REJECTED
+        return value
+
+    def _wrong(self, kind: Any, value: object, key: Key) -> None:
+        known = schema_keys(self._schema)
+        near = (known.get(".".join(key[:end])) for end in range(len(key), 0, -1))
+        example = next((item.example for item in near if item is not None), "")
+        fix = f"write for example {example}" if example else f"write {expected(kind)}"
+        self._reject(key, f"must be {expected(kind)}, got {shown(value)}", fix)
+
+    def _unknown(self, key: Key, here: Sequence[str]) -> None:
+        *section, leaf = key
+        name = leaf.rpartition(".")[2]
+        known = (full.rpartition(".") for full in schema_keys(self._schema))
+        homes = [f"under {home}:" if home else "top level" for home, _, last in known if last == name]
+        likely = [f"{name} ({home})" for home in homes]
+        likely = likely or [dotted((*section, word)) for word in difflib.get_close_matches(leaf, here, n=2)]
+        hint = f"did you mean {' or '.join(likely)}?" if likely else f"known keys here: {', '.join(here)}"
+        place = place_of(self._places, key)
+        name = dotted(key)
+        self.problems.append(Problem(f"{place.text}: unknown key {name}; {hint}", place.code, key))
+
+    def _reject(self, key: Key, text: str, fix: str, *, final: bool = False) -> None:
+        place, name = place_of(self._places, key), dotted(key)
+        said = f"{place.text}: {f'{name} {text}' if name else text}\n  fix: {fix}"
+        self.problems.append(Problem(said, place.code, None if final else key))
+
+
+def place_of(places: Mapping[Key, Place], key: Key) -> Place:
+    """The place of a key, or of the nearest mapping or list around it that has one."""
+    known = (key[:end] for end in range(len(key), -1, -1) if key[:end] in places)
+    return places[found] if (found := next(known, None)) is not None else Place("default")
+
+
+def contradictions(value: object, key: Key = ()) -> Iterator[tuple[list[Key], Contradiction]]:
+    """What all sections in ``value`` find wrong, with the full keys."""
+    if isinstance(value, Section):
+        for found in value.contradictions():
+            yield [(*key, *name.split(".")) for name in found.keys], found
+        inner: Mapping[str, object] = msgspec.structs.asdict(value)
+    elif isinstance(value, tuple):
+        inner = {str(index): item for index, item in enumerate(value)}
+    else:
+        inner = value if isinstance(value, dict) else {}
+    for name, item in inner.items():
+        yield from contradictions(item, (*key, name))
+
+
+# -- layers -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Layers(Generic[S]):
+    """What several sources set, a higher one over a lower: mappings merge, everything else is replaced.
+
+    Errors are collected instead of raised where they are found, so that all are reported together.
+    ``values`` holds only what the schema accepts. ``whole``: every file could be read.
+    """
+
+    schema: type[S]
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[Key, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    whole: bool = True
+
+    def add_file(self, path: Path) -> None:
+        """Add a YAML file above what is there."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            text = f"configuration file {path} cannot be read: {error.strerror or error}"
+            fix = "name a YAML file that you may read"
+            self.problems.append(Problem(f"{text}\n  fix: {fix}", ExitCode.NO_INPUT))
+            self.whole = False
         else:
-            said.settings[key] = Setting(loader.construct_object(value_node, deep=True), where)
+            self.add_yaml(content, str(path))
 
-    opened: dict[str, int] = {}
-    for key_node, value_node in root.value:
-        section = _key(loader, key_node)
-        where = f"{name}, line {_line(key_node)}"
-        if section not in sections():
-            add(section, key_node, value_node)
-            continue
-        if section in opened:
-            other = opened[section]
-            text = f"{where}: {section} is there twice; the other is at line {other}: join them"
-            said.problems.append(Problem(text))
-        opened.setdefault(section, _line(key_node))
-        if isinstance(value_node, yaml.MappingNode):
-            for inner, inner_value in value_node.value:
-                add(f"{section}.{_key(loader, inner)}", inner, inner_value)
-        elif value_node.tag != "tag:yaml.org,2002:null":  # a section whose keys are all commented out
-            first = next(key for key in known_keys().values() if key.name.startswith(f"{section}."))
-            example = f"{section}:\n  {first.example}"
-            text = f"{where}: {section} must be a mapping; write for example\n{example}"
-            said.problems.append(Problem(text))
-    return said
+    def add_yaml(self, content: bytes, name: str, root: str = "") -> None:
+        """Add the text of a YAML file above what is there, as the value of the key ``root`` if given."""
+        try:
+            document = parse(content, name, (root,) if root else ())
+        except ConfigError as error:
+            self.problems.append(Problem.of(error))
+            self.whole = False
+            return
+        self.problems += document.problems
+        value = {} if document.value is None else document.value
+        self._add({root: document.value} if root else value, document.places)
+
+    def add(self, name: str, value: object, place: Place) -> None:
+        """Set a single key above what is there; ``name`` is a full name (``timings.heartbeat_s``)."""
+        key = tuple(name.split("."))
+        for part in reversed(key):
+            value = {part: value}
+        self._add(value, {key[: end + 1]: place for end in range(len(key))})
+
+    def _add(self, value: object, places: dict[Key, Place]) -> None:
+        checker = Checker(self.schema, places)
+        good = checker.section(self.schema, value, ())
+        self.problems += checker.problems
+        self.values = _merged(self.values, {} if good is _REJECTED else good)
+        self.places |= places
+
+    def overrule(self, higher: Layers[S]) -> None:
+        """Add all of ``higher`` above what is there. Values that it replaces need not be right."""
+        self.problems = [problem for problem in self.problems if problem.key not in higher.places]
+        self.problems += higher.problems
+        self.values = _merged(self.values, higher.values)
+        self.places |= higher.places
+        self.whole = self.whole and higher.whole
+
+    def build(self) -> S:
+        """Return the configuration, defaults for all other keys. Raises InvalidSettings with all problems."""
+        config = msgspec.convert(self.values, self.schema)
+        rejected = {problem.key for problem in self.problems}
+        for keys, found in contradictions(config):
+            # A default instead of a value that was rejected, or that stands in a file that cannot be read,
+            # may contradict another key wrongly.
+            unsure = not self.whole and len(keys) > 1 and not all(key in self.places for key in keys)
+            if not unsure and not rejected.intersection(keys):
+                self.problems.append(self._contradiction(keys, found))
+        if self.problems:
+            raise InvalidSettings.of(self.problems)
+        return config
+
+    def _contradiction(self, keys: Sequence[Key], found: Contradiction) -> Problem:
+        places = [self.places.get(key, Place("default")) for key in keys]
+        codes = {place.code for place, key in zip(places, keys, strict=True) if key in self.places}
+        code = ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.CONFIG
+        if len(keys) == 1:
+            leaf, space, rest = found.text.partition(" ")
+            text = f"{space}{rest}" if leaf == keys[0][-1] else f": {found.text}"
+            return Problem(f"{places[0].text}: {dotted(keys[0])}{text}\n  fix: {found.fix}", code)
+        said = ", ".join(f"{dotted(key)} ({place.text})" for key, place in zip(keys, places, strict=True))
+        return Problem(f"{found.text}\n  set by: {said}\n  fix: {found.fix}", code)
 
 
-def _key(loader: yaml.SafeLoader, node: yaml.Node) -> str:
-    value: Hashable = loader.construct_object(node, deep=True)
-    return str(value)
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        merged[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
-
-
-def _place(error: yaml.YAMLError, name: str) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _reason(error: yaml.YAMLError) -> str:
-    """The parser's reason without its own copy of the place."""
-    names = ("context", "problem", "reason")
-    parts = [getattr(error, name, None) for name in names]
-    return ": ".join(str(part) for part in parts if part) or str(error)
+def as_yaml(layers: Layers[S], config: S) -> str:
+    """The configuration as YAML, each value with its origin as a comment."""
+    lines: list[str] = []
+    opened = ""
+    for name in sorted(schema_keys(layers.schema), key=lambda name: "." in name):
+        section, _, leaf = name.rpartition(".")
+        if section != opened:
+            lines.append(f"{section}:")
+            opened = section
+        text = as_json(getattr(getattr(config, section) if section else config, leaf))
+        origin = layers.places.get(tuple(name.split(".")), Place("default")).text
+        lines.append(f"{'  ' if section else ''}{leaf}: {text}".ljust(40) + f"  # {one_line(origin)}")
+    return "\n".join(lines)

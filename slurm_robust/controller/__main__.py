@@ -16,8 +16,7 @@ import msgspec
 from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import CheckpointConfig
+from slurm_robust.config.job import CheckpointConfig, DetectConfig
 from slurm_robust.controller import logrules
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core

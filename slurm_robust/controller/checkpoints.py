@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from slurm_robust.checkpoint.peers import peer_slots
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import FindCheckpoint, Now, Prune, Say
 from slurm_robust.model import events as ev

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from slurm_robust.analysis.logs import RuleSet
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.effects import Effect, Now, Say, Send, Write
 from slurm_robust.controller.fleet import Fleet
 from slurm_robust.model import events as ev

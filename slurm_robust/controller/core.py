@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from slurm_robust.analysis.logs import RuleSet
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import Checkpoints
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import (

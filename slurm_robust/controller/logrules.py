@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slurm_robust.analysis.logs import RuleSet, shipped, with_site_rules
 from slurm_robust.config.errors import InvalidSettings
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model.exitcodes import ExitCode
 

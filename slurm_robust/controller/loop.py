@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from slurm_robust.checkpoint.tiers import SharedTiers
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background, Work

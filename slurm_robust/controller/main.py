@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import jobid, keeper, logrules, preflight
 from slurm_robust.controller.output import say
 from slurm_robust.controller.slurmtimes import too_short

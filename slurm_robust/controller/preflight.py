@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import jobfolder
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.model.errors import SrobustError

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.preflight import job_directory, sizes
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from slurm_robust.config.schema import Timings
+from slurm_robust.config.job import Timings
 from slurm_robust.controller.stages.stopping import MARGIN_S
 from slurm_robust.model.job import LEAVING_S
 

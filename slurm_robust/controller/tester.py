@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from slurm_robust.config.replay import ReplayConfig
+from slurm_robust.config.job import ReplayConfig
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand, Replayer
 from slurm_robust.diagnostics.runner import Diagnoser
 from slurm_robust.model.diagnosis import Diagnosis

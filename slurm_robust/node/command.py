@@ -212,8 +212,9 @@ def _configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
     """
     from pathlib import Path
 
+    from slurm_robust.config.errors import InvalidSettings
     from slurm_robust.config.node import NodeConfig
-    from slurm_robust.config.nodefile import FILE, NodeConfigError, load, load_compiled
+    from slurm_robust.config.nodefile import FILE, load, load_compiled
 
     path = Path(file) if file else FILE
     spent: list[float] = []
@@ -230,11 +231,11 @@ def _configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
         config = read(load_compiled)
         if config is None:
             tell(_IMPORTING, max(0.0, begun + START_S - time.monotonic()))
-            from slurm_robust.config import nodeyaml  # noqa: F401
+            from slurm_robust.config import reader  # noqa: F401
 
             config = read(load)
         return config, "", sum(spent)
-    except NodeConfigError as error:
+    except InvalidSettings as error:
         return NodeConfig(), str(error), sum(spent)
 
 

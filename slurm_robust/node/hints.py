@@ -77,9 +77,9 @@ def read_hint(config: NodeConfig, environ: Mapping[str, str], node: str, now: fl
     ``environ`` is that of the epilog, ``now`` seconds since 1970. Takes :data:`READ_S` at most.
     """
     job = job_of(environ)
-    if not config.hints.enabled or job is None or not _NODE.fullmatch(node):
+    if not config.suspects.enabled or job is None or not _NODE.fullmatch(node):
         return None
-    task = partial(_read_as_user, job, config.hints.job_dirs, f"{node}.json")
+    task = partial(_read_as_user, job, config.suspects.job_dirs, f"{node}.json")
     answer = call({"hint": task}, {"hint": READ_S}, READ_S)["hint"]
     if answer.value is None:
         return Ignored(why=ascii_line(answer.error, MOST_TEXT))

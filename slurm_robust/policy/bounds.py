@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.config.schema import Limits
+from slurm_robust.config.job import Limits
 from slurm_robust.model.incident import EndApproaching, FaultKind, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.util.text import count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from slurm_robust.config.schema import CheckpointConfig
+from slurm_robust.config.job import CheckpointConfig
 
 MAX_STRIDE = 1024
 # A stride steps must take so many times as long as a copy lags behind, or copies of different ranks are

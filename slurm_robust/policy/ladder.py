@@ -282,7 +282,7 @@ def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
     It takes minutes, and training that is slow by its own work or by what all share goes on as before.
     """
     was_tested = any(attempt.signature == _by_symptom(Symptom.SLOW) for attempt in state.attempts)
-    return rules.diagnose and 0 < rules.slow_looks <= looks and not was_tested
+    return rules.diagnose and 0 < rules.slow_samples <= looks and not was_tested
 
 
 def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:

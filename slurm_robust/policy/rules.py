@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from slurm_robust.config.schema import JobConfig, Limits
+from slurm_robust.config.job import JobConfig, Limits
 from slurm_robust.model.record import Record
 
 
 class Rules(Record):
     """Bounds and choices that decisions depend on, taken from the configuration once.
 
-    ``diagnose``: nodes may be tested, also in a decline for which ``slow_looks`` found no culprit (0: not
+    ``diagnose``: nodes may be tested, also in a decline for which ``slow_samples`` found no culprit (0: not
     for that); ``replay``: the script can be replayed in small groups.
     """
 
@@ -17,7 +17,7 @@ class Rules(Record):
     final_exit_codes: tuple[int, ...] = (2,)
     requeue: bool = True
     diagnose: bool = False
-    slow_looks: int = 0
+    slow_samples: int = 0
     replay: bool = False
 
     @classmethod
@@ -28,6 +28,6 @@ class Rules(Record):
             final_exit_codes=config.final_exit_codes,
             requeue=config.slurm.requeue,
             diagnose=config.detect.diagnose,
-            slow_looks=config.detect.slow_looks,
+            slow_samples=config.detect.slow_samples,
             replay=config.replay.args is not None,
         )

@@ -64,7 +64,7 @@ class Whole(Record):
 
 
 def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | None) -> int:
-    """Run the checks and print them; the Nagios code. Raises ``NodeConfigError``, :class:`NoSuchCheck`."""
+    """Run the checks and print them; the Nagios code. Raises ``InvalidSettings``, :class:`NoSuchCheck`."""
     config = load(config_file or FILE)
     host = Host()
     _named(all_checks(config, host), only)

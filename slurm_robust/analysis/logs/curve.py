@@ -1,6 +1,6 @@
-"""Losses and gradient norms in progress lines: no numbers, and jumps. Pure.
+"""Losses and gradient norms in progress lines: non-finite values, and jumps. Pure.
 
-Texts alone do not tell these: a loss of 9 is well at the beginning of a training and a disaster later.
+Patterns cannot find jumps: a loss of 9 is normal at the beginning of training and a disaster later.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ WORDS = ("loss", "norm")
 """Lines without these have no values."""
 
 JUMP = 1.5
-"""A loss of so many times the highest of those before it is a jump, if it is also higher by ``LEAST``."""
+"""A loss that reaches this multiple of the highest earlier one is a jump, if it is also higher by
+``LEAST``."""
 
 LEAST = 1.5
-"""Losses of small batches vary by less from step to step."""
+"""Losses of small batches vary by less than this from step to step."""
 
 NORM_JUMP = 30.0
-"""The same for a gradient norm, which varies by itself from step to step."""
+"""The same multiple for a gradient norm, which naturally varies from step to step."""
 
 FAR = 1000.0
-"""A value of so many times the median is a jump also where there was one as high before."""
+"""A value that reaches this multiple of the median is a jump even if an earlier one was as high."""
 
 CLIMB = 5.0
-"""A loss that rises ``RISES`` times in a row to so many times its least is as bad as a jump."""
+"""A loss that rises ``RISES`` times in a row to this multiple of its minimum is as bad as a jump."""
 
 RISES = 3
 
 _WINDOW = 50
-"""So many values before are compared with: at the beginning of a training all are high."""
+"""Number of earlier values to compare with: at the beginning of training all are high."""
 
 _VALUE = re.compile(
     r"(?<![\w/])(?P<name>(?:[a-z]{1,12}[ _/])?loss(?:_(?!scal)[a-z]{1,12})?|grad(?:ient)?[ _]?norm)"
@@ -45,8 +46,8 @@ _VALUE = re.compile(
 )
 
 
-def no_number(lines: Sequence[Line]) -> int | None:
-    """The first line whose loss or gradient norm is no finite number."""
+def non_finite(lines: Sequence[Line]) -> int | None:
+    """Return the first line whose loss or gradient norm is NaN or infinite."""
     values = _values(lines)
     well = {name: at for at, name, value in values if math.isfinite(value)}
     return next(

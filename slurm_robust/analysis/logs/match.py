@@ -171,7 +171,7 @@ class _Log:
         chosen = sorted({at for word in curve.WORDS for at in self.having(word)}) if rules else []
         lines = [self._lines[at] for at in chosen]
         for rule in rules:
-            at = (curve.jump if rule.curve is Curve.JUMP else curve.no_number)(lines)
+            at = (curve.jump if rule.curve is Curve.JUMP else curve.non_finite)(lines)
             if at is not None:
                 yield rule, chosen[at]
 

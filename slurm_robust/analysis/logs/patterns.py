@@ -1,7 +1,7 @@
-"""What a pattern of a rule must be like, so that a log is scanned fast and a hostile one cannot stall it.
+"""Requirements on the patterns of rules, so that scanning a log is fast and a hostile log cannot stall it.
 
-A pattern needs a *word*: characters that stand in every line it matches. Lines are found by their words with
-:meth:`str.find`; only those are given to the regular expression.
+A pattern needs a *word*: characters that every line it matches contains. :meth:`str.find` finds lines by
+their words; the regular expression is tried on those lines only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
 
 
 class BadPattern(ValueError):
-    """The pattern cannot be used. The text says why and what to write instead."""
+    """The pattern cannot be used. The text says why, ``fix`` what to write instead."""
+
+    def __init__(self, text: str, fix: str) -> None:
+        super().__init__(text)
+        self.fix = fix
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
@@ -30,7 +34,9 @@ def compiled(pattern: str) -> re.Pattern[str]:
     try:
         return _compile(pattern)
     except re.error as error:
-        raise BadPattern(f"is no regular expression: {error}; put \\ before signs that are meant") from error
+        raise BadPattern(
+            f"is not a regular expression: {error}", "put \\ before characters that stand for themselves"
+        ) from error
 
 
 @cache
@@ -39,20 +45,20 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def check(pattern: str) -> None:
-    """Raises :class:`BadPattern` for a pattern that is wrong, too slow, or has no word."""
+    """Raise :class:`BadPattern` for a pattern that is invalid, too slow, or has no word."""
     compiled(pattern)
     if _nests(pattern):
-        raise BadPattern("repeats a repetition, which can take for ever; write bounds such as {0,80}")
+        raise BadPattern("repeats a repetition, which can take forever", "write bounds such as {0,80}")
     if not words_of(pattern):
         raise BadPattern(
-            f"has a match without a word of {SHORTEST_WORD} plain characters or more; add one, so that lines "
-            "are found fast"
+            f"has a match without a word of {SHORTEST_WORD} plain characters or more",
+            "add one, so that lines are found fast",
         )
 
 
 @cache
 def words_of(pattern: str) -> tuple[str, ...]:
-    """Plain characters, in lower case, of which every match holds one; () if there are none long enough."""
+    """Return words, in lower case, of which every match contains one; () if none is long enough."""
     tokens = list(_tokens(pattern))
     words = _choices(tokens)
     return tuple(dict.fromkeys(words)) if _least(words) >= SHORTEST_WORD else ()
@@ -105,7 +111,7 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _nests(pattern: str) -> bool:
-    """Whether an unbounded repetition holds another one."""
+    """Whether an unbounded repetition contains another one."""
     holds = [False]
     closed = False
     for kind, token in _tokens(pattern):

@@ -1,51 +1,75 @@
-"""Rules: which words of a log stand for which symptom, whose fault it is and what to do."""
+"""Rules: which patterns in a log indicate which symptom, who is to blame and what to do."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
-from slurm_robust.analysis.logs.patterns import words_of
+from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, words_of
+from slurm_robust.config.section import Contradiction, Section
 from slurm_robust.health import shapes
 from slurm_robust.model.classification import Cause, Remedy
-from slurm_robust.model.record import Record
 
 NOISE = "healthy_noise"
 UNKNOWN_SYMPTOM = "unknown"  # of logs that no rule knows, so no rule has it
 
-SYMPTOMS = (
-    *("gpu_memory_error", "gpu_unavailable", "gpu_oom", "cuda_error", "driver_error", "nvlink_error"),
-    *("nccl_timeout", "nccl_internal_or_remote_error", "infiniband_error", "network_error", "secondary"),
-    *("cpu_oom", "cpu_overload", "disk_full", "filesystem_error", "os_kernel_panic_or_soft_lockup"),
-    *("checkpoint_load_error", "checkpoint_save_error", "data_error", "external_service_error"),
-    *("code_error", "config_error", "nan_loss", "loss_spike", "job_hang", "killed_signal"),
-    *("preemption_or_time_limit", NOISE),
-)
+Symptom = Literal[
+    "gpu_memory_error",
+    "gpu_unavailable",
+    "gpu_oom",
+    "cuda_error",
+    "driver_error",
+    "nvlink_error",
+    "nccl_timeout",
+    "nccl_internal_or_remote_error",
+    "infiniband_error",
+    "network_error",
+    "secondary",
+    "cpu_oom",
+    "cpu_overload",
+    "disk_full",
+    "filesystem_error",
+    "os_kernel_panic_or_soft_lockup",
+    "checkpoint_load_error",
+    "checkpoint_save_error",
+    "data_error",
+    "external_service_error",
+    "code_error",
+    "config_error",
+    "nan_loss",
+    "loss_spike",
+    "job_hang",
+    "killed_signal",
+    "preemption_or_time_limit",
+    "healthy_noise",
+]
+SYMPTOMS: tuple[str, ...] = get_args(Symptom)
+Stream = Literal["program", "kernel", "slurm", "nvidia-smi"]
 
 
 class Tier(str, Enum):
-    """How much a line says about the cause, most first."""
+    """How much a line says about the cause, the most informative first."""
 
     CAUSE = "cause"
-    """It names what went wrong here."""
+    """The line names what went wrong here."""
 
     FAILURE = "failure"
-    """Something went wrong here, but the line does not say what: an exception of unknown kind."""
+    """The line shows that something went wrong here, but not what: an exception of unknown kind."""
 
     EFFECT = "effect"
-    """It follows from a failure elsewhere: a collective without its peer."""
+    """The line is a consequence of a failure elsewhere: a collective without its peer."""
 
     SUMMARY = "summary"
-    """Somebody tells that a process has ended: an exit code, a signal."""
+    """The line reports that a process has ended: an exit code, a signal."""
 
     NOISE = "noise"
-    """It looks like a failure and is none: rules of the same weight or less may not use the line."""
+    """The line resembles a failure but is harmless: rules of the same or lower weight may not use it."""
 
     @property
     def order(self) -> int:
-        """0 for the tier that decides before all others."""
+        """Position among the tiers; 0 decides before all others."""
         return _TIERS.index(self)
 
 
@@ -53,61 +77,105 @@ _TIERS = tuple(Tier)
 
 
 class Curve(str, Enum):
-    """What losses and gradient norms do."""
+    """What the loss and gradient norm of progress lines show."""
 
-    NO_NUMBER = "no number"
+    NON_FINITE = "non-finite"
     JUMP = "jump"
 
 
-class Rule(Record):
-    """One rule. Patterns are regular expressions without regard to case, searched in single lines.
+class Rule(Section):
+    """One rule. Patterns are regular expressions that ignore case and are searched in single lines.
 
-    The line that decides matches one of ``any`` and none of ``unless``; each of ``all`` matches some line of
-    the log and none of ``without`` does. Lines of the kernel can be named by ``xids`` (NVIDIA's codes) and
-    ``shapes`` (names of :data:`slurm_robust.health.shapes.SHAPES`), progress lines by ``curve`` instead.
-    ``streams``: only there. ``times``: so many lines of the log must match.
-
-    On one line the greatest ``weight`` decides, in a log the tier, then the weight, then who comes first.
-    ``also`` are symptoms besides the main one. ``advice`` is for people; ``site``: a site's own rule.
+    Of the rules that match a line, the one with the highest ``weight`` decides; in a log, the tier decides
+    first, then the weight, then the position.
     """
 
     name: str
-    symptom: str
+    symptom: Symptom
     blame: Cause
     action: Remedy
+
     any: tuple[str, ...] = ()
+    """The deciding line matches one of these."""
+
     all: tuple[str, ...] = ()
+    """Each of these matches some line of the log."""
+
     unless: tuple[str, ...] = ()
+    """The deciding line matches none of these."""
+
     without: tuple[str, ...] = ()
+    """No line of the log matches one of these."""
+
     xids: tuple[int, ...] = ()
+    """NVIDIA's error codes, instead of ``any``: lines of the kernel that report one of them."""
+
     shapes: tuple[str, ...] = ()
+    """Names of :data:`slurm_robust.health.shapes.SHAPES`, instead of ``any``: messages of the kernel."""
+
     curve: Curve | None = None
-    streams: tuple[str, ...] = ()
+    """What the progress lines show, instead of ``any``."""
+
+    streams: tuple[Stream, ...] = ()
+    """The rule applies to these streams only; empty: to all."""
+
     times: int = 1
+    """Number of lines that must match."""
+
     tier: Tier = Tier.CAUSE
     weight: int = 0
-    also: tuple[str, ...] = ()
+
+    also: tuple[Symptom, ...] = ()
+    """Further symptoms."""
+
     advice: str = ""
-    site: bool = False
+    """A hint for people."""
+
+    site: ClassVar[bool] = False
+    """Whether it is a rule of the site, which overrides ours."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a rule that can match nothing, and patterns that are wrong or too slow."""
+        if not (self.any or self.xids or self.shapes or self.curve):
+            text = "a rule needs any (patterns), xids, shapes or curve"
+            yield Contradiction(keys=("name",), text=text, fix="add one of them")
+        for index, name in enumerate(self.shapes):
+            if name not in shapes.SHAPES:
+                fix = f"use one of {', '.join(shapes.SHAPES)}"
+                yield Contradiction(keys=(f"shapes.{index}",), text=f"{name!r} is not a known shape", fix=fix)
+        for key in ("any", "all", "unless", "without"):
+            for index, pattern in enumerate(getattr(self, key)):
+                try:
+                    # ``unless`` is tried on few lines only, so its patterns need no word.
+                    (compiled if key == "unless" else check)(pattern)
+                except BadPattern as error:
+                    text = f"{pattern!r} {error}"
+                    yield Contradiction(keys=(f"{key}.{index}",), text=text, fix=error.fix)
 
     @property
     def kernel_words(self) -> Iterator[str]:
-        """The lines of the kernel that this rule names hold one of these, in lower case."""
+        """Words, in lower case, of which every kernel line that this rule matches contains one."""
         if self.xids:
             yield from ("nvrm: ", "xid")
         for name in self.shapes:
             yield from (begin.lower() for begin in shapes.SHAPES[name].begins)
 
 
+class SiteRule(Rule):
+    """A rule of the site."""
+
+    site: ClassVar[bool] = True
+
+
 class Trigger(NamedTuple):
-    """``pattern`` of ``rule`` is worth a try; None: its codes or shapes are."""
+    """``pattern`` of ``rule`` may match; None: its codes or shapes may."""
 
     rule: Rule
     pattern: str | None
 
 
 class RuleSet:
-    """Rules by the words that make them worth a look. A later rule of the same name replaces an earlier."""
+    """Rules by the words that trigger them. A later rule of the same name replaces an earlier one."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         named = {rule.name: rule for rule in rules}

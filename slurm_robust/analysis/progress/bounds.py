@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from slurm_robust.analysis.progress.times import StepTimes
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.pace import FINISHED, RESTORE, PaceHistory
 from slurm_robust.model.record import Record
 

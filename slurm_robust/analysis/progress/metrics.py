@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from slurm_robust.analysis.progress.series import Series
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks

@@ -13,7 +13,7 @@ from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, 
 from slurm_robust.analysis.progress.decline import Decline, Reminder
 from slurm_robust.analysis.progress.look import Look
 from slurm_robust.analysis.progress.times import StepTimes
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record

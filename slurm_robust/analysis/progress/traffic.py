@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_robust.analysis.progress.bounds import span
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
 from slurm_robust.model.traffic import Traffic

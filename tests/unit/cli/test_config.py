@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.config.reader import parse
-from slurm_robust.config.schema import JobConfig
-from slurm_robust.config.settings import build
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.reader import Layers
 
 
 @pytest.fixture(autouse=True)
 def no_settings_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("slurm_robust.config.reader.SITE_FILE", tmp_path / "none.yaml")
+    monkeypatch.setattr("slurm_robust.config.jobfile.SITE_FILE", tmp_path / "none.yaml")
 
 
 def test_show_prints_a_file_that_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show"]) == 0
-    assert build(parse(capsys.readouterr().out.encode(), "shown")) == JobConfig()
+    layers = Layers(JobConfig)
+    layers.add_yaml(capsys.readouterr().out.encode(), "shown")
+    assert layers.build() == JobConfig()
 
 
 def test_show_names_the_origin_of_each_value(
@@ -44,7 +45,7 @@ def test_check_tells_good_from_bad(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["config", "check", str(good)]) == 0
     assert "good.yaml: good, 1 keys" in capsys.readouterr().out
     assert main(["config", "check", str(good), str(bad)]) == 78
-    assert "bad.yaml, line 1: spare is no key; did you mean spares" in capsys.readouterr().err
+    assert "bad.yaml, line 1: unknown key spare; did you mean spares" in capsys.readouterr().err
 
 
 def test_check_tells_the_problems_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,8 +56,8 @@ def test_check_tells_the_problems_of_all_files(tmp_path: Path, capsys: pytest.Ca
     assert main(["config", "check", str(first), str(good), str(second), str(tmp_path / "none.yaml")]) == 78
     out, err = capsys.readouterr()
     assert "good.yaml: good, 1 keys" in out
-    assert "first.yaml, line 1: spare is no key" in err
-    assert "first.yaml, line 2: nodes must be a whole number" in err
+    assert "first.yaml, line 1: unknown key spare" in err
+    assert "first.yaml, line 2: nodes must be an integer" in err
     assert "second.yaml, line 2, column 1: not valid YAML" in err
     assert "none.yaml cannot be read: No such file" in err
     assert "--config" not in err

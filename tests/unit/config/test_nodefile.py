@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_robust.cli.config import is_node_file
 from slurm_robust.cli.main import main
 from slurm_robust.config import nodefile
+from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.config.nodefile import NodeConfigError, load
-from slurm_robust.config.nodeyaml import is_node_file
+from slurm_robust.config.nodefile import load
 
 AGED_S = 10
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root writes the compiled copy")
@@ -41,7 +42,7 @@ class Site:
 
     def refused(self, text: str) -> str:
         self.write(text)
-        with pytest.raises(NodeConfigError) as caught:
+        with pytest.raises(InvalidSettings) as caught:
             self.load()
         return "\n".join(caught.value.problems)
 
@@ -52,7 +53,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_a_file_that_was_named_must_be_there(site: Site) -> None:
-    with pytest.raises(NodeConfigError, match="there is no such file"):
+    with pytest.raises(InvalidSettings, match="there is no such file"):
         site.load()
 
 
@@ -75,30 +76,71 @@ def test_drop_ins_win_in_their_order_mappings_merge_and_lists_replace(site: Site
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("gpu:\n  cuont: 8\n", ["config.yaml, line 2", "gpu.cuont is no key", "gpu.count"]),
-        ("max_share: 0.2\n", ["line 1", "max_share is no key", "under drain:"]),
-        ("zzz: 1\n", ["zzz is no key", "known keys here: hooks"]),
-        ("gpu: {count: many}\n", ["gpu.count must be a whole number or null", "the text 'many'"]),
-        ("drain: {mode: on}\n", ["drain.mode must be one of observe, act", "the truth value True"]),
+        ("gpu:\n  cuont: 8\n", ["config.yaml, line 2: unknown key gpu.cuont; did you mean gpu.count?"]),
+        ("max_share: 0.2\n", ["line 1: unknown key max_share; did you mean max_share (under drain:)?"]),
+        ("zzz: 1\n", ["unknown key zzz; known keys here: hooks"]),
+        ("gpu: {count: many}\n", ["gpu.count must be an integer of 0 or more, or null", "the string 'many'"]),
+        ("drain: {mode: on}\n", ["drain.mode must be one of observe, act, got true", 'mode: "observe"']),
         ("gpu: 8\n", ["line 1: gpu must be a mapping"]),
-        ("- a\n", ["must be a mapping of sections"]),
-        ("gpu:\n  count: 1\n  count: 2\n", ["line 3: gpu.count is there twice", "line 2"]),
+        ("- a\n", ["line 1: must be a mapping of keys to values"]),
+        ("gpu:\n  count: 1\n  count: 2\n", ["line 3: gpu.count is set twice", "line 2", "fix: keep one"]),
         ("gpu: {count: 1\n", ["not valid YAML"]),
         ("gpu: {count: !!python/object:os.system 1}\n", ["not valid YAML"]),
-        ("checks:\n  gpu.*: {confirm: x}\n", ["line 2: checks.gpu.*.confirm must be a whole number"]),
-        ("site_checks:\n- {command: [/bin/true]}\n", ["site_checks.0.name is missing"]),
-        ("hooks: {periodic_s: 60}\n", ["line 1: hooks.periodic_s must be below 60", "kills"]),
-        ("hooks:\n  slurm_s: 15\n", ["line 2: hooks.slurm_s must not be above hooks.prolog_s"]),
-        ("drain: {max_share: 10}\n", ["drain.max_share is a share from 0 to 1", "0.1 for ten percent"]),
-        ("drain: {pass_runs: 0}\n", ["drain.pass_runs must be above 0"]),
-        ("gpu: {max_temperature_c: -1}\n", ["gpu.max_temperature_c must be at least 0"]),
-        ("gpu: {max_temperature_c: .nan}\n", ["must be a finite number"]),
+        (
+            "gpu: {count: 2026-13-45}\n",
+            ["config.yaml, line 1, column 14: not valid YAML: '2026-13-45' is not a timestamp: month"],
+        ),
+        (
+            "checks:\n  gpu.*: {confirm: x}\n",
+            ["line 2: checks.gpu.*.confirm must be an integer of 1 or more"],
+        ),
+        ("checks: {gpu: 3}\n", ["checks.gpu must be a mapping"]),
+        ("checks: {gpu: {confirm: 0}}\n", ["checks.gpu.confirm must be an integer of 1 or more"]),
+        ("site_checks: 3\n", ["site_checks must be a list"]),
+        ("site_checks:\n- {command: [/bin/true]}\n", ["line 2: site_checks[0] needs the key name"]),
+        ("hooks: {periodic_s: 60}\n", ["line 1: hooks.periodic_s is 60", "kills", "below 60"]),
+        ("hooks: {prolog_s: 0}\n", ["hooks.prolog_s must be a number of seconds above 0"]),
+        ("hooks:\n  slurm_s: 15\n", ["slurm_s (15) is above prolog_s (10)", "hooks.slurm_s (", "line 2)"]),
+        ("hooks: {slurm_bin: bin}\n", ["hooks.slurm_bin is 'bin', but hooks have no PATH"]),
+        ("watch: {gpu_s: 0.5}\n", ["watch.gpu_s must be a number of seconds of 1 or more"]),
+        ("drain: {max_share: 10}\n", ["drain.max_share must be a share from 0 to 1 (0.1 is ten percent)"]),
+        ("drain: {pass_runs: 0}\n", ["drain.pass_runs must be an integer of 1 or more"]),
+        (f"gpu: {{count: {10**30}}}\n", ["gpu.count must be an integer of 0 or more"]),
+        ("gpu: {max_temperature_c: -1}\n", ["gpu.max_temperature_c must be a number of 0 or more"]),
+        ("gpu: {max_temperature_c: .nan}\n", ["gpu.max_temperature_c must be a number of 0 or more"]),
+        (
+            "gpu: {xid_window_s: .inf}\n",
+            ["gpu.xid_window_s must be a number of 0 or more, got the number inf"],
+        ),
+        ("network: {max_symbol_errors_per_hour: -1}\n", ["must be an integer of 0 or more"]),
+        ("storage: {answer_s: 8.5}\n", ["storage.answer_s must be a number of seconds above 0, at most 8"]),
+        ("storage: {mounts: [home]}\n", ["storage.mounts[0] must be an absolute path"]),
+        ("storage: {min_free_mb: {tmp: 1}}\n", ["storage.min_free_mb.tmp must be an absolute path"]),
+        ("storage: {min_free_mb: {/tmp: x}}\n", ["storage.min_free_mb./tmp must be an integer of 0 or more"]),
+        ("memory: {min_user_uid: 0}\n", ["memory.min_user_uid must be an integer of 1 or more"]),
+        ("clock: {max_offset_s: 0}\n", ["clock.max_offset_s must be a number of seconds of 0.001 or more"]),
+        ("kernel: {window_s: .5}\n", ["kernel.window_s must be a number of seconds of 1 or more"]),
+        ("services: {munge_s: 0.01}\n", ["services.munge_s must be a number of seconds of 0.05 or more"]),
+        ("services: {munge_socket: munge}\n", ["services.munge_socket must be an absolute path"]),
         ("paths: {state: var}\n", ["paths.state must be an absolute path"]),
-        ("hints: {job_dirs: ['{jobid}']}\n", ["hints.job_dirs.0 can only be filled in with", "{job_id}"]),
-        ("checks: {x: {contexts: [prologue]}}\n", ["checks.x.contexts.0 must be one of prolog"]),
-        ("site_checks: [{name: a}]\n", ["line 1: a: give either command or python"]),
-        ("site_checks: [{name: a, command: [true.sh]}]\n", ["must be an absolute path"]),
-        ("site_checks: [{name: a, python: os.path}]\n", ["must be module:function"]),
+        ("suspects: {job_dirs: ['{jobid}']}\n", ["line 1: suspects.job_dirs[0]: '{jobid}'", "{job_id}"]),
+        ("checks: {x: {contexts: [prologue]}}\n", ["checks.x.contexts[0] must be one of prolog"]),
+        ("site_checks: [{name: a}]\n", ["line 1: site_checks[0].name", "neither command nor python"]),
+        ("site_checks: [{name: a, command: [/a], python: 'a:b'}]\n", ["both command and python"]),
+        ("site_checks: [{name: a/b, command: [/a]}]\n", ["site_checks[0].name is 'a/b'", "use letters"]),
+        (
+            "site_checks: [{name: a, command: [true.sh]}]\n",
+            ["command is 'true.sh'", "write an absolute path"],
+        ),
+        ("site_checks: [{name: a, python: os.path}]\n", ["python is 'os.path'", "write module:function"]),
+        (
+            "site_checks: [{name: a, command: [/a], timeout_s: 0}]\n",
+            ["timeout_s must be a number of seconds"],
+        ),
+        (
+            "site_checks:\n- {name: a, command: [/a]}\n- {name: a, command: [/b]}\n",
+            ["line 3: site_checks[1].name: two checks have the name 'a'"],
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place_and_the_fix(site: Site, text: str, said: list[str]) -> None:
@@ -121,6 +163,27 @@ def test_all_problems_of_all_files_are_told_at_once(site: Site) -> None:
     assert [message.count(word) for word in ("drain.mode", "gpu.count", "nope", "10.yaml")] == [1, 1, 1, 2]
 
 
+def test_a_wrong_value_is_told_although_a_drop_in_replaces_it(site: Site) -> None:
+    site.write("gpu: {count: 8}\n", "conf.d/10.yaml")
+    assert "config.yaml, line 1: gpu.count must be" in site.refused("gpu: {count: x}\n")
+
+
+def test_a_drop_in_without_keys_says_nothing(site: Site) -> None:
+    site.write("gpu: {count: 8}\nsite_checks: [{name: a, command: [/bin/true]}]\n")
+    site.write("gpu:\nsite_checks:\nchecks:\n", "conf.d/10.yaml")
+    assert site.load().gpu.count == 8
+    assert site.load().site_checks[0].name == "a"
+
+
+def test_anchors_and_merge_keys_are_yaml_too(site: Site) -> None:
+    site.write("checks:\n  a: &quiet {enabled: false, confirm: 2}\n  b: {<<: *quiet, confirm: 3}\n")
+    rules = site.load().checks
+    assert (rules["b"].enabled, rules["b"].confirm) == (False, 3)
+    assert "line 2: checks.b.enabled must be" in site.refused(
+        "checks:\n  a: &quiet {enabled: 7}\n  b: {<<: *quiet}\n"
+    )
+
+
 @ROOT_ONLY
 def test_a_second_load_takes_the_compiled_copy_without_yaml(site: Site) -> None:
     site.write("gpu: {count: 8}\n")
@@ -128,7 +191,7 @@ def test_a_second_load_takes_the_compiled_copy_without_yaml(site: Site) -> None:
     code = (
         "import sys; from pathlib import Path; from slurm_robust.config.nodefile import load\n"
         f"assert load(Path({str(site.main)!r}), Path({str(site.compiled)!r})).gpu.count == 8\n"
-        "assert not {'yaml', 'subprocess', 'slurm_robust.config.nodeyaml'} & set(sys.modules)\n"
+        "assert not {'yaml', 'subprocess', 'slurm_robust.config.reader'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -207,7 +270,7 @@ def test_root_takes_no_commands_from_a_file_that_others_write(tmp_path: Path) ->
 
 def test_a_file_that_cannot_be_read_is_an_error_in_words(site: Site) -> None:
     site.main.mkdir()
-    with pytest.raises(NodeConfigError, match="cannot be read"):
+    with pytest.raises(InvalidSettings, match="cannot be read"):
         site.load()
 
 
@@ -222,7 +285,7 @@ def test_aliases_of_aliases_are_refused_at_once(site: Site) -> None:
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(site: Site) -> None:
     site.write("drain: {mode: act}\n")
     os.mkfifo(site.main.parent / "conf.d" / "90.yaml")
-    with pytest.raises(NodeConfigError, match=r"90\.yaml cannot be read: it is no regular file"):
+    with pytest.raises(InvalidSettings, match=r"90\.yaml cannot be read: it is not a regular file"):
         site.load()
 
 
@@ -250,4 +313,4 @@ def test_the_command_checks_files_of_both_kinds(tmp_path: Path, capsys: pytest.C
     assert main(["config", "check", str(node)]) == 78
     told = capsys.readouterr()
     assert "1 sections of a node's configuration" in told.out
-    assert "gpu.count must be a whole number" in told.err
+    assert "gpu.count must be an integer" in told.err

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from slurm_robust.config import reader, settings
-from slurm_robust.config.errors import ConfigError
-from slurm_robust.config.schema import CheckpointConfig, JobConfig, Limits, Timings
-from slurm_robust.config.settings import Said, Setting
+from slurm_robust.analysis.logs.rule import SiteRule
+from slurm_robust.analysis.logs.rulefile import RuleFile
+from slurm_robust.config.errors import InvalidSettings
+from slurm_robust.config.job import CheckpointConfig, JobConfig, Limits, Timings
+from slurm_robust.config.node import CheckRule, NodeConfig, SiteCheck
+from slurm_robust.config.reader import Layers, as_yaml, contradictions, schema_keys
+from slurm_robust.config.section import Section
+
+SCHEMAS = (JobConfig, NodeConfig, RuleFile)
+
+
+def layers(text: str) -> Layers[JobConfig]:
+    found = Layers(JobConfig)
+    found.add_yaml(text.encode(), "job.yaml")
+    return found
 
 
 def understood(text: str) -> JobConfig:
-    return settings.build(reader.parse(text.encode(), "job.yaml"))
+    return layers(text).build()
 
 
 def refused(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InvalidSettings) as caught:
         understood(text)
-    return f"{caught.value}\n{caught.value.fix}"
+    return str(caught.value)
 
 
 def test_a_file_that_says_nothing_leaves_the_defaults() -> None:
@@ -56,12 +70,14 @@ checkpoint:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("# a\nnodez: 4", "job.yaml, line 2: nodez is no key; did you mean nodes"),
-        ("limits:\n  per_our: 4", "line 2: limits.per_our is no key; did you mean limits.per_hour"),
-        ("heartbeat_s: 4", "line 1: heartbeat_s is no key; heartbeat_s belongs under timings:"),
-        ("timings: {spares: 1}", "timings.spares is no key; spares belongs to the top level"),
-        ("wire:\n  zzz: 1", "line 2: wire.zzz is no key; known keys here: wire.port"),
-        ("[1, 2]: 3", "line 1: [1, 2] is no key"),
+        ("# a\nnodez: 4", "job.yaml, line 2: unknown key nodez; did you mean nodes"),
+        ("limits:\n  per_our: 4", "line 2: unknown key limits.per_our; did you mean limits.per_hour"),
+        ("heartbeat_s: 4", "line 1: unknown key heartbeat_s; did you mean heartbeat_s (under timings:)?"),
+        ("limits.total: 4", "line 1: unknown key limits.total; did you mean total (under limits:)?"),
+        ("timings: {spares: 1}", "unknown key timings.spares; did you mean spares (top level)?"),
+        ("wire:\n  zzz: 1", "line 2: unknown key wire.zzz; known keys here: port"),
+        ("on: 3", "line 1: unknown key on; known keys here: nodes"),
+        ("[1, 2]: 3", "line 1, column 1: not valid YAML: a key must be a single word"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_closest_ones(text: str, expected: str) -> None:
@@ -71,80 +87,79 @@ def test_an_unknown_key_is_named_with_the_closest_ones(text: str, expected: str)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("nodes: four", "nodes must be a whole number or null, got the text 'four'; write for example"),
-        ("nodes: 2.5", "nodes must be a whole number or null, got the number 2.5"),
-        ("spares: null", "spares must be a whole number, got null; write for example spares: 0"),
-        ("spares: true", "spares must be a whole number, got the truth value True"),
-        ("mode: off", "mode must be one of act, observe, got the truth value False"),
-        ("preload: torch", "preload must be a list of texts, got the text 'torch'"),
-        ("final_exit_codes: [a]", "final_exit_codes must be a list of whole numbers, got the list ['a']"),
-        ("job_dir: 7", 'job_dir must be text or null, got the number 7; write for example job_dir: "/shared'),
-        ("timings:\n  launch_s: soon", "line 2: timings.launch_s must be a number, got the text 'soon'"),
+        (
+            "nodes: four",
+            "nodes must be an integer of 1 or more, or null, got the string 'four'\n  fix: write for",
+        ),
+        ("nodes: 2.5", "nodes must be an integer of 1 or more, or null, got the number 2.5"),
+        (
+            "spares: null",
+            "spares must be an integer of 0 or more, got null\n  fix: write for example spares: 0",
+        ),
+        ("spares: true", "spares must be an integer of 0 or more, got true"),
+        ("mode: off", "mode must be one of act, observe, got false"),
+        ("preload: torch", "preload must be a list of strings, got the string 'torch'"),
+        (
+            "final_exit_codes: [2,\n  a]",
+            "line 2: final_exit_codes[1] must be an exit code from 1 to 255, got the",
+        ),
+        (
+            "job_dir: 7",
+            "job_dir must be the name of a folder or null, got the number 7\n  fix: write for example ",
+        ),
+        ("job_dir: {a: b}", "job_dir must be the name of a folder or null, got the mapping {'a': 'b'}"),
+        (
+            "timings:\n  launch_s: soon",
+            "line 2: timings.launch_s must be a number of seconds above 0, got the",
+        ),
         ("slurm: {requeue: maybe}", "slurm.requeue must be true or false"),
-        ("slurm: 3", "job.yaml, line 1: slurm must be a mapping; write for example\nslurm:\n  backend: "),
-        ("nodes: 2026-01-01", "nodes must be a whole number or null, got date"),
+        (
+            "slurm: 3",
+            "job.yaml, line 1: slurm must be a mapping of keys to values, got the number 3\n  fix: ",
+        ),
+        ("nodes: 2026-01-01", "nodes must be an integer of 1 or more, or null, got the date 2026-01-01"),
     ],
 )
 def test_a_wrong_type_is_told_with_what_was_expected_and_an_example(text: str, expected: str) -> None:
     assert expected in refused(text)
 
 
-def test_all_problems_of_a_file_are_told_at_once() -> None:
-    message = refused("nodez: 1\nspares: x\nlimits:\n  total: y\n")
-    assert [line.split(":")[0] for line in message.splitlines() if line] == [
-        "job.yaml, line 1",
-        "job.yaml, line 2",
-        "job.yaml, line 4",
-    ]
+def test_a_long_value_is_cut() -> None:
+    assert len(refused(f"nodes: {'x' * 1000}")) < 300
 
 
 def test_problems_of_all_kinds_are_told_at_once() -> None:
     message = refused(
         "nodes: 1\nnodes: 2\nnodez: 1\nspares: x\nslurm: 3\n"
         "final_exit_codes: [0]\npreload: ['a b']\nlimits: {per_hour: -1, total: -2}\n"
+        "timings: {heartbeat_s: 9}\n"
     )
     for expected in (
-        "job.yaml, line 2: nodes is there twice; the other is at job.yaml, line 1: keep one",
-        "job.yaml, line 3: nodez is no key; did you mean nodes",
-        "job.yaml, line 4: spares must be a whole number, got the text 'x'; write for example spares: 0",
-        "job.yaml, line 5: slurm must be a mapping; write for example",
-        "job.yaml, line 6: final_exit_codes has 0\n  fix: use codes from 1 to 255",
-        "job.yaml, line 7: preload has 'a b', which is no module name\n  fix: write module names as in",
-        "job.yaml, line 8: per_hour is -1\n  fix: use",
-        "job.yaml, line 8: total is -2\n  fix: use",
+        "job.yaml, line 2: nodes is set twice; the other is at job.yaml, line 1\n  fix: keep one",
+        "job.yaml, line 3: unknown key nodez; did you mean nodes",
+        "job.yaml, line 4: spares must be an integer of 0 or more, got the string 'x'",
+        "job.yaml, line 5: slurm must be a mapping",
+        "job.yaml, line 6: final_exit_codes[0] must be an exit code from 1 to 255",
+        "job.yaml, line 7: preload has 'a b', which is not a module name\n  fix: write names as in",
+        "job.yaml, line 8: limits.per_hour must be",
+        "job.yaml, line 8: limits.total must be",
+        "timings.node_dead_s (default), timings.heartbeat_s (job.yaml, line 9)\n  fix: set node_dead_s to 18",
     ):
         assert expected in message
 
 
-def test_problems_of_all_layers_are_told_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text("nodez: 1\n")
-    options = Said()
-    reader.take_text(options, "sparez", "1", "option --set sparez=1")
-
-    with pytest.raises(ConfigError) as caught:
-        reader.load(file, {"SROBUST_CONFIG_LIMITS_TOTAL": "x"}, options, site_file=Path(os.devnull))
-
-    for expected in (
-        "job.yaml, line 1: nodez",
-        "variable SROBUST_CONFIG_LIMITS_TOTAL: limits",
-        "sparez=1: sparez",
-    ):
-        assert expected in str(caught.value)
-
-
 def test_a_key_of_the_wrong_type_contradicts_no_other() -> None:
     message = refused("timings:\n  heartbeat_s: 10\n  node_dead_s: long\n")
-    assert "node_dead_s must be a number" in message
+    assert "timings.node_dead_s must be a number" in message
     assert "set by" not in message
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("nodes: 1\nnodes: 2", "job.yaml, line 2: nodes is there twice; the other is at job.yaml, line 1"),
-        ("limits: {total: 1}\nmode: act\nlimits: {per_hour: 1}", "line 3: limits is there twice"),
-        ("wire: {port: 1, port: 2}", "wire.port is there twice"),
+        ("nodes: 1\nnodes: 2", "job.yaml, line 2: nodes is set twice; the other is at job.yaml, line 1"),
+        ("limits: {total: 1}\nmode: act\nlimits: {per_hour: 1}", "line 3: limits is set twice"),
+        ("wire: {port: 1, port: 2}", "wire.port is set twice"),
     ],
 )
 def test_duplicate_keys_are_refused(text: str, expected: str) -> None:
@@ -153,79 +168,114 @@ def test_duplicate_keys_are_refused(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["- 1", "just words", "nodes: [1", "\tnodes: 1", "a: &a [*a]", "nodes: 1\n---\nnodes: 2", "a: \x00", "&"],
+    [
+        *("- 1", "just words", "nodes: [1", "\tnodes: 1", "a: &a [*a]", "nodes: 1\n---\nnodes: 2", "a: \x00"),
+        *("&", "[" * 1500, "nodes: !!python/name:os.system", "a: &a {<<: *a}", "nodes: 2026-13-45"),
+        *(
+            "nodes: !!bool maybe",
+            "nodes: !!timestamp x",
+            "nodes: !!int x",
+            "nodes: !!binary x",
+            "nodes: !!set {a}",
+        ),
+        *("<<: 3", "a: {<<: [1]}", "? [a]\n: b", "nodes: 9" + "9" * 5000),
+    ],
 )
 def test_what_is_no_mapping_or_no_yaml_is_refused_with_the_file(text: str) -> None:
     assert refused(text).startswith("job.yaml")
+
+
+def test_text_of_another_encoding_is_refused() -> None:
+    found = Layers(JobConfig)
+    found.add_yaml(b"job_dir: caf\xe9", "latin.yaml")
+    with pytest.raises(InvalidSettings, match=r"latin\.yaml: not valid YAML"):
+        found.build()
 
 
 def test_yaml_cannot_make_objects() -> None:
     assert "job.yaml, line 1" in refused("job_dir: !!python/object/apply:os.getcwd []")
 
 
-def test_a_refused_value_is_told_with_the_place_where_it_was_said() -> None:
-    assert refused("spares: -1").startswith("job.yaml, line 1: spares is -1\n  fix: use 0 or more")
+def test_a_refused_value_is_told_with_the_place_where_it_was_set() -> None:
     message = refused("timings:\n  heartbeat_s: 10")
     assert "set by: timings.node_dead_s (default), timings.heartbeat_s (job.yaml, line 2)" in message
     assert "set node_dead_s to 20 or more" in message
 
 
-def test_a_missing_or_unreadable_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        reader.read_file(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="Is a directory"):
-        reader.read_file(tmp_path)
-    (tmp_path / "latin.yaml").write_bytes(b"job_dir: caf\xe9")
-    with pytest.raises(ConfigError, match="not valid YAML"):
-        reader.read_file(tmp_path / "latin.yaml")
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
+def test_the_defaults_are_valid(schema: type[Section]) -> None:
+    assert msgspec.convert(msgspec.to_builtins(schema()), schema) == schema()
+    assert list(contradictions(schema())) == []
 
 
-def test_the_precedence_is_site_file_file_environment_options(tmp_path: Path) -> None:
-    site, file = tmp_path / "site.yaml", tmp_path / "job.yaml"
-    site.write_text("nodes: 1\nspares: 1\nnproc_per_node: 1\nmode: observe\n")
-    file.write_text("nodes: 2\nspares: 2\nnproc_per_node: 2\n")
-    environ = {"SROBUST_CONFIG_NODES": "3", "SROBUST_CONFIG_SPARES": "3", "HOME": "/"}
-    options = Said({"nodes": Setting(4, "option --nodes")})
-
-    config = reader.load(file, environ, options, site_file=site)
-
-    assert config == JobConfig(nodes=4, spares=3, nproc_per_node=2, mode="observe")
-
-
-def test_each_key_can_be_said_in_the_environment() -> None:
-    said = {
-        "nodes": ("null", None),
-        "job_dir": ("2024", "2024"),
-        "preload": ("a, b.c", ["a", "b.c"]),
-        "final_exit_codes": ("2,3", [2, 3]),
-        "timings.node_dead_s": ("7.5", 7.5),
-        "slurm.requeue": ("false", False),
-        "rendezvous.port_range": ("29500-29600", "29500-29600"),
-    }
-    environ = {reader.environment_name(key): text for key, (text, _) in said.items()}
-    found = reader.from_environment(environ)
-    values = {key: setting.value for key, setting in found.settings.items()}
-    assert values == {key: value for key, (_, value) in said.items()}
-    settings.build(found)
-
-
-def test_names_in_the_environment_are_unique_and_none_is_a_worker_variable() -> None:
-    names = [reader.environment_name(key) for key in settings.known_keys()]
-    assert len(set(names)) == len(names)
-    assert reader.from_environment({"SROBUST_JOB_DIR": "/x", "SROBUST_DEBUG": "1"}) == Said()
-
-
-def test_an_unknown_variable_of_our_prefix_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"SROBUST_CONFIG_NODEZ: nodez is no key; did you mean nodes"):
-        settings.build(reader.from_environment({"SROBUST_CONFIG_NODEZ": "1"}))
-
-
-def test_a_bad_value_in_the_environment_names_the_variable() -> None:
-    with pytest.raises(ConfigError, match=r"variable SROBUST_CONFIG_NODES: nodes must be a whole number"):
-        reader.load(None, {"SROBUST_CONFIG_NODES": "[1"}, Said(), site_file=Path(os.devnull))
-
-
-def test_every_key_has_an_example_that_is_right() -> None:
-    for key in settings.known_keys().values():
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
+def test_every_example_is_right(schema: type[Section]) -> None:
+    for key in schema_keys(schema).values():
         section, _, _ = key.name.rpartition(".")
-        understood(f"{section}:\n  {key.example}" if section else key.example)
+        found = Layers(schema)
+        found.add_yaml((f"{section}:\n  {key.example}" if section else key.example).encode(), "example")
+        found.build()
+
+
+def test_every_key_of_a_job_has_an_example() -> None:
+    assert [key.name for key in schema_keys(JobConfig).values() if not key.example] == []
+
+
+def test_what_is_shown_is_a_file_that_says_the_same() -> None:
+    text = "spares: 3\nlimits: {total: 7}\npreload: [a, b]\n"
+    assert understood(as_yaml(layers(text), understood(text))) == understood(text)
+
+
+NAMES = sorted(
+    {name for schema in SCHEMAS for key in schema_keys(schema) for name in key.split(".")}.union(
+        {"zzz"}, *(record.__struct_fields__ for record in (CheckRule, SiteCheck, SiteRule))
+    )
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 70000)
+    | st.floats()
+    | st.sampled_from(["", "/a", "act", "x", "a:b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(said=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5))
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
+def test_any_file_is_understood_or_refused(schema: type[Section], said: dict[str, object]) -> None:
+    found = Layers(schema)
+    if schema is RuleFile:
+        found.add_yaml(yaml.safe_dump([said]).encode(), "any.yaml", root="rules")
+    else:
+        found.add_yaml(yaml.safe_dump(said).encode(), "any.yaml")
+    try:
+        config = found.build()
+    except InvalidSettings as error:
+        unplaced = [problem for problem in error.problems if "any.yaml" not in problem]
+    else:
+        unplaced = list(contradictions(config))
+    assert unplaced == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet="ab01-:#&*!<>|{}[],'\"%@?~. \n\t\\x", max_size=60))
+def test_any_text_is_understood_or_refused(text: str) -> None:
+    found = Layers(JobConfig)
+    found.add_yaml(text.encode(), "any.yaml")
+    try:
+        problems: tuple[str, ...] = ("",) * (found.build() != JobConfig())
+    except InvalidSettings as error:
+        problems = error.problems
+    assert all(problem.startswith("any.yaml") for problem in problems)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for name, reason in (("none.yaml", "No such file"), ("", "Is a directory")):
+        found = Layers(JobConfig)
+        found.add_file(tmp_path / name)
+        with pytest.raises(InvalidSettings, match=reason) as caught:
+            found.build()
+        assert caught.value.exit_code == 66

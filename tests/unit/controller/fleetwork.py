@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import structs
 
 from slurm_robust.analysis.logs import RuleSet
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.stages.table import build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConfig, Timings
+from slurm_robust.config.job import CheckpointConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.schema import JobConfig, Limits, SlurmConfig
+from slurm_robust.config.job import JobConfig, Limits, SlurmConfig
 from slurm_robust.controller.effects import RequeueAnswer, Said, Send
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from slurm_robust.analysis.replay import ReplayVerdict
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.replay import ReplayConfig
-from slurm_robust.config.schema import JobConfig, Limits
+from slurm_robust.config.job import DetectConfig, JobConfig, Limits, ReplayConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.alerts import Alert
@@ -209,7 +207,7 @@ def test_a_decline_that_three_looks_do_not_place_is_tested_for() -> None:
 
 
 def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
-    slow = declining(slow_looks=1)
+    slow = declining(slow_samples=1)
     crawl(slow, 300.0)
     slow.until(lambda: slow.core.state.generation == 2, 60)
     assert evicted(slow) == set()
@@ -223,7 +221,7 @@ def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
 
 
 def test_a_decline_is_never_stopped_without_a_culprit_where_tests_are_off() -> None:
-    for off in ({"slow_looks": 0}, {"diagnose": False}):
+    for off in ({"slow_samples": 0}, {"diagnose": False}):
         slow = declining(**off)
         crawl(slow, 5000.0)
         assert looks(slow) == 4

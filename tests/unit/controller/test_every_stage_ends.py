@@ -13,8 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import JobConfig, Timings
+from slurm_robust.config.job import DetectConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis

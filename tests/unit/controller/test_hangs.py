@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
@@ -272,7 +271,7 @@ def slow_down(job: Job, rank: int, steps: int) -> None:
 
 
 def test_a_decline_that_moves_with_the_rank_is_let_be() -> None:
-    slow = job(slow_looks=0)
+    slow = job(slow_samples=0)
     train(slow, 200)
     slow_down(slow, 1, 60)
     assert slow.core.state.generation == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.preflight import check_history
 from slurm_robust.controller.transitions import ToReconnecting

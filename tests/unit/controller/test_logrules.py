@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.controller import logrules
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
@@ -76,7 +75,7 @@ def test_a_broken_file_is_refused_with_its_line(rules: Path) -> None:
     with pytest.raises(PreflightError) as error:
         logrules.check(config(rules.name), rules.parent)
     assert error.value.exit_code == ExitCode.CONFIG
-    assert str(error.value).startswith(f"detect.log_rules: {rules}, line 5: action is wrong")
+    assert str(error.value).startswith(f"detect.log_rules: {rules}, line 5: rules[0].action must be one of")
     assert error.value.fix
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.report.live import NotLive, Taken, take
 from slurm_robust.wire.messages import LookAtStacks, StacksShown, TakeStacks

@@ -13,8 +13,7 @@ import pytest
 
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import SharedTiers
-from slurm_robust.config.replay import ReplayConfig
-from slurm_robust.config.schema import CheckpointConfig, JobConfig
+from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Evict

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.config.schema import JobConfig, ParallelConfig
+from slurm_robust.config.job import JobConfig, ParallelConfig
 from slurm_robust.controller import preflight
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.config.schema import CheckpointConfig, JobConfig, Timings
+from slurm_robust.config.job import CheckpointConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode

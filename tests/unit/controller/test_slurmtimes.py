@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.config.schema import JobConfig, Timings
+from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.controller.main import slurm_times
 from slurm_robust.controller.slurmtimes import too_short
 from slurm_robust.slurm.records import Allocation

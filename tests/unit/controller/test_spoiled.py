@@ -6,8 +6,7 @@ import math
 
 from msgspec import structs
 
-from slurm_robust.config.detect import DetectConfig
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exitcodes import ExitCode

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.output import introduction
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model import events as ev

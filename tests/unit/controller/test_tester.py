@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.config.replay import ReplayConfig
+from slurm_robust.config.job import ReplayConfig
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model.job import CommandKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.config.schema import JobConfig
+from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from tests.unit.controller.fleetwork import Job

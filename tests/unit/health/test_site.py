@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import NodeConfig, SiteCheck
+from slurm_robust.config.reader import Layers
 from slurm_robust.health.check import AnyCheck, Context
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import call
@@ -208,13 +210,15 @@ def test_a_function_that_fails_tells_nothing_of_the_node(name: str) -> None:
     [
         ({"name": "a b", "command": ["/x"]}, "use letters"),
         ({"name": "", "command": ["/x"]}, "use letters"),
-        ({"name": "a"}, "either command or python"),
-        ({"name": "a", "command": ["/x"], "python": "m:f"}, "either command or python"),
-        ({"name": "a", "command": ["/x"], "timeout_s": 0}, "more than 0"),
+        ({"name": "a"}, "neither command nor python"),
+        ({"name": "a", "command": ["/x"], "python": "m:f"}, "both command and python"),
+        ({"name": "a", "command": ["/x"], "timeout_s": 0}, "above 0"),
         ({"name": "a", "command": ["/x"], "contexts": ["boot"]}, "boot"),
         ({"name": "a", "comand": ["/x"]}, "comand"),
     ],
 )
 def test_a_check_that_cannot_work_is_refused_in_words(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=words):
-        msgspec.convert(settings, SiteCheck)
+    layers = Layers(NodeConfig)
+    layers.add_yaml(msgspec.json.encode({"site_checks": [settings]}), "config.yaml")
+    with pytest.raises(InvalidSettings, match=words):
+        layers.build()

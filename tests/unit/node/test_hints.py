@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.config.node import Hints, NodeConfig
+from slurm_robust.config.node import NodeConfig, Suspects
 from slurm_robust.node.hints import MOST_BYTES, READ_S, Hint, Ignored, Job, job_of, judge, places, read_hint
 from tests.waiting import wait_for
 
@@ -166,7 +166,7 @@ class Home:
             "SLURM_JOB_USER": "alice",
             "SLURM_JOB_WORK_DIR": str(self.path),
         }
-        config = NodeConfig(hints=Hints(**hints))  # type: ignore[arg-type]  # checked by the record
+        config = NodeConfig(suspects=Suspects(**hints))  # type: ignore[arg-type]  # checked by the record
         return read_hint(config, environ, node, time.time())
 
 

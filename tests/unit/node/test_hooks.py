@@ -297,7 +297,7 @@ def import_slowly(machine: Machine, module: str, *, takes_s: float, start_s: flo
     machine.program.write_text(machine.program.read_text().replace("sys.exit(main", slow + "sys.exit(main"))
 
 
-@pytest.mark.parametrize("module", ["slurm_robust.node.log", "slurm_robust.config.nodeyaml"])
+@pytest.mark.parametrize("module", ["slurm_robust.node.log", "slurm_robust.config.reader"])
 def test_modules_that_come_late_are_not_the_configurations_fault(machine: Machine, module: str) -> None:
     """Slow is not broken: the node is checked with what is left of the budget."""
     machine.configure(ACT)

@@ -37,7 +37,7 @@ class Node:
         self.gpus.reset()
         self._state, self._log, self._config = folder / "state", folder / "events", folder / "config.yaml"
         self._config.write_text(
-            "hooks: {epilog_s: 30, sweep: false}\ndrain: {mode: observe}\nhints: {enabled: false}\n"
+            "hooks: {epilog_s: 30, sweep: false}\ndrain: {mode: observe}\nsuspects: {enabled: false}\n"
             f"paths: {{state: {self._state}, log: {self._log}, syslog: false}}\n"
         )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.findings import Effect, Party, Suggestion
 from slurm_robust.policy.alerts import Judgement, judge

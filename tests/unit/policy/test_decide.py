@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from slurm_robust.analysis.logs import classify_exit
-from slurm_robust.config.schema import Limits
+from slurm_robust.config.job import Limits
 from slurm_robust.model import incident as inc
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit

@@ -1,4 +1,4 @@
-"""Losses and norms that are no numbers, and those that jump."""
+"""Losses and norms that are not finite, and those that jump."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def steps(*losses: object, form: str = "step {} | loss: {} | lr 1e-4") -> str:
         steps(2.1, "nan", form="iter: {} loss_total: {} scale: 128.0"),
     ],
 )
-def test_no_number(text: str) -> None:
+def test_non_finite_values(text: str) -> None:
     assert classify(text).symptom == "nan_loss"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, words_of
-from slurm_robust.analysis.logs.ruleyaml import shipped
+from slurm_robust.analysis.logs.rulefile import shipped
 
 ALL = sorted(
     {pattern for rule in shipped().rules for pattern in (*rule.any, *rule.all, *rule.without)}
@@ -45,7 +45,7 @@ def test_words(pattern: str, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("(abc", "no regular expression"),
+        ("(abc", "not a regular expression"),
         ("(a+)+bcd", "repeats a repetition"),
         (r"(x(\w*)y)*abcd", "repeats a repetition"),
         (r"(\w{2,})+abcd", "repeats a repetition"),

@@ -11,7 +11,7 @@ from slurm_robust.analysis.logs.rule import SYMPTOMS
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.health.shapes import SHAPES
 from slurm_robust.health.xidtable import RULES
-from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.findings import Suggestion
 
 RULE = "- name: ours\n  symptom: config_error\n  blame: user_config\n  action: reconfigure\n"
@@ -74,23 +74,38 @@ def test_conditions(lines: str, expected: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: b", "site.yaml, line 1: must be a list of rules"),
-        ("- [", "site.yaml, line 2: not valid YAML"),
-        ("- name: x\n", "site.yaml, line 1: a rule needs symptom; add it"),
+        ("a: b", "site.yaml, line 1: rules must be a list; begin each rule with '- name:'"),
+        ("- [", "site.yaml, line 1, column 4: not valid YAML"),
+        ("- name: x\n", "site.yaml, line 1: rules[0] needs the key symptom\n  fix: add symptom: one of gpu"),
         (RULE, "a rule needs any (patterns), xids, shapes or curve"),
-        (RULE + "  pattern: ['abc']\n", "site.yaml, line 5: pattern is no key"),
-        (RULE + "  anny: ['abc']\n", "did you mean any?"),
-        (RULE + "  any: ['(abc']\n", "site.yaml, line 5: any has '(abc', which is no regular expression"),
+        (RULE + "  pattern: ['abc']\n", "site.yaml, line 5: unknown key rules[0].pattern"),
+        (RULE + "  anny: ['abc']\n", "did you mean rules[0].any?"),
+        (
+            RULE + "  any: ['(abc']\n",
+            "site.yaml, line 5: rules[0].any[0]: '(abc' is not a regular expression",
+        ),
         (RULE + "  any: ['(a+)+bcd']\n", "repeats a repetition"),
-        (RULE + "  any: ['abc', '.*']\n", "which has a match without a word"),
-        (RULE + "  any: abc\n", "site.yaml, line 5: any must be a list; write ['abc']"),
-        (RULE + "  any: [7]\n", "any has 7"),
-        (RULE + "  any: ['abc']\n  streams: [dmesg]\n", "line 6: streams cannot be 'dmesg'; one of program"),
-        (RULE + "  any: ['abc']\n  weight: high\n", "line 6: weight is wrong: Expected `int`"),
-        (RULE.replace("config_error", "oops") + "  any: ['abc']\n", "line 2: symptom cannot be 'oops'"),
-        (RULE.replace("user_config", "me") + "  any: ['abc']\n", "line 3: blame is wrong"),
-        ((RULE + "  any: ['abc']\n") * 2, "line 6: name ours is there twice"),
-        ("- 7\n", "site.yaml, line 1: a rule must be a mapping"),
+        (RULE + "  any: ['abc', '.*']\n", "'.*' has a match without a word"),
+        (
+            RULE + "  any: abc\n",
+            "site.yaml, line 5: rules[0].any must be a list of strings, got the string 'abc'",
+        ),
+        (RULE + "  any: ['abc']\n  unless: ['(']\n", "line 6: rules[0].unless[0]: '(' is not a regular"),
+        (RULE + "  shapes: [square]\n", "line 5: rules[0].shapes[0]: 'square' is not a known shape"),
+        (RULE + "  any: ['abc']\n  site: true\n", "line 6: unknown key rules[0].site"),
+        (RULE + "  any: [7]\n", "rules[0].any[0] must be a string, got the number 7"),
+        (RULE + "  any: ['abc']\n  streams: [dmesg]\n", "line 6: rules[0].streams[0] must be one of program"),
+        (RULE + "  any: ['abc']\n  weight: high\n", "line 6: rules[0].weight must be an integer"),
+        (
+            RULE.replace("config_error", "oops") + "  any: ['abc']\n",
+            "line 2: rules[0].symptom must be one of gpu_memory_error",
+        ),
+        (
+            RULE.replace("user_config", "me") + "  any: ['abc']\n",
+            "line 3: rules[0].blame must be one of infrastructure",
+        ),
+        ((RULE + "  any: ['abc']\n") * 2, "line 6: rules[1].name: ours is there twice"),
+        ("- 7\n", "site.yaml, line 1: rules[0] must be a mapping"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place_and_the_fix(text: str, message: str, tmp_path: Path) -> None:
@@ -127,7 +142,7 @@ def test_each_xid_of_the_table_has_a_rule_that_agrees_with_it() -> None:
     for code, known in RULES.items():
         found = classify(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=7, name=python, text", "kernel")
         assert found.rule.startswith("xid-"), code
-        assert (found.blame is Fault.USER_CODE) is known.application, code
+        assert (found.blame is Cause.USER_CODE) is known.application, code
         if known.suggestion in (Suggestion.REBOOT, Suggestion.REPLACE):
             assert found.action is Remedy.EVICT, code
 

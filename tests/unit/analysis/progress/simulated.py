@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from slurm_robust.analysis.progress.pace import PaceVerdict, PaceWatch
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.progress import Progress
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurm_robust.analysis.progress import bounds
 from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.analysis.progress.times import WINDOW, StepTimes
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.pace import PaceHistory
 
 CONFIG = DetectConfig()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.metrics import MetricVerdict, MetricWatch
 from slurm_robust.analysis.progress.series import WINDOW, Series
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 
 NAN, INF = math.nan, math.inf

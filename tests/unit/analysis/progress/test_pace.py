@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.pace import FINISHED, RESTORE, PaceHistory
 from slurm_robust.model.progress import Progress
 from tests.unit.analysis.progress.simulated import BEAT_S, LOOK_S, Rank, Training, steady, times

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.traffic import TrafficMeter, fallen_silent
-from slurm_robust.config.detect import DetectConfig
+from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.traffic import Traffic
 

@@ -1,0 +1,387 @@
+"""The schema of a job's configuration. Times are in seconds."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from slurm_robust.config.section import (
+    FINITE,
+    Contradiction,
+    Count,
+    Factor,
+    Folder,
+    Positive,
+    Seconds,
+    Section,
+)
+from slurm_robust.model.copies import Tier
+from slurm_robust.model.job import LEAVING_S
+
+_HIGHEST_PORT = 65535
+_DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
+
+_NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
+_Rate = Annotated[float, Meta(gt=0, le=FINITE, title="a number above 0")]
+_Port = Annotated[int, Meta(ge=0, le=_HIGHEST_PORT, title=f"an integer from 0 to {_HIGHEST_PORT}")]
+_ExitCode = Annotated[int, Meta(ge=1, le=255, title="an exit code from 1 to 255")]
+
+
+class Limits(Section):
+    """Limits on automatic restarts. The job ends with exit code 93 when one is reached; 0 allows no
+    restart."""
+
+    per_signature: Count = 2
+    """Restarts per fault signature without training progress in between. An exception of the script or an
+    out-of-memory error is restarted at most once."""
+
+    per_hour: Count = 10
+    """Restarts within any 3600 s, for any reason."""
+
+    total: Count = 100
+    """Restarts over the life of the job, including all its requeues."""
+
+
+class Timings(Section):
+    """Time limits of the parts of a run."""
+
+    heartbeat_s: Seconds = 1.0
+    """Interval between two heartbeats of an agent. Changes are reported at once in any case."""
+
+    node_dead_s: Seconds = 5.0
+    """A node counts as dead after its agent has been silent for this time, unless
+    [another witness](detection.md#silence-of-nodes) contradicts. At least two heartbeats."""
+
+    unreachable_s: Seconds = 300.0
+    """How long to wait for nodes that fell silent together, because the network between them may recover."""
+
+    # Python and its libraries come from one storage for all nodes: minutes for a thousand of them.
+    agent_start_s: Seconds = 300.0
+    """Time from the start of the agents' step until the first agent must report. After that, the others are
+    late when no agent has reported for [a minute](detection.md#nodes-that-start-slowly)."""
+
+    launch_s: Seconds = 600.0
+    """Time from the first agent's report until the first node has imported torch, and from the launch order
+    until a node runs its ranks. The other nodes are late after two minutes, unless a node became ready within
+    the last minute."""
+
+    stop_grace_s: Seconds = 5.0
+    """Time between TERM and KILL when workers are stopped."""
+
+    # The driver took 25.9 s for 243 GB that were registered for a GPU (reported). Nobody waits for a worker
+    # that is gone.
+    kill_wait_s: Seconds = 180.0
+    """A worker counts as stuck if it still exists after KILL and this time, even while it is
+    [releasing memory](detection.md#workers-that-are-slow-to-die). One that makes no progress for 30 s counts
+    as stuck earlier."""
+
+    checkpoint_s: Seconds = 60.0
+    """How long a job that leaves its nodes waits until its newest checkpoint is on storage."""
+
+    shutdown_s: Seconds = 10.0
+    """How long the controller waits for its agents at the end of the job. At least ``stop_grace_s`` + 5."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield times that leave no room for each other."""
+        if self.node_dead_s < 2 * self.heartbeat_s:
+            yield Contradiction(
+                keys=("node_dead_s", "heartbeat_s"),
+                text=f"node_dead_s ({self.node_dead_s:g}) is less than two heartbeats (of "
+                f"{self.heartbeat_s:g}): one late heartbeat would cost a healthy node",
+                fix=f"set node_dead_s to {2 * self.heartbeat_s:g} or more, or heartbeat_s to "
+                f"{self.node_dead_s / 2:g} or less",
+            )
+        stop_s = self.stop_grace_s + min(self.kill_wait_s, LEAVING_S)
+        if self.shutdown_s < stop_s:
+            yield Contradiction(
+                keys=("shutdown_s", "stop_grace_s"),
+                text=f"shutdown_s ({self.shutdown_s:g}) is less than the {stop_s:g} s in which agents stop "
+                "their workers at the end: the controller would leave before them",
+                fix=f"set shutdown_s to {stop_s:g} or more",
+            )
+
+
+class CheckpointConfig(Section):
+    """Where checkpoints are kept, and how many."""
+
+    directory: Annotated[Folder | None, Meta(examples=["/shared/me/checkpoints"])] = None
+    """Folder on storage that all nodes share. ``null``: ``checkpoints`` in the job's folder. In any other
+    folder, files get the modes of your umask, see
+    [shared folders](shared-folders.md#checkpoints-on-storage)."""
+
+    keep: Positive = 2
+    """Number of newest complete checkpoints to keep. With 1, there is no older one to return to."""
+
+    keep_every: Annotated[Positive | None, Meta(examples=[10000])] = None
+    """Keep the checkpoint of every N-th step on storage permanently. ``null``: none."""
+
+    memory: bool = True
+    """Take snapshots in the memory of the nodes, as far as they fit. ``false``: training waits while each
+    checkpoint is written to storage."""
+
+    peers: bool = True
+    """Keep second copies of snapshots in the memory of other nodes, if there are any."""
+
+    peer_network: Annotated[_NonEmpty | None, Meta(examples=["10.20.0.0/16"])] = None
+    """Network of these copies: a subnet (``10.20.0.0/16``) or the name of an interface (``ib0``; IPoIB and
+    RoCE interfaces work). A node without an address there starts no agent. ``null``: the network of the
+    heartbeats."""
+
+    peer_mb_s: Annotated[_Rate | None, Meta(examples=[2000])] = None
+    """Maximum rate at which a node sends copies to its peers, in MB (10^6 bytes) per second. ``null``: a
+    quarter of the interface's speed, if the kernel knows it (``/sys/class/net/*/speed``)."""
+
+    every_s: Seconds = 600.0
+    """Write a checkpoint from memory to storage when the newest one there is this old."""
+
+    every_steps: Annotated[Positive | None, Meta(examples=[500])] = None
+    """Write a checkpoint from memory to storage every N steps. ``null``: by time only."""
+
+    local_directory: Annotated[Folder | None, Meta(examples=["/scratch/me"])] = None
+    """Folder on each node's own disk that receives a copy of what is written to storage. May be writable by
+    all users, as ``/tmp`` is. ``null``: none."""
+
+    @property
+    def places(self) -> dict[Tier, str]:
+        """Where the tiers are that a job has besides memory and ``directory``."""
+        return {Tier.LOCAL: self.local_directory} if self.local_directory is not None else {}
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a network that does not exist."""
+        if self.peer_network is not None and "/" in self.peer_network:
+            try:
+                ipaddress.ip_network(self.peer_network, strict=False)
+            except ValueError as error:
+                yield Contradiction(
+                    keys=("peer_network",),
+                    text=f"peer_network is {self.peer_network!r}: {error}",
+                    fix='write a subnet, e.g. "10.20.0.0/16", or the name of an interface, e.g. "ib0"',
+                )
+
+
+class DetectConfig(Section):
+    """Detection of hangs, slowdowns and numerical errors, and inspection of the nodes during training."""
+
+    hang: bool = True
+    """Detect hangs."""
+
+    hang_factor: Factor = 3.0
+    """Declare a hang after this multiple of the 99th percentile of the job's own step times without a
+    step."""
+
+    hang_floor_s: Seconds = 14.0
+    """Minimum time without a step before a hang is declared. With the controller's interval, it is reported
+    within 15 s."""
+
+    first_step_s: Seconds = 1800.0
+    """Time from the launch to the first step, until the job's history gives a better value."""
+
+    silence_s: Seconds = 600.0
+    """Suspect a hang if no step was made and the links of all nodes carried no traffic for this time."""
+
+    phase_s: Seconds = 1800.0
+    """Time limit of a phase that the script announces (evaluation, checkpoint), until the job's history gives
+    a better value."""
+
+    slow_factor: Factor = 1.5
+    """Declare a slowdown if steps take this multiple of the job's own median for a minute or longer."""
+
+    slow_samples: Count = 3
+    """After this many stack samples of a slowdown without a straggler, run diagnostics on all nodes, once per
+    job; 0 disables this."""
+
+    spike_factor: Factor = 5.0
+    """Declare a spike if the loss or gradient norm reaches this multiple of its rolling median."""
+
+    spike_warmup_steps: Count = 100
+    """Ignore spikes in this many steps at the beginning of training."""
+
+    non_finite: bool = True
+    """End the generation if the loss or gradient norm is NaN or infinite."""
+
+    inspect: bool = True
+    """Inspect the nodes during training: kernel log, GPUs, network, memory, disks, clock."""
+
+    kernel_s: Seconds = 1.0
+    """Maximum delay between a kernel message and its evaluation."""
+
+    gpu_s: Seconds = 4.0
+    """Interval between two inspections of the GPUs. Their events are received at once."""
+
+    network_s: Seconds = 10.0
+    """Interval between two inspections of the network ports."""
+
+    node_s: Seconds = 30.0
+    """Interval between two inspections of everything else."""
+
+    network_alerts: Count = 2
+    """Evict a node after this many network alerts within ``network_window_s``."""
+
+    network_window_s: Seconds = 300.0
+    """Window in which network alerts are counted together."""
+
+    stacks_s: Seconds = 5.0
+    """Time limit for taking the stacks of all ranks."""
+
+    diagnose: bool = True
+    """Test the nodes before training continues after a failure that nothing explains."""
+
+    diagnose_s: Seconds = 300.0
+    """Time limit for all tests of one diagnosis together."""
+
+    log_rules: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["/etc/slurm-robust/log-rules"]])] = ()
+    """[Log rules](log-rules.md) of the site: YAML files, or folders of them, relative to the submit
+    directory. They override built-in rules."""
+
+
+class ReplayConfig(Section):
+    """Replay of the training in small groups of nodes, to find a node that computes wrong results. See
+    [replay](replay.md)."""
+
+    args: Annotated[tuple[str, ...] | None, Meta(examples=[["--layers", "2"]])] = None
+    """Arguments appended to those of the script to make the model small. ``null``: no replay."""
+
+    steps: Positive = 10
+    """Number of optimizer steps to replay and compare."""
+
+    budget_s: Seconds = 900.0
+    """Time limit of both phases together."""
+
+
+class ParallelConfig(Section):
+    """Sizes of the parallel groups. Data parallelism takes what they leave of the world size."""
+
+    tp: Positive = 1
+    """Tensor parallel size."""
+
+    cp: Positive = 1
+    """Context parallel size."""
+
+    ep: Positive = 1
+    """Expert parallel size, as a dimension of its own. 1 if experts lie across data parallel ranks."""
+
+    pp: Positive = 1
+    """Pipeline parallel size."""
+
+    order: str = "tp-cp-ep-dp-pp"
+    """Order of the dimensions, the one that changes fastest with the rank first (Megatron-LM's default)."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield an order that misses or repeats a dimension."""
+        if sorted(self.order.split("-")) != sorted(_DIMENSIONS):
+            fix = f'name each of {", ".join(_DIMENSIONS)} once, e.g. "tp-cp-ep-dp-pp"'
+            yield Contradiction(keys=("order",), text=f"order is {self.order!r}", fix=fix)
+
+
+class WorkersConfig(Section):
+    """How workers run on their node."""
+
+    numa_binding: Literal["node", "none"] = "node"
+    """``node``: bind a worker to the CPUs of the job near its GPU, and prefer memory there, if sysfs tells
+    which these are and each GPU of the node has a rank. ``none``: let the kernel decide."""
+
+
+class SlurmConfig(Section):
+    """Use of Slurm."""
+
+    backend: Literal["auto", "cli", "pyslurm"] = "auto"
+    """``cli``: Slurm's commands. ``pyslurm``: the Python binding. ``auto``: the better one that works."""
+
+    timeout_s: Seconds = 30.0
+    """Time limit of a single request to Slurm."""
+
+    requeue: bool = True
+    """Requeue the job if it cannot continue in its allocation."""
+
+    start_now: bool = True
+    """Ask Slurm to start a requeued job at once instead of after its usual delay of minutes."""
+
+
+class WireConfig(Section):
+    """Connections between controller and agents."""
+
+    port: _Port = 0
+    """TCP port of the controller on the batch host; 0: any free port."""
+
+
+class RendezvousConfig(Section):
+    """Ports of the ranks' rendezvous."""
+
+    port_range: Annotated[str | None, Meta(examples=["29500-29600"])] = None
+    """Ports from which ``MASTER_PORT`` is chosen (``29500-29600``), and at least one more for copies to other
+    nodes: three or more. ``null``: any free port."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a range that is malformed or outside the valid ports."""
+        ports = self.ports
+        if ports is not None and (not ports or ports[0] < 1 or ports[-1] > _HIGHEST_PORT):
+            fix = f'write the lower port first, both from 1 to {_HIGHEST_PORT}, e.g. "29500-29600"'
+            yield Contradiction(keys=("port_range",), text=f"port_range is {self.port_range!r}", fix=fix)
+
+    @property
+    def ports(self) -> range | None:
+        """The ports with both ends, None for any free port. A malformed range is empty."""
+        if self.port_range is None:
+            return None
+        low, _, high = (part.strip() for part in self.port_range.partition("-"))
+        return range(int(low), int(high) + 1) if low.isdecimal() and high.isdecimal() else range(0)
+
+
+class JobConfig(Section):
+    """The configuration of a protected job."""
+
+    nodes: Annotated[Positive | None, Meta(examples=[4])] = None
+    """Number of nodes that train. ``null``: all nodes of the allocation except the spares."""
+
+    spares: Count = 0
+    """Number of nodes of the allocation that stand by as spares."""
+
+    nproc_per_node: Annotated[Positive | None, Meta(examples=[8])] = None
+    """Worker processes per node. ``null``: one per GPU of the node, 1 on a node without GPUs."""
+
+    job_dir: Annotated[Folder | None, Meta(examples=["/shared/me/jobs"])] = None
+    """Folder on shared storage that holds the folders of jobs, each named by its job id. ``null``:
+    ``srobust-jobs`` in the submit directory. Other users must not be able to rename it, see
+    [shared folders](shared-folders.md)."""
+
+    preload: Annotated[tuple[str, ...], Meta(examples=[["transformers"]])] = ()
+    """Python modules, besides torch, that every agent imports before it forks the first worker. The journal
+    names a module that starts the GPU driver, see [below](#what-workers-see)."""
+
+    mode: Literal["act", "observe"] = "act"
+    """``observe``: run the whole policy and print what it would do, without doing it."""
+
+    limits: Limits = Limits()
+    timings: Timings = Timings()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    detect: DetectConfig = DetectConfig()
+    replay: ReplayConfig = ReplayConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    workers: WorkersConfig = WorkersConfig()
+    slurm: SlurmConfig = SlurmConfig()
+    wire: WireConfig = WireConfig()
+    rendezvous: RendezvousConfig = RendezvousConfig()
+
+    final_exit_codes: tuple[_ExitCode, ...] = (2,)
+    """Exit codes of the training after which a restart cannot help. 2 is the exit code of ``argparse`` for
+    wrong usage; 0 is success and always final."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield modules that cannot be imported, and ports that collide."""
+        for module in self.preload:
+            if not all(part.isidentifier() for part in module.split(".")):
+                yield Contradiction(
+                    keys=("preload",),
+                    text=f"preload has {module!r}, which is not a module name",
+                    fix='write names as in an import statement, e.g. ["transformers", "my_package.data"]',
+                )
+        if self.wire.port in (self.rendezvous.ports or ()):
+            yield Contradiction(
+                keys=("wire.port", "rendezvous.port_range"),
+                text=f"wire.port ({self.wire.port}) lies in rendezvous.port_range "
+                f"({self.rendezvous.port_range}): the controller could not open it while ranks meet there",
+                fix="take the port out of the range, or set wire.port to 0 (any free port)",
+            )

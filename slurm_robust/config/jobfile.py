@@ -1,0 +1,75 @@
+"""Where the settings of a job come from. The one precedence, lowest to highest:
+
+1. the defaults of the schema (:mod:`slurm_robust.config.job`)
+2. ``/etc/slurm-robust/job.yaml``, the site's file, if it is there
+3. the file of ``--config``
+4. environment variables ``SROBUST_CONFIG_<KEY>`` (``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S=10``)
+5. options of the command line
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.reader import Layers, Place, schema_keys, types_of
+
+SITE_FILE = Path("/etc/slurm-robust/job.yaml")
+
+# Not just SROBUST_: workers have facts of that prefix in their environment.
+_PREFIX = "SROBUST_CONFIG_"
+
+
+def collect(file: Path | None, environ: Mapping[str, str], options: Layers[JobConfig]) -> Layers[JobConfig]:
+    """Return what all sources set, in the order of the precedence."""
+    merged = Layers(JobConfig)
+    for path in filter(None, (SITE_FILE if SITE_FILE.exists() else None, file)):
+        layer = Layers(JobConfig)
+        layer.add_file(path)
+        merged.overrule(layer)
+    merged.overrule(from_environment(environ))
+    merged.overrule(options)
+    return merged
+
+
+def from_environment(environ: Mapping[str, str]) -> Layers[JobConfig]:
+    """Return what ``SROBUST_CONFIG_*`` set."""
+    names = {environment_name(key): key for key in schema_keys(JobConfig)}
+    found = Layers(JobConfig)
+    for variable in sorted(environ):
+        if variable.startswith(_PREFIX):
+            name = names.get(variable) or variable.removeprefix(_PREFIX).lower()
+            add_text(found, name, environ[variable], Place(f"environment variable {variable}"))
+    return found
+
+
+def environment_name(key: str) -> str:
+    """``timings.node_dead_s`` -> ``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S``."""
+    return _PREFIX + key.replace(".", "_").upper()
+
+
+def add_text(layers: Layers[JobConfig], name: str, text: str, place: Place) -> None:
+    """Set a key to the text of an option or variable. Commas separate the items of a list."""
+    key = schema_keys(JobConfig).get(name)
+    layers.add(name, text if key is None else _value(types_of(key.kind), text), place)
+
+
+def _value(kinds: list[Any], text: str) -> object:
+    if text == "null" and type(None) in kinds:
+        return None
+    if items := next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), None):
+        return [_value(types_of(items), item.strip()) for item in text.split(",") if item.strip()]
+    # A string is taken as it is: a folder named 2024 is not a number.
+    return text if str in kinds else _scalar(text)
+
+
+def _scalar(text: str) -> object:
+    try:
+        value: object = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text  # of a type that no key wants: rejected with the text as it was written
+    return value
