@@ -11,7 +11,7 @@ from slurm_robust.analysis.logs.rule import SYMPTOMS
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.health.shapes import SHAPES
 from slurm_robust.health.xidtable import RULES
-from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.findings import Suggestion
 
 RULE = "- name: ours\n  symptom: config_error\n  blame: user_config\n  action: reconfigure\n"
@@ -127,7 +127,7 @@ def test_each_xid_of_the_table_has_a_rule_that_agrees_with_it() -> None:
     for code, known in RULES.items():
         found = classify(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=7, name=python, text", "kernel")
         assert found.rule.startswith("xid-"), code
-        assert (found.blame is Fault.USER_CODE) is known.application, code
+        assert (found.blame is Cause.USER_CODE) is known.application, code
         if known.suggestion in (Suggestion.REBOOT, Suggestion.REPLACE):
             assert found.action is Remedy.EVICT, code
 

@@ -11,7 +11,7 @@ from slurm_robust.analysis.logs import classify, classify_exit, read, shipped
 from slurm_robust.analysis.logs.match import MOST_TROUBLE
 from slurm_robust.analysis.logs.rule import NOISE
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM as UNKNOWN
-from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from tests.unit.analysis.logs.labelled import labels, score
 
@@ -79,7 +79,7 @@ def test_healthy_noise_of_the_set_is_never_acted_on() -> None:
 def test_what_is_not_understood_is_unknown_and_not_acted_on(text: str, more: str) -> None:
     found = read(text + more)
     verdict = found.verdict
-    assert (verdict.symptom, verdict.blame, verdict.action) == (UNKNOWN, Fault.UNKNOWN, Remedy.NONE)
+    assert (verdict.symptom, verdict.blame, verdict.action) == (UNKNOWN, Cause.UNKNOWN, Remedy.NONE)
     assert (verdict.line, verdict.rule, found.tier) == ("", "", None)
     assert [line for _, line in found.context] == more.splitlines()[1:]
 
