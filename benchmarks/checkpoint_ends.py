@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.server import CopyServer
-from slurm_robust.checkpoint.image import Buffer, ImageHeader, TensorSpec, open_image
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, TensorSpec, open_image
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.tiers import NodeTiers
 from slurm_robust.wire.copychannel import Channel, Put, Verdict, derive_key
 
 OURS, BARE = "agents' channel, verified", "bare sendfile and recv_into"
@@ -52,7 +53,7 @@ def main() -> int:
 def receive_ours(listener: socket.socket, nbytes: int, folder: Path) -> None:
     """An agent's server; its buffers for a peer's copies."""
     memory = MemoryFolder.create(RUN, folder)
-    parts, buffers = NodeParts(memory, None), PeerBuffers(memory)
+    parts, buffers = NodeTiers(memory), PeerBuffers(memory)
     server = CopyServer(listener, _KEY, run_id=RUN, parts=parts, buffers=buffers, notes=Notes())
     server.launch = GENERATION
     print(listener.getsockname()[1], flush=True)
@@ -70,7 +71,7 @@ def send_ours(nbytes: int, folder: Path, to: tuple[str, int]) -> Iterator[Callab
 
     def copy() -> float:
         step = next(steps)
-        header = ImageHeader(run_id=RUN, layout="", generation=GENERATION, step=step, rank=RANK, world_size=1)
+        header = PartHeader(run_id=RUN, layout="", generation=GENERATION, step=step, rank=RANK, world_size=1)
         buffer.begin(header, [TensorSpec(dtype="uint8", shape=(nbytes,), nbytes=nbytes)], b"")
         buffer.commit()
         image = open_image(path)
@@ -78,10 +79,9 @@ def send_ours(nbytes: int, folder: Path, to: tuple[str, int]) -> Iterator[Callab
         put = Put(
             run_id=RUN,
             launch=GENERATION,
-            restore="",
+            restore=None,
             rank=RANK,
-            generation=GENERATION,
-            step=step,
+            checkpoint=header.checkpoint,
             total=image.nbytes,
         )
         channel.send(put)

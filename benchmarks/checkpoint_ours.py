@@ -9,8 +9,7 @@ from benchmarks import common
 from benchmarks.checkpoint_state import Contender, Training
 from slurm_robust.checkpoint import snapshot
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import Tier
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.worker.api import Checkpointer  # as the zygote has it, before a worker begins
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
@@ -34,9 +33,10 @@ class Ours(Contender):
     def __init__(
         self, training: Training, disk: Path, shm: Path, *, restore: str = "", tier: Tier = Tier.MEMORY
     ) -> None:
-        generation = CheckpointRef.from_token(restore).generation + 1 if restore else 1
+        restored = CheckpointId.parse(restore) if restore else None
+        generation = restored.generation + 1 if restored else 1
         self._folder = MemoryFolder.create(RUN, shm)
-        self._ref = CheckpointRef(generation=generation, step=-1)
+        self._ref = CheckpointId(generation=generation, step=-1)
         record = shm / "record-00000"
         StepRecord.create(record, generation=generation, rank=0).close()
         environment = WorkerEnvironment(
@@ -44,9 +44,9 @@ class Ours(Contender):
             run_id=RUN,
             generation=generation,
             record=str(record),
-            checkpoint_dir=str(disk / CHECKPOINTS),
-            restore=restore,
-            restore_tier=tier.value if restore else "",
+            places={Tier.STORAGE: str(disk / CHECKPOINTS)},
+            restore=restored,
+            restore_tier=tier,
             copies=str(self._folder.path),
         )
         ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -56,7 +56,7 @@ class Ours(Contender):
             self.checkpointer.restore()
 
     def save(self, step: int) -> None:
-        self._ref = CheckpointRef(generation=self._ref.generation, step=step)
+        self._ref = CheckpointId(generation=self._ref.generation, step=step)
         self.checkpointer.step(step)
 
     def drain(self) -> None:
@@ -64,13 +64,13 @@ class Ours(Contender):
             # They would look as if they cost nothing.
             raise common.BenchmarkFailed(f"{self.checkpointer.skipped} snapshots were skipped")
         if self._ref.step >= 0:
-            common.wait_for(self._whole, DRAIN_S, f"no whole copy of {self._ref.token()}", every_s=0.001)
+            common.wait_for(self._whole, DRAIN_S, f"no whole copy of {self._ref}", every_s=0.001)
 
     def close(self) -> None:
         self.checkpointer.close()
 
     @property
-    def ref(self) -> CheckpointRef:
+    def ref(self) -> CheckpointId:
         """The newest checkpoint."""
         return self._ref
 

@@ -48,7 +48,7 @@ class Memory:
             ours.drain()
             seconds = time.perf_counter() - began
         ours.close()
-        return {"write": seconds, "token": ours.ref.token()}
+        return {"write": seconds, "token": str(ours.ref)}
 
     def restore(self, training: Training, folder: Path, token: str) -> None:
         ours = Ours(training, folder, folder, restore=token)
@@ -66,7 +66,7 @@ class Flushed:
             ours.drain()
             seconds = _flush(ours, folder)
             ours.close()
-        return {"write": seconds, "token": ours.ref.token()}
+        return {"write": seconds, "token": str(ours.ref)}
 
     def restore(self, training: Training, folder: Path, token: str) -> None:
         with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as shm:
@@ -128,10 +128,9 @@ def _flush(ours: Ours, folder: Path) -> float:
     """Seconds from the order to the answer; the process runs already, as it does beside an agent."""
     order = FlushOrder(
         images={0: str(ours.image())},
-        generation=ours.ref.generation,
-        step=ours.ref.step,
+        checkpoint=ours.ref,
         world_size=1,
-        directory=str(folder / CHECKPOINTS),
+        places={Tier.STORAGE: str(folder / CHECKPOINTS)},
         run_id=RUN,
     )
     words = [sys.executable, "-m", "slurm_robust.checkpoint.flush"]

@@ -24,6 +24,7 @@ from benchmarks import common
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.ports import bind_free
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.util import openfiles
 from slurm_robust.wire.copychannel import Channel, Get, derive_key
 
@@ -104,7 +105,7 @@ def connected(port: int) -> float | None:
     began = time.monotonic()
     try:
         channel = Channel.connect("127.0.0.1", port, KEY)
-        channel.send(Get(run_id="another", rank=0, generation=1, step=1))
+        channel.send(Get(run_id="another", rank=0, checkpoint=CheckpointId(generation=1, step=1)))
         channel.answer()
         channel.close()
     except OSError:

@@ -171,7 +171,7 @@ class Node:
             return ()
         step, base = self._step(now), 0
         if self._launch.restore:
-            base = int(self._launch.restore.rpartition("-")[2]) + 1
+            base = self._launch.restore.step + 1
         age_s = (now - self._launched) % self._step_s if step >= 0 else now - self._launched
         shown = base + step if step >= 0 else -1
         return tuple(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scale_agents import NPROC
-from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.replay import ReplayConfig
 from slurm_robust.config.schema import JobConfig, Timings
 from slurm_robust.controller import effects as fx
@@ -31,6 +31,7 @@ from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -113,7 +114,7 @@ def main(folder: Path, nodes: int, spares: int) -> int:
             socket=server,
             steps=AgentSteps(slurm, slurm.allocation(job_id), ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, folder / "requeue.jsonl", start_now=False),
-            store=CheckpointStore(directory.checkpoints),
+            store=SharedTiers(shared_tiers({Tier.STORAGE: str(directory.checkpoints)})),
             slurm=slurm,
             tester=StepTester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), ""),
         )

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -98,7 +97,7 @@ class Pace(Callback):
 def weights_hash(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # a DTensor of FSDP2
         digest.update(name.encode() + whole.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -382,7 +382,7 @@ class Agent:
         self._master_port = launch.master_port
         # For rank 0, which listens there; the next one is held when the order is under way.
         listener = self._ports.open() if launch.master_port == self._ports.port and launch.slot == 0 else None
-        order = rankenv.build_spawn(spec, job, launch, folder, self._copies.places)
+        order = rankenv.build_spawn(spec, job, launch, folder, self._copies.memory)
         self._launcher.spawn(order, listener)
 
     def _ask_flush(self, step: int) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import MutableMapping
 from importlib import metadata
 from pathlib import Path
 
-from slurm_robust.agent.copies.service import NOWHERE, CopyPlaces
 from slurm_robust.agent.numa import Binding, bindings_here
+from slurm_robust.model import versions
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
@@ -27,10 +26,11 @@ _KNOWS_BUFFER = (2, 9)
 _NO_LIMIT = str(2**31 - 1)
 
 
-def build_spawn(
-    spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, places: CopyPlaces = NOWHERE
-) -> Spawn:
-    """The order to start the workers of ``launch``; ``folder`` is the generation's runtime folder."""
+def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, memory: str = "") -> Spawn:
+    """The order to start the workers of ``launch``; ``folder`` is the generation's runtime folder.
+
+    ``memory``: the folder of copies in this node's memory, "" for none.
+    """
     count = len(launch.ranks)
     bound = bindings_here(count) if spec.numa_binding else (Binding(),) * count
     return Spawn(
@@ -39,7 +39,7 @@ def build_spawn(
         command=spec.command,
         cwd=spec.cwd,
         workers=tuple(
-            _worker(spec, job, launch, local, folder, places, bound[local]) for local in range(count)
+            _worker(spec, job, launch, local, folder, memory, bound[local]) for local in range(count)
         ),
     )
 
@@ -64,7 +64,7 @@ def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] 
 def torch_release() -> tuple[int, ...] | None:
     """The release of torch that this Python would import, as (2, 13), without importing it."""
     try:
-        return tuple(int(number) for number in re.findall(r"\d+", metadata.version("torch"))[:2])
+        return versions.numbers(metadata.version("torch"))
     except metadata.PackageNotFoundError:
         return None
 
@@ -74,18 +74,18 @@ def record_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.rec"
 
 
-def restore_tier(launch: Launch, rank: int) -> str:
-    """Where a worker finds the parts that it restores: a :class:`Tier`'s value, "" for storage.
+def restore_tier(launch: Launch, rank: int) -> Tier:
+    """Where a worker finds the parts that it restores.
 
     A copy in this node's memory is found there, whoever wrote it; one that comes from another node appears
     there.
     """
     source = next((s for s in launch.sources if s.rank == rank), None)
-    if source is None or source.tier is Tier.STORAGE:
-        return ""
+    if source is None:
+        return Tier.STORAGE
     if source.address:
-        return Tier.PEER.value
-    return Tier.LOCAL.value if source.tier is Tier.LOCAL else Tier.MEMORY.value
+        return Tier.PEER
+    return Tier.MEMORY if source.tier.in_memory else source.tier
 
 
 def _worker(
@@ -94,7 +94,7 @@ def _worker(
     launch: Launch,
     local: int,
     folder: Path,
-    places: CopyPlaces,
+    memory: str,
     bound: Binding,
 ) -> WorkerSpec:
     rank = launch.ranks[local]
@@ -104,12 +104,11 @@ def _worker(
         run_id=spec.run_id,
         generation=launch.generation,
         record=record,
-        checkpoint_dir=spec.checkpoint_dir or str(job.checkpoints),
+        places=spec.tier_places(job),
         restore=launch.restore,
         layout=launch.layout,
-        copies=places.memory,
-        local=places.local,
-        restore_tier=restore_tier(launch, rank) if places.memory else "",
+        copies=memory,
+        restore_tier=restore_tier(launch, rank),
     )
     return WorkerSpec(
         rank=rank,

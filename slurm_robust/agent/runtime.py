@@ -9,7 +9,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-SHARED_MEMORY = Path("/dev/shm")
+from slurm_robust.model.nodefolders import SHARED_MEMORY, folder_name
 
 
 class RuntimeFolder:
@@ -21,9 +21,8 @@ class RuntimeFolder:
 
     def __init__(self, run_id: str, base: Path = SHARED_MEMORY) -> None:
         """Make the folder, and remove those that this user's dead agents left. Raises ``OSError``."""
-        prefix = f"srobust-{os.getuid()}-"
-        _remove_dead(base, prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{run_id}-", dir=base))
+        _remove_dead(base, folder_name(""))
+        self.path = Path(tempfile.mkdtemp(prefix=folder_name(run_id, "-"), dir=base))
         # Held as long as this process lives, whatever its process id means in other namespaces. It gets its
         # name when it is locked: another agent that looks for dead ones finds it held, or not at all.
         beside = self.path / ".alive"

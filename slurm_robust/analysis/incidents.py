@@ -178,7 +178,7 @@ def _steps_again(own: Iterable[ev.AnyEvent], past: _Past) -> int | None:
     again: dict[int, int] = {}
     for event in own:
         if isinstance(event, ev.GenerationLaunched):
-            launched[event.generation] = event.restore_step if event.restore else -1
+            launched[event.generation] = event.restore_step
         elif isinstance(event, ev.FirstStep | ev.ProgressMade):
             reported = reported and event.reported
             if event.generation in launched:

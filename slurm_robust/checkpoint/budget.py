@@ -1,4 +1,4 @@
-"""How many snapshots fit into a node's memory: :func:`plan` decides, :func:`gather` looks at the machine.
+"""How many snapshots fit into a node's memory: :func:`plan` decides, :func:`gather` reads the limits.
 
 All ranks of a node share its memory, so each plans for all of them from the same numbers. What the job's own
 buffers occupy already counts as free, because that is what they are for.
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.model.record import Record
+from slurm_robust.util.files import write_atomically
 
 RESERVE = 0.1  # of each limit, left to what the training may still need
 
@@ -93,10 +94,7 @@ def gather(
 
 def write_plan(folder: Path, rank: int, made: MemoryPlan) -> None:
     """Leave the plan of ``rank`` for the agent as ``plan-<rank>.json``. Raises ``OSError``."""
-    path = folder / f"plan-{rank:05d}.json"
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(msgspec.json.encode(made))
-    os.replace(beside, path)
+    write_atomically(folder / f"plan-{rank:05d}.json", msgspec.json.encode(made), durable=False)
 
 
 def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:

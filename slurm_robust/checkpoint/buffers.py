@@ -11,19 +11,12 @@ import torch
 
 from slurm_robust.checkpoint.devices import pieces
 from slurm_robust.checkpoint.errors import NotWritten
-from slurm_robust.checkpoint.image import (
-    Buffer,
-    BufferInUse,
-    ImageHeader,
-    NotReserved,
-    TensorSpec,
-    read_header,
-)
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, BufferInUse, NotReserved, OnMap, TensorSpec, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.ring import refill_order
-from slurm_robust.checkpoint.sharedfile import OnMap
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in
+from slurm_robust.model.copies import CheckpointId
 
 _MOST = 16  # buffers that can exist; a plan has five at most
 
@@ -45,7 +38,7 @@ class Filling:
 
     owner: PartBuffers
     number: int
-    ref: CheckpointRef
+    checkpoint: CheckpointId
     buffer: Buffer
     targets: list[Target]
     tree: bytes
@@ -62,7 +55,7 @@ class Filling:
     def commit(self) -> None:
         """All tensors are in place: sum them up, and the image is whole."""
         self.buffer.commit()
-        self.owner.held[self.number] = self.ref
+        self.owner.held[self.number] = self.checkpoint
 
     def discard(self) -> None:
         """Leave the buffer empty."""
@@ -87,29 +80,29 @@ class PartBuffers:
     """Buffers ``own-<rank>.<number>`` (or ``shared.<number>``) in a folder of copies.
 
     ``header`` is that of all images, but for the step. ``restored`` is the checkpoint that this generation
-    went on from, None for a fresh start. ``on_map`` is told what
-    :class:`~slurm_robust.checkpoint.sharedfile.SharedFile` tells.
+    went on from, None for a fresh start. ``on_map`` is called as
+    :class:`~slurm_robust.checkpoint.image.SharedFile` calls it.
 
     Not for several threads at once, but for :meth:`reserve`, beside which no other method may run.
     """
 
     folder: MemoryFolder
-    header: ImageHeader
-    restored: CheckpointRef | None
+    header: PartHeader
+    restored: CheckpointId | None
     on_map: OnMap = lambda _: lambda: None
     cap: int = 0
-    held: dict[int, CheckpointRef | None] = field(default_factory=dict)
+    held: dict[int, CheckpointId | None] = field(default_factory=dict)
     _open: dict[int, Buffer] = field(default_factory=dict)
     _targets: dict[int, tuple[tuple[TensorSpec, ...], int, list[Target]]] = field(default_factory=dict)
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Take over the buffers that processes before this one left."""
         for number in range(_MOST):
             path = self.folder.own(self.header.rank, number)
             if path.exists():
                 header = read_header(path)
                 ours = header is not None and self._is_ours(header)
-                self.held[number] = _ref(header) if header and ours else None
+                self.held[number] = header.checkpoint if header and ours else None
 
     def limit(self, cap: int) -> None:
         """Use at most ``cap`` buffers, and give back the memory of those beyond, least wanted first."""
@@ -138,7 +131,7 @@ class PartBuffers:
                 raise self._not_written(number, error) from error
             self.held[number] = None
             targets = self._targets_in(number, specs, views)
-            return Filling(self, number, _ref(header), buffer, targets, tree, stride, flush)
+            return Filling(self, number, header.checkpoint, buffer, targets, tree, stride, flush)
         raise NotWritten(
             f"all {len(self.held)} snapshots of rank {header.rank} are being read: copying them to peers or "
             "storage takes longer than the steps"
@@ -180,7 +173,7 @@ class PartBuffers:
             flush=flush,
         )
 
-    def _is_ours(self, header: ImageHeader) -> bool:
+    def _is_ours(self, header: PartHeader) -> bool:
         fields = {"generation": header.generation, "step": header.step, "library": header.library}
         return msgspec.structs.replace(self.header, **fields) == header
 
@@ -214,10 +207,6 @@ class PartBuffers:
             self._open.pop(number).close()
         del self.held[number]
         self.folder.own(self.header.rank, number).unlink(missing_ok=True)
-
-
-def _ref(header: ImageHeader) -> CheckpointRef:
-    return CheckpointRef(generation=header.generation, step=header.step)
 
 
 def _address(view: memoryview) -> int:

@@ -13,7 +13,6 @@ import math
 import mmap
 import os
 import pickle
-import re
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -38,12 +37,13 @@ from slurm_robust.checkpoint.errors import ForeignPart
 from slurm_robust.checkpoint.part import Item, Sidecar, corrupt, data_of, name_of
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.tree import flatten
+from slurm_robust.model import versions
 from slurm_robust.util.ours import only_we_write, open_plain
 
 ALIGNMENT = 64
 
-# Before 2.6 even torch.load(weights_only=True) could be made to run a program (CVE-2025-32434).
-_LOADS_SAFELY = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) >= (2, 6)
+# The first release whose torch.load(weights_only=True) cannot be made to run a program (CVE-2025-32434).
+_LOADS_SAFELY_FROM = (2, 6)
 
 _LOCAL_HEADER = b"PK\x03\x04"
 _LOCAL_HEADER_BYTES = 30
@@ -66,6 +66,11 @@ def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool 
         ]
 
 
+def loads_safely(release: str) -> bool:
+    """Whether ``torch.load(weights_only=True)`` of that release may read what others can have written."""
+    return versions.numbers(release) >= _LOADS_SAFELY_FROM
+
+
 def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[torch.Tensor]:
     """The tensors among ``items``, whose sums were compared; they lie in the mapped data file.
 
@@ -81,7 +86,7 @@ def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[to
         if not os.fstat(file).st_size:
             raise corrupt(data, "it is empty")
         mapping = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-        may_load = _LOADS_SAFELY or only_we_write(file)
+        may_load = loads_safely(torch.__version__) or only_we_write(file)
     finally:
         os.close(file)
     found = []
@@ -95,7 +100,7 @@ def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[to
         try:
             found.append(_tensor(mapping, item))
         except Exception as error:  # whole, and yet nothing that torch reads: it raises anything then
-            raise corrupt(data, f"{name_of(item)} is no tensor: {error}") from error
+            raise corrupt(data, f"{name_of(item)} is not a tensor: {error}") from error
     return found
 
 
@@ -263,7 +268,7 @@ class _ItemStream:
 def _tensor(mapping: mmap.mmap, item: Item) -> torch.Tensor:
     dtype = getattr(torch, item.dtype)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{item.dtype} is no dtype")
+        raise TypeError(f"{item.dtype} is not a dtype")
     if item.raw < 0:
         content = io.BytesIO(mapping[item.offset : item.offset + item.length])
         # weights_only: nothing but plain data and tensors can come out of it, whoever wrote the file.
@@ -279,7 +284,7 @@ def _tensor(mapping: mmap.mmap, item: Item) -> torch.Tensor:
 
 
 class _Index:
-    """Collects what ``.metadata`` tells: each key once, in a form that DCP can make a tree of again."""
+    """Collects the content of ``.metadata``: each key once, in a form that DCP can make a tree of again."""
 
     def __init__(self) -> None:
         self._values: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

@@ -17,9 +17,10 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
-from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
-from slurm_robust.model.copies import SHARED
+from slurm_robust.checkpoint.header import PartHeader, check_header
+from slurm_robust.checkpoint.image import Image, open_image
+from slurm_robust.checkpoint.tiers import rank_tiers
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.record import UNREADABLE, Record
 
 if TYPE_CHECKING:
@@ -32,15 +33,14 @@ NICENESS = 10
 class FlushOrder(Record):
     """Put these images on storage. ``images``: paths by rank, :data:`SHARED` for the shared part.
 
-    ``directory`` is the folder of the run's checkpoints. The images have to be of this run, generation and
-    step, and of this layout unless it is None.
+    ``places``: those of the run's shared tiers, all of which get them. The images have to be of this run and
+    checkpoint, and of this layout unless it is None.
     """
 
     images: dict[int, str]
-    generation: int
-    step: int
+    checkpoint: CheckpointId
     world_size: int
-    directory: str
+    places: dict[Tier, str]
     run_id: str
     layout: str | None = None
 
@@ -48,8 +48,6 @@ class FlushOrder(Record):
 class FlushAnswer(Record):
     """Whether all parts of an order are published, and else what went wrong."""
 
-    step: int
-    generation: int
     ok: bool
     error: str = ""
 
@@ -66,7 +64,7 @@ def main() -> int:
     try:
         serve(sys.stdin.buffer, answers)
     except BrokenPipeError:
-        pass  # who gave the orders is gone
+        pass  # the agent that gave the orders is gone
     return 0
 
 
@@ -76,29 +74,25 @@ def serve(orders: Iterable[bytes], answers: IO[bytes]) -> None:
         try:
             order = msgspec.json.decode(line, type=FlushOrder)
         except UNREADABLE as error:
-            answer = FlushAnswer(step=-1, generation=-1, ok=False, error=f"no order: {error}")
+            answer = FlushAnswer(ok=False, error=f"not an order: {error}")
         else:
             answer = _carried_out(order)
         answers.write(msgspec.json.encode(answer) + b"\n")
 
 
 def _carried_out(order: FlushOrder) -> FlushAnswer:
-    answer = FlushAnswer(step=order.step, generation=order.generation, ok=True)
     try:
-        flush(order, CheckpointStore(order.directory))
+        flush(order)
     except (CheckpointError, OSError) as error:
-        return msgspec.structs.replace(answer, ok=False, error=str(error))
-    return answer
+        return FlushAnswer(ok=False, error=str(error))
+    return FlushAnswer(ok=True)
 
 
-def flush(order: FlushOrder, store: CheckpointStore) -> None:
+def flush(order: FlushOrder) -> None:
     """Publish one part for each rank of the order. Raises :class:`CheckpointError` or ``OSError``.
 
     After an error no part is left half written; the parts before it stay.
     """
-    from slurm_robust.checkpoint.disk import DiskTier
-
-    ref = CheckpointRef(generation=order.generation, step=order.step)
     images: dict[int, Image] = {}
     try:
         for rank, path in order.images.items():  # all at once: none is refilled while another is written
@@ -107,14 +101,16 @@ def flush(order: FlushOrder, store: CheckpointStore) -> None:
         shared = images.get(SHARED)
         for rank in sorted(images.keys() - {SHARED}):
             image = images[rank]
-            tier = DiskTier(
-                store,
+            tiers = rank_tiers(
+                order.places,
                 run_id=order.run_id,
                 rank=rank,
                 world_size=order.world_size,
                 layout=image.header.layout,
             )
-            tier.save(ref, snapshot_of(image, shared if rank == 0 else None))
+            snapshot = snapshot_of(image, shared if rank == 0 else None)
+            for tier in tiers.values():
+                tier.save(order.checkpoint, snapshot)
             image.close()
     finally:
         for image in images.values():
@@ -150,16 +146,15 @@ def _tree_of(image: Image) -> Any:
 
 def _opened(path: Path, rank: int, order: FlushOrder) -> Image:
     image = open_image(path)
-    expected = ImageHeader(
+    expected = PartHeader.of(
+        order.checkpoint,
+        rank,
         run_id=order.run_id,
-        layout=image.header.layout if order.layout is None else order.layout,
-        generation=order.generation,
-        step=order.step,
-        rank=rank,
+        layout=order.layout or "",
         world_size=order.world_size,
     )
     try:
-        check_header(image.header, expected, path)
+        check_header(image.header, expected, path, any_layout=order.layout is None)
     except CheckpointError:
         image.close()
         raise

@@ -6,13 +6,13 @@ Little-endian. Reading it executes nothing: there are numbers, names and raw ten
     8     u32 version, u32 bytes of the header, u64 bytes of the meta block, u64 where the data begin,
           u64 bytes of data, u32 bytes of a chunk, u32 zero, u64 sum of the meta block, u64 sum of the
           first page from here on (this field zero)
-    64    header: MessagePack of :class:`ImageHeader`, up to the end of the first page (4096)
+    64    header: MessagePack of :class:`PartHeader`, up to the end of the first page (4096)
     4096  meta block: MessagePack of :class:`Meta` (table of tensors, tree, sums of the chunks), and room
     …     data: the tensors in the order of the table, each at a multiple of 64; the file goes on beyond
           the end of the data where the buffer is larger than the image
 
 Sums are XXH3 (64 bits). An image is whole exactly when its magic is there, and the magic is written last,
-so a writer that is killed in between leaves no image. Who reads one for longer holds a shared ``flock`` on
+so a writer that is killed in between leaves no image. A reader holds a shared ``flock`` on
 it, and a writer takes an exclusive one, so a buffer is never refilled under its reader.
 """
 
@@ -22,7 +22,7 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -31,8 +31,7 @@ import xxhash
 
 from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums_of
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
-from slurm_robust.checkpoint.sharedfile import BufferInUse as BufferInUse
-from slurm_robust.checkpoint.sharedfile import OnMap, SharedFile
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.util.ours import open_ours, read_ours
 
@@ -50,20 +49,79 @@ _SUM_AT = 8 + _PREFIX.size - 8
 _HEADER_AT = 64
 
 
+OnMap = Callable[[memoryview], Callable[[], None]]
+"""Called when a file is mapped; what it returns is called before that mapping goes."""
+
+
+class BufferInUse(Exception):
+    """Somebody reads the file, so it cannot be written now."""
+
+
+class SharedFile:
+    """One writer at a time; :attr:`map` is None until :meth:`make_room`."""
+
+    def __init__(self, path: Path, on_map: OnMap = lambda _: lambda: None) -> None:
+        """Open or make the file (0600), which keeps its content. Raises ``OSError``."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.path = path
+        self.map: mmap.mmap | None = None
+        self._file = os.open(path, flags, 0o600)
+        self._on_map = on_map
+        self._on_unmap: Callable[[], None] = lambda: None
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that are reserved."""
+        return os.fstat(self._file).st_size
+
+    def lock(self) -> None:
+        """Keep readers out. Raises :class:`BufferInUse`."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BufferInUse(str(self.path)) from None
+
+    def unlock(self) -> None:
+        """Let readers in."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def make_room(self, total: int) -> mmap.mmap:
+        """Reserve and map ``total`` bytes of a locked file.
+
+        Raises ``OSError`` when there is no memory; the file is empty and unlocked then.
+        """
+        try:
+            if self.capacity < total:
+                self._drop_map()
+                # Reserved now: writing to a sparse file on a full /dev/shm would kill us by SIGBUS.
+                os.posix_fallocate(self._file, 0, -(-total // mmap.PAGESIZE) * mmap.PAGESIZE)
+            if self.map is None:
+                self.map = mmap.mmap(self._file, self.capacity)
+                self._on_unmap = self._on_map(memoryview(self.map))
+        except OSError:
+            self._drop_map()
+            os.ftruncate(self._file, 0)
+            self.unlock()
+            raise
+        return self.map
+
+    def close(self) -> None:
+        """Unmap and close; the file and what is in it stay."""
+        self._drop_map()
+        os.close(self._file)
+
+    def _drop_map(self) -> None:
+        if self.map is not None:
+            self._on_unmap()
+            try:
+                self.map.close()
+            except BufferError:
+                pass  # a view of an earlier image lives; the kernel unmaps when it is gone
+            self.map = None
+
+
 class NotReserved(Exception):
     """There is no memory yet for the image, or it is not mapped: see :meth:`Buffer.reserve`."""
-
-
-class ImageHeader(Record):
-    """What an image says of itself. ``rank`` is SHARED (-1) for the part that is equal on all ranks."""
-
-    run_id: str
-    layout: str
-    generation: int
-    step: int
-    rank: int
-    world_size: int
-    library: str = ""  # version of slurm_robust that wrote it
 
 
 class TensorSpec(Record):
@@ -83,8 +141,8 @@ class Meta(Record):
 
 
 # Made while there is one thread; see Record.
-_headers, _metas = msgspec.msgpack.Decoder(ImageHeader), msgspec.msgpack.Decoder(Meta)
-_UNKNOWN = ImageHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
+_headers, _metas = msgspec.msgpack.Decoder(PartHeader), msgspec.msgpack.Decoder(Meta)
+_UNKNOWN = PartHeader(run_id="", layout="", generation=0, step=0, rank=0, world_size=0)
 
 
 class _Layout(Record):
@@ -129,7 +187,7 @@ class Buffer:
         return self._layout.total
 
     def reserve(self, total: int) -> None:
-        """Reserve and map so many bytes, which takes seconds; the image that is here stays.
+        """Reserve and map ``total`` bytes, which takes seconds; the image that is here stays.
 
         Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
         """
@@ -138,7 +196,7 @@ class Buffer:
         self._file.unlock()
 
     def begin(
-        self, header: ImageHeader, tensors: Sequence[TensorSpec], tree: bytes, *, reserved: bool = False
+        self, header: PartHeader, tensors: Sequence[TensorSpec], tree: bytes, *, reserved: bool = False
     ) -> list[memoryview]:
         """Give up the image that is here and lay out another; where each tensor's bytes belong.
 
@@ -187,7 +245,7 @@ class Buffer:
         """
         return self._open(total)[8:total]
 
-    def adopt(self) -> ImageHeader:
+    def adopt(self) -> PartHeader:
         """What was received is whole if its sums agree. Raises :class:`CorruptPart`."""
         assert self._file.map is not None
         image = Image(self.path, self._file.map, received=True)
@@ -345,7 +403,7 @@ def open_image(path: Path) -> Image:
         raise
 
 
-def read_header(path: Path) -> ImageHeader | None:
+def read_header(path: Path) -> PartHeader | None:
     """The header of the whole image in ``path``; None for anything else.
 
     Raises ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for what somebody else has put there.
@@ -357,7 +415,7 @@ def read_header(path: Path) -> ImageHeader | None:
 class Front(NamedTuple):
     """What is in front of the data of a whole image: its header, and all of it as bytes."""
 
-    header: ImageHeader
+    header: PartHeader
     content: bytes
 
 
@@ -371,18 +429,6 @@ def read_front(file: IO[bytes]) -> Front | None:
     if parsed is None or parsed[2].meta_bytes > os.fstat(file.fileno()).st_size:
         return None
     return Front(parsed[1], page + file.read(parsed[2].meta_bytes))
-
-
-def check_header(header: ImageHeader, expected: ImageHeader, path: Path) -> None:
-    """Raise :class:`ForeignPart` unless an image is the one that is expected (versions may differ)."""
-    if msgspec.structs.replace(header, library=expected.library) != expected:
-        raise ForeignPart(
-            f"{path} is of run {header.run_id}, layout {header.layout or '(none)'}, generation "
-            f"{header.generation}, step {header.step}, rank {header.rank} of {header.world_size}; expected "
-            f"is run {expected.run_id}, layout {expected.layout or '(none)'}, "
-            f"generation {expected.generation}, step {expected.step}, rank {expected.rank} of "
-            f"{expected.world_size}: remove the file"
-        )
 
 
 def _lay_out(tensors: Sequence[TensorSpec], tree: bytes) -> tuple[_Layout, Meta]:
@@ -411,7 +457,7 @@ def _agrees(meta: Meta, layout: _Layout) -> bool:
     )
 
 
-def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
+def _parse_page(page: bytes) -> tuple[int, PartHeader, _Layout, int] | None:
     """Version, header, layout and sum of the meta block; None if the page is damaged."""
     version, header_bytes, meta_bytes, data_at, data_bytes, _, _, meta_sum, page_sum = _PREFIX.unpack_from(
         page, 8
@@ -429,7 +475,7 @@ def _parse_page(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
     return version, header, _Layout(meta_bytes=meta_bytes, data_at=data_at, data_bytes=data_bytes), meta_sum
 
 
-def _parsed(page: bytes) -> tuple[int, ImageHeader, _Layout, int] | None:
+def _parsed(page: bytes) -> tuple[int, PartHeader, _Layout, int] | None:
     """The first page of a whole image of this version; None for anything else."""
     if len(page) < PAGE or page[:8] != MAGIC:
         return None

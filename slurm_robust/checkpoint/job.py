@@ -41,7 +41,7 @@ Owners = Mapping[tuple[int, int], torch.Tensor]
 class Late:
     """Tensors that are copied beside the training, and the live ones whose versions count their changes.
 
-    The rest tells what they were found in, so that the same state need not be sorted again.
+    The rest says what they were found in, so that the same state need not be sorted again.
     """
 
     entries: list[Entry] = field(default_factory=list)

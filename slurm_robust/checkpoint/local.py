@@ -5,11 +5,12 @@ They outlive the memory of a job whose nodes stay up, and a reboot. Layout::
     <folder>/srobust-<uid>-<run id>/own-00003/gen-0003/step-00000120.img
                                     shared/gen-0003/step-00000120.img
 
-An image appears under its name only when it is whole and durable; who reads it compares its sums.
+An image appears under its name only when it is whole and durable; readers compare its sums.
 
 The folder may lie where others can write, too. It counts only if it is this user's and closed to others, and
 a file in it only if it is this user's. Behind the image each file has a *seal*: 8 bytes of magic, and BLAKE2b
-(256 bits) of all that is in front of the data, under a key that only the job has. What lacks it is no copy.
+(256 bits) of all that is in front of the data, under a key that only the job has. A file
+without it does not count.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pathlib import Path
 from typing import IO
 
 from slurm_robust.checkpoint.image import Image, read_front
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
+from slurm_robust.model.nodefolders import folder_name
+from slurm_robust.util.files import names_in, replacing, sync
 from slurm_robust.util.ours import NotOurs, check_own_folder, make_own_folder, open_ours
 
 _PART = re.compile(r"own-(\d{5,})|shared")
@@ -34,34 +36,29 @@ _SEAL_BYTES = len(_SEAL) + 32
 _PIECE = 64 * 2**20
 
 
-def local_path(directory: Path | str, run_id: str) -> Path:
-    """The folder of one run's copies below ``directory``."""
-    return Path(directory) / f"srobust-{os.getuid()}-{run_id}"
-
-
 def seal_key(secret: str) -> bytes:
     """The key of a job's seals from the secret that all its agents share."""
     return hmac.new(secret.encode(), b"slurm_robust copies on disks 1", hashlib.sha256).digest()
 
 
 class LocalCopies:
-    """The copies of one run. Holds nothing open; every question looks at the disk anew."""
+    """The copies of one run. Holds nothing open; every call reads the disk anew."""
 
-    def __init__(self, path: Path | str, run_id: str, key: bytes) -> None:
-        """``path`` as :func:`local_path` gives it, ``key`` as :func:`seal_key`."""
-        self.path = Path(path)
+    def __init__(self, directory: Path | str, run_id: str, key: bytes) -> None:
+        """Copies below ``directory``; ``key`` as :func:`seal_key` gives it."""
+        self.path = Path(directory) / folder_name(run_id)
         self._run_id = run_id
         self._key = key
 
-    def part_path(self, rank: int, ref: CheckpointRef) -> Path:
+    def part_path(self, rank: int, checkpoint: CheckpointId) -> Path:
         """Where the copy of a part is, or would be."""
         part = "shared" if rank == SHARED else f"own-{rank:05d}"
-        return self.path / part / f"{ref.token()}{_IMAGE}"
+        return self.path / part / f"{checkpoint}{_IMAGE}"
 
-    def find(self, rank: int, ref: CheckpointRef) -> Path | None:
+    def find(self, rank: int, checkpoint: CheckpointId) -> Path | None:
         """The copy of one part, if there is a whole one of this run. Raises ``OSError``."""
-        path = self.part_path(rank, ref)
-        return path if self._is_ours() and self._copy(path, rank, ref) else None
+        path = self.part_path(rank, checkpoint)
+        return path if self._is_ours() and self._copy(path, rank, checkpoint) else None
 
     def publish(self, image: Image, keep: int) -> Path:
         """Copy an image that somebody holds open, durably; then keep the newest ``keep`` of its part.
@@ -69,18 +66,14 @@ class LocalCopies:
         Raises ``OSError``, say when the disk is full; then nothing has changed.
         """
         header = image.header
-        final = self.part_path(header.rank, CheckpointRef(generation=header.generation, step=header.step))
+        final = self.part_path(header.rank, header.checkpoint)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.path)
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = final.with_name(f".{final.name}.{os.getpid()}")
-        try:
+        with replacing(final, durable=True) as beside:
             self._write(image, beside)
-            os.replace(beside, final)
-        finally:
-            beside.unlink(missing_ok=True)
-        for folder in (final.parent, final.parent.parent, self.path):
-            _sync(folder)
+        for folder in (final.parent.parent, self.path):
+            sync(folder)
         self._prune(final.parent.parent, keep)
         return final
 
@@ -89,13 +82,13 @@ class LocalCopies:
         found: list[Copy] = []
         if not self._is_ours():
             return ()
-        for rank, ref, path in self._named():
-            copy = self._copy(path, rank, ref)
+        for rank, checkpoint, path in self._named():
+            copy = self._copy(path, rank, checkpoint)
             if copy is not None:
                 found.append(copy)
         return tuple(found)
 
-    def _copy(self, path: Path, rank: int, ref: CheckpointRef) -> Copy | None:
+    def _copy(self, path: Path, rank: int, checkpoint: CheckpointId) -> Copy | None:
         try:
             with os.fdopen(open_ours(path), "rb") as file:
                 found, nbytes = read_front(file), os.fstat(file.fileno()).st_size
@@ -107,9 +100,11 @@ class LocalCopies:
         header = found.header
         if header.run_id != self._run_id:
             return None
-        if (header.rank, header.generation, header.step) != (rank, ref.generation, ref.step):
+        if (header.rank, header.checkpoint) != (rank, checkpoint):
             return None
-        return Copy(rank=rank, generation=ref.generation, step=ref.step, tier=Tier.LOCAL, nbytes=nbytes)
+        return Copy(
+            rank=rank, generation=checkpoint.generation, step=checkpoint.step, tier=Tier.LOCAL, nbytes=nbytes
+        )
 
     def _is_ours(self) -> bool:
         """Whether there is a folder; somebody else's is an ``OSError``, :class:`NotOurs`."""
@@ -136,12 +131,12 @@ class LocalCopies:
         finally:
             os.close(target)
 
-    def _named(self) -> Iterator[tuple[int, CheckpointRef, Path]]:
-        for part in _names(self.path):
+    def _named(self) -> Iterator[tuple[int, CheckpointId, Path]]:
+        for part in names_in(self.path):
             match = _PART.fullmatch(part)
             if match is not None:
                 rank = SHARED if match[1] is None else int(match[1])
-                yield from ((rank, ref, path) for ref, path in _images(self.path / part))
+                yield from ((rank, checkpoint, path) for checkpoint, path in _images(self.path / part))
 
     def _prune(self, part: Path, keep: int) -> None:
         # By generation first: what a later generation wrote continues what was restored.
@@ -154,32 +149,17 @@ class LocalCopies:
                 pass  # it holds others
 
 
-def _images(part: Path) -> Iterator[tuple[CheckpointRef, Path]]:
-    for generation in _names(part):
-        for name in _names(part / generation):
+def _images(part: Path) -> Iterator[tuple[CheckpointId, Path]]:
+    for generation in names_in(part):
+        for name in names_in(part / generation):
             try:
-                ref = CheckpointRef.from_token(f"{generation}/{name.removesuffix(_IMAGE)}")
+                checkpoint = CheckpointId.parse(f"{generation}/{name.removesuffix(_IMAGE)}")
             except ValueError:
                 continue
             if name.endswith(_IMAGE):
-                yield ref, part / generation / name
+                yield checkpoint, part / generation / name
 
 
 def _seal_in(file: IO[bytes], nbytes: int) -> bytes:
     file.seek(max(0, nbytes - _SEAL_BYTES))
     return file.read(_SEAL_BYTES)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,7 @@ ends or is gone. Layout (all files are images, :mod:`slurm_robust.checkpoint.ima
         seal             key of the seals of copies on the disk (:mod:`slurm_robust.checkpoint.local`)
         run              how often the job had been restarted when its agent began: for the epilog
 
-A file counts only while it holds a whole image of this run; names tell nothing about the content.
+A file counts only while it holds a whole image of this run; names say nothing about the content.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from slurm_robust.checkpoint.image import ImageHeader, read_header
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import read_header
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
+from slurm_robust.model.nodefolders import COPIES, SHARED_MEMORY, folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder
-
-SHARED_MEMORY = Path("/dev/shm")
 
 _NAME = re.compile(r"(own|peer|fetched)-(\d{5,})(?:\.(\d+))?|(shared|fetched-shared)(?:\.(\d+))?")
 _KINDS = {"own": Tier.MEMORY, "shared": Tier.MEMORY, "peer": Tier.PEER}
@@ -42,29 +41,34 @@ class FoundImage(Record):
 
     path: Path
     kind: str
-    header: ImageHeader
+    header: PartHeader
     nbytes: int  # of the file, which may be larger than the image
 
     @property
-    def ref(self) -> CheckpointRef:
+    def checkpoint(self) -> CheckpointId:
         """Which checkpoint it is a part of."""
-        return CheckpointRef(generation=self.header.generation, step=self.header.step)
+        return self.header.checkpoint
 
 
 class MemoryFolder:
-    """Names in one job's folder of copies. Holds nothing open; every question looks anew."""
+    """Names in one job's folder of copies. Holds nothing open; every call reads the folder anew."""
 
     def __init__(self, path: Path | str, run_id: str) -> None:
-        """Use :meth:`create` to make it, or this with a path that an agent has told."""
+        """Use :meth:`create` to make it, or this with a path from an agent."""
         self.path = Path(path)
         self.run_id = run_id
 
     @classmethod
     def create(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
         """Make the folder (0700), or take the one that this job left here before. Raises ``OSError``."""
-        path = base / f"srobust-{os.getuid()}-{run_id}-copies"
-        make_own_folder(path)
-        return cls(path, run_id)
+        folder = cls.of(run_id, base)
+        make_own_folder(folder.path)
+        return folder
+
+    @classmethod
+    def of(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
+        """The folder of a run, whether it is there or not."""
+        return cls(base / folder_name(run_id, COPIES), run_id)
 
     @property
     def seal_key(self) -> Path:
@@ -89,7 +93,7 @@ class MemoryFolder:
         return path.with_name(f"{path.name}.error")
 
     def fetch_size(self, rank: int) -> Path:
-        """Where it is told how many bytes are on their way."""
+        """Where the fetching agent writes how many bytes are on their way."""
         path = self.fetched(rank)
         return path.with_name(f"{path.name}.size")
 
@@ -106,12 +110,12 @@ class MemoryFolder:
             for image in self.images(_KINDS)
         )
 
-    def find(self, rank: int, ref: CheckpointRef) -> Path | None:
+    def find(self, rank: int, checkpoint: CheckpointId) -> Path | None:
         """A whole copy of one part, own before fetched before a peer's; None if there is none."""
         found = [
             (_ORDER[image.kind], image.path)
             for image in self.images()
-            if image.header.rank == rank and image.ref == ref
+            if image.header.rank == rank and image.checkpoint == checkpoint
         ]
         return min(found)[1] if found else None
 
@@ -129,7 +133,7 @@ class MemoryFolder:
             try:
                 header, nbytes = read_header(path), path.stat().st_size
             except OSError:
-                continue  # removed or replaced while we looked
+                continue  # removed or replaced meanwhile
             if header is not None and header.run_id == self.run_id:
                 yield FoundImage(path=path, kind=kind, header=header, nbytes=nbytes)
 

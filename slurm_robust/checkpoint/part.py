@@ -16,38 +16,23 @@ import msgspec
 import xxhash
 
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.util.ours import open_plain
 
 MAGIC = b"SRPART\0\n"
-VERSION = 2
+VERSION = 3
 
 _HEAD = struct.Struct("<8sIIQ")
 _READ_BYTES = 4 * 2**20
-
-
-class PartHeader(Record):
-    """What a part says of itself, so that a file in the wrong place is found out.
-
-    ``library``: version of slurm_robust that wrote it; ``entries``: names under which state was saved.
-    """
-
-    run_id: str
-    layout: str
-    generation: int
-    step: int
-    rank: int
-    world_size: int
-    entries: tuple[str, ...]
-    library: str = ""
 
 
 class Item(Record):
     """One value in the data file, at ``offset``, with the sum of its ``length`` bytes.
 
     ``path`` leads to it in the state that was saved, as ``torch.distributed.checkpoint`` flattens it; an
-    item without path is of no use there. ``dtype`` is torch's name, "" for what is no tensor; its bare bytes
-    with ``strides`` begin ``raw`` bytes after ``offset``, -1 if only torch can read them. A shard is at
+    item without path is of no use there. ``dtype`` is torch's name, "" for anything but a tensor; its bare
+    bytes with ``strides`` begin ``raw`` bytes after ``offset``, -1 if only torch can read them. A shard is at
     ``at`` in a tensor of shape ``whole``, which is None for all others. ``shared``: equal on all ranks.
     """
 
@@ -67,9 +52,11 @@ class Item(Record):
 class Sidecar(Record):
     """All but the data. ``own`` and ``shared`` are the trees to which the tensors belong, in the order of
     the items (:mod:`slurm_robust.checkpoint.tree`); ``shared`` is empty in the parts of all ranks but 0.
+    ``entries``: the names under which state was saved.
     """
 
     header: PartHeader
+    entries: tuple[str, ...]
     data: str
     data_bytes: int
     items: tuple[Item, ...]
@@ -88,7 +75,7 @@ def encode_sidecar(sidecar: Sidecar) -> bytes:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """A sidecar that was verified to its last byte; the data were not looked at.
+    """A sidecar that was verified to its last byte; the data were not read.
 
     Raises :class:`CorruptPart`, :class:`MissingCheckpoint`, :class:`ForeignPart` for another format, or
     ``OSError``.

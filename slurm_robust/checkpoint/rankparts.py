@@ -13,13 +13,12 @@ import torch
 from slurm_robust.checkpoint import budget
 from slurm_robust.checkpoint.buffers import Filling, PartBuffers, Wanted
 from slurm_robust.checkpoint.errors import NotWritten
-from slurm_robust.checkpoint.image import ImageHeader, TensorSpec, image_bytes
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import OnMap, TensorSpec, image_bytes
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.sharedfile import OnMap
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import flatten, specs_of
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import Record
 
 
@@ -29,11 +28,11 @@ class Place(Record):
     ``first_on_node``: this rank writes the shared part too.
     """
 
-    header: ImageHeader
+    header: PartHeader
     first_on_node: bool
     ranks_on_node: int
     nodes: int
-    restored: CheckpointRef | None = None
+    restored: CheckpointId | None = None
 
 
 class Contents(NamedTuple):
@@ -54,7 +53,7 @@ class Table(NamedTuple):
 class RankParts:
     """The parts that one rank writes. ``active`` is False if there is no memory for any.
 
-    ``gather`` tells how much there is; ``on_map`` is told what :class:`PartBuffers` tells.
+    ``gather`` says how much there is; ``on_map`` is called as by :class:`PartBuffers`.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class RankParts:
     def _part(self, rank: int, on_map: OnMap) -> _Part:
         header = msgspec.structs.replace(self._place.header, rank=rank)
         buffers = PartBuffers(self._folder, header, self._place.restored, on_map)
-        buffers.look()
+        buffers.scan()
         return _Part(buffers)
 
     def _parts(self) -> Iterator[_Part]:

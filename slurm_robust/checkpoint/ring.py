@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import CheckpointId
 
 
 def refill_order(
-    held: Mapping[int, CheckpointRef | None],
+    held: Mapping[int, CheckpointId | None],
     *,
     cap: int,
     generation: int,
-    restored: CheckpointRef | None,
+    restored: CheckpointId | None,
     stride: int = 1,
     flush: int = -1,
 ) -> list[int]:
@@ -29,10 +29,16 @@ def refill_order(
     ``generation`` is the running one, ``restored`` what it went on from (None: a fresh start); what earlier
     generations did after that is dead. The newest step is offered only if ``cap`` is 1.
     """
-    dead = sorted((ref, n) for n, ref in held.items() if ref and _is_dead(ref, generation, restored))
-    empty = sorted(n for n, ref in held.items() if ref is None)
+    dead = sorted(
+        (checkpoint, n)
+        for n, checkpoint in held.items()
+        if checkpoint and _is_dead(checkpoint, generation, restored)
+    )
+    empty = sorted(n for n, checkpoint in held.items() if checkpoint is None)
     gone = {n for _, n in dead}
-    alive = sorted(((ref, n) for n, ref in held.items() if ref and n not in gone), reverse=True)
+    alive = sorted(
+        ((checkpoint, n) for n, checkpoint in held.items() if checkpoint and n not in gone), reverse=True
+    )
     kept = _kept(alive, stride, flush)
     order = [*empty, *(n for _, n in dead), *(n for _, n in reversed(alive) if n not in kept)]
     if len(held) < cap:
@@ -42,12 +48,12 @@ def refill_order(
     return [*order, *reversed(kept[0 if cap == 1 else 1 :])]
 
 
-def _is_dead(ref: CheckpointRef, generation: int, restored: CheckpointRef | None) -> bool:
-    return ref.generation != generation and (restored is None or ref.step > restored.step)
+def _is_dead(checkpoint: CheckpointId, generation: int, restored: CheckpointId | None) -> bool:
+    return checkpoint.generation != generation and (restored is None or checkpoint.step > restored.step)
 
 
-def _kept(alive: list[tuple[CheckpointRef, int]], stride: int, flush: int) -> list[int]:
+def _kept(alive: list[tuple[CheckpointId, int]], stride: int, flush: int) -> list[int]:
     """Numbers of the buffers to keep, most important first; ``alive`` is sorted, newest first."""
-    multiples = [n for ref, n in alive if ref.step % stride == 0]
-    wanted = [n for ref, n in alive if ref.step == flush]
+    multiples = [n for checkpoint, n in alive if checkpoint.step % stride == 0]
+    wanted = [n for checkpoint, n in alive if checkpoint.step == flush]
     return list(dict.fromkeys([*(n for _, n in alive[:2]), *multiples[:2], *wanted]))

@@ -38,7 +38,7 @@ def localised(target: object, state: Any) -> Any:
     """``state`` of ``target`` with every DTensor of a module or optimizer as its local shard.
 
     Raises :class:`UnsupportedState` for an optimizer whose state is sharded otherwise than its
-    parameter, because then the parameter does not tell how to put it together.
+    parameter, because then the parameter does not say how to put it together.
     """
     kind = dtensor()
     if kind is None or not isinstance(target, nn.Module | Optimizer):
@@ -100,7 +100,7 @@ def dtensor() -> type[Any] | None:
 
 
 def _package() -> Any:
-    """PyTorch's package of DTensors, which who has one has imported; torch 2.4 knows the second name."""
+    """PyTorch's package of DTensors, imported wherever one exists; torch 2.4 knows the second name."""
     names = ("torch.distributed.tensor", "torch.distributed._tensor")
     return next((it for name in names if hasattr(it := sys.modules.get(name), "DTensor")), None)
 

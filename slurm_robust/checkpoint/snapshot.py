@@ -45,7 +45,7 @@ PATIENCE_S = 60.0
 # How long the sums wait for an update to end; one that takes longer is shared with them. Also how long a
 # process lives on whose update raised.
 UPDATE_S = 1.0
-# How long the thread is let begin: who does not let go of the interpreter lock keeps it that long anyway.
+# How long the thread is given to begin: code that holds the interpreter lock keeps it that long anyway.
 BEGIN_S = 0.01
 # How long a step waits for memory before training goes on without a snapshot. Small states have theirs in
 # milliseconds; large ones wait for seconds (0.6 s per GB were measured, a GPU's driver takes as long again).
@@ -115,7 +115,7 @@ class Snapshotter:
     def expect(self, tables: list[Table], training: Training) -> None:
         """Reserve memory, beside what follows, for a state that is about to be restored into ``training``.
 
-        ``tables`` tell what it is made of, the own part first.
+        ``tables`` say what it is made of, the own part first.
         """
         self._pinned.device = gpu_of(training, self._runtime)
         try:
@@ -167,7 +167,7 @@ class Snapshotter:
             return
         self.skipped += 1
         if job.captured:
-            return  # told when the next one is taken
+            return  # raised when the next one is taken
         self._warn_once(
             "torn",
             f"the snapshot of step {job.step} is discarded: {job.torn} was changed while it was copied, "

@@ -57,7 +57,7 @@ class Snapshot:
     """One rank's state between two steps, by entry.
 
     ``shared`` is equal on all ranks, ``own`` is this rank's; an entry is the union of its two trees.
-    Tensors share memory with the live ones: who keeps a snapshot beyond the current step copies them.
+    Tensors share memory with the live ones: to keep a snapshot beyond the current step copy them.
     Those of a snapshot that was read lie in a mapped file, but for ``placed`` (addresses of storages).
     """
 

@@ -2,7 +2,7 @@
 
 Without torch, because the controller uses it too. Layout::
 
-    <folder>/latest                                           token of the newest complete checkpoint
+    <folder>/latest                                           name of the newest complete checkpoint
     <folder>/gen-0003/step-00000120/__2_0.distcp              data of rank 2
     <folder>/gen-0003/step-00000120/rank-00002-of-00004.part  its sidecar: what is in there, with sums
     <folder>/gen-0003/step-00000120/.metadata                 for torch.distributed.checkpoint, derived
@@ -21,21 +21,19 @@ import os
 import re
 import shutil
 import time
-import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import MissingCheckpoint
-from slurm_robust.model.record import Record
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.util.files import make_folder, names_in, replacing
 
 METADATA = ".metadata"
 LATEST = "latest"
 
 _GENERATION = re.compile(r"gen-(\d{4,})")
-_STEP = re.compile(r"step-(\d{8,})")
 _PART = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.part")
-_OUTDATED = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.pt")
 _TRASH = ".trash-"
 _LOCK = ".lock"
 _LOCK_WAIT_S = 5.0
@@ -44,133 +42,106 @@ _LOCK_POLL_S = 0.01
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 
-class CheckpointRef(Record, order=True):
-    """Which checkpoint: the step after which it was taken, and the generation that took it.
-
-    Ordered by step, then generation: the greater one is the newer.
-    """
-
-    step: int
-    generation: int
-
-    def token(self) -> str:
-        """The name under which it is passed around, which is also its path inside the folder."""
-        return f"gen-{self.generation:04d}/step-{self.step:08d}"
-
-    @classmethod
-    def from_token(cls, token: str) -> CheckpointRef:
-        """The inverse of :meth:`token`. Raises ``ValueError`` for anything else."""
-        generation, _, step = token.partition("/")
-        matches = _GENERATION.fullmatch(generation), _STEP.fullmatch(step)
-        if matches[0] and matches[1]:
-            ref = cls(generation=int(matches[0][1]), step=int(matches[1][1]))
-            if ref.token() == token:
-                return ref
-        raise ValueError(f"{token!r} names no checkpoint: expected something like 'gen-0003/step-00000120'")
-
-
 class CheckpointStore:
-    """The checkpoints in one folder. Holds nothing open; every question looks at the folder anew."""
+    """The checkpoints in one folder. Holds nothing open; every call reads the folder anew."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def present(self) -> list[CheckpointRef]:
+    def present(self) -> list[CheckpointId]:
         """All that have a folder here, complete or not, in no order."""
         found = []
-        for generation in _names(self.path):
+        for generation in names_in(self.path):
             if _GENERATION.fullmatch(generation):
-                for step in _names(self.path / generation):
+                for step in names_in(self.path / generation):
                     try:
-                        found.append(CheckpointRef.from_token(f"{generation}/{step}"))
+                        found.append(CheckpointId.parse(f"{generation}/{step}"))
                     except ValueError:
                         continue
         return found
 
-    def complete(self, world_size: int | None = None) -> list[CheckpointRef]:
+    def complete(self, world_size: int | None = None) -> list[CheckpointId]:
         """Checkpoints of which all parts are there, newest first (by step, then by generation).
 
         With ``world_size`` only those written by that many ranks. A folder that does not exist holds
         none. Raises ``OSError`` when the storage does not answer.
         """
         found = []
-        for ref in self.present():
-            size = self._world_size(ref)
+        for checkpoint in self.present():
+            size = self._world_size(checkpoint)
             if size is not None and world_size in (None, size):
-                found.append(ref)
+                found.append(checkpoint)
         return sorted(found, reverse=True)
 
-    def world_size(self, ref: CheckpointRef) -> int:
-        """Number of ranks that wrote ``ref``. Raises :class:`MissingCheckpoint` if it is not complete."""
-        size = self._world_size(ref)
+    def world_size(self, checkpoint: CheckpointId) -> int:
+        """How many ranks wrote it. Raises :class:`MissingCheckpoint` if it is not complete."""
+        size = self._world_size(checkpoint)
         if size is None:
-            raise MissingCheckpoint(f"{self.folder(ref)} is not a complete checkpoint")
+            raise MissingCheckpoint(f"{self.folder(checkpoint)} is not a complete checkpoint")
         return size
 
-    def folder(self, ref: CheckpointRef) -> Path:
-        """Where the files of ``ref`` are, or would be."""
-        return self.path / ref.token()
+    def folder(self, checkpoint: CheckpointId) -> Path:
+        """Where the files of ``checkpoint`` are, or would be."""
+        return self.path / str(checkpoint)
 
-    def parts(self, ref: CheckpointRef) -> list[Path]:
-        """Sidecars of the published parts of ``ref`` in order of their names, complete or not."""
-        folder = self.folder(ref)
-        return [folder / name for name in sorted(_names(folder)) if _PART.fullmatch(name)]
+    def parts(self, checkpoint: CheckpointId) -> list[Path]:
+        """Sidecars of the published parts of ``checkpoint`` in order of their names, complete or not."""
+        folder = self.folder(checkpoint)
+        return [folder / name for name in sorted(names_in(folder)) if _PART.fullmatch(name)]
 
-    def part_path(self, ref: CheckpointRef, rank: int, world_size: int) -> Path:
+    def part_path(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Path:
         """Where the sidecar of ``rank`` is, or would be."""
-        return self.folder(ref) / f"rank-{rank:05d}-of-{world_size:05d}.part"
+        return self.folder(checkpoint) / f"rank-{rank:05d}-of-{world_size:05d}.part"
 
-    def data_path(self, ref: CheckpointRef, rank: int) -> Path:
+    def data_path(self, checkpoint: CheckpointId, rank: int) -> Path:
         """Where the data of ``rank`` are, or would be, by the name that torch's own writer would give."""
-        return self.folder(ref) / f"__{rank}_0.distcp"
-
-    def outdated(self, ref: CheckpointRef) -> bool:
-        """Whether ``ref`` was written in the format of slurm_robust's first version, which nobody reads."""
-        return any(map(_OUTDATED.fullmatch, _names(self.folder(ref))))
+        return self.folder(checkpoint) / f"__{rank}_0.distcp"
 
     def newest_generation(self) -> int:
         """The highest generation that has a folder here, 0 for none."""
-        return max((int(m[1]) for m in map(_GENERATION.fullmatch, _names(self.path)) if m), default=0)
+        return max((int(m[1]) for m in map(_GENERATION.fullmatch, names_in(self.path)) if m), default=0)
 
     @contextmanager
-    def publishing(self, ref: CheckpointRef, rank: int, world_size: int) -> Iterator[Path]:
+    def publishing(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Iterator[Path]:
         """Publish one sidecar, after its data: write the path that this yields; see :func:`publishing`."""
-        with publishing(self.part_path(ref, rank, world_size)) as path:
+        with publishing(self.part_path(checkpoint, rank, world_size)) as path:
             yield path
 
     @contextmanager
-    def publishing_data(self, ref: CheckpointRef, rank: int) -> Iterator[Path]:
+    def publishing_data(self, checkpoint: CheckpointId, rank: int) -> Iterator[Path]:
         """Put the data of one part in place, which count once their sidecar is there."""
-        with publishing(self.data_path(ref, rank)) as path:
+        with publishing(self.data_path(checkpoint, rank)) as path:
             yield path
 
-    def latest(self) -> CheckpointRef | None:
+    def latest(self) -> CheckpointId | None:
         """What the pointer file names, None while there is none. Raises ``OSError``."""
         try:
-            return CheckpointRef.from_token((self.path / LATEST).read_text().strip())
+            return CheckpointId.parse((self.path / LATEST).read_text().strip())
         except (FileNotFoundError, ValueError):
             return None
 
-    def point_latest(self) -> CheckpointRef | None:
+    def point_latest(self) -> CheckpointId | None:
         """Let ``latest`` name the newest complete checkpoint of the highest generation that has one.
 
         After a rollback that is not the highest step. Returns what it names then. Raises ``OSError``.
         """
         with self._alone() as alone:
-            newest = max(self.complete(), key=lambda ref: (ref.generation, ref.step), default=None)
+            newest = max(
+                self.complete(), key=lambda checkpoint: (checkpoint.generation, checkpoint.step), default=None
+            )
             if not alone or newest is None or self.latest() == newest:
                 return self.latest()
             with publishing(self.path / LATEST) as path:
-                path.write_text(newest.token() + "\n")
+                path.write_text(str(newest) + "\n")
             return newest
 
     def prune(
         self,
         keep: int,
-        protect: Collection[CheckpointRef] = (),
+        protect: Collection[CheckpointId] = (),
         generation: int | None = None,
         keep_every: int | None = None,
-    ) -> list[CheckpointRef]:
+    ) -> list[CheckpointId]:
         """Remove old checkpoints and leftovers; returns what was removed.
 
         ``generation`` is the running one (None: the highest that is here); later ones are not touched.
@@ -189,26 +160,30 @@ class CheckpointStore:
         return removed
 
     def _pruned(
-        self, keep: int, protect: Collection[CheckpointRef], current: int, keep_every: int | None
-    ) -> list[CheckpointRef]:
+        self, keep: int, protect: Collection[CheckpointId], current: int, keep_every: int | None
+    ) -> list[CheckpointId]:
         complete = self.complete()
-        here = [ref for ref in complete if ref.generation == current]
+        here = [checkpoint for checkpoint in complete if checkpoint.generation == current]
         kept = {*protect, self.latest(), *complete[:keep], *here[:keep]}
         if keep_every is not None:
-            kept.update(ref for ref in complete if (ref.step + 1) % keep_every == 0)
+            kept.update(checkpoint for checkpoint in complete if (checkpoint.step + 1) % keep_every == 0)
         removed = []
-        for ref in sorted(self.present()):
-            over = ref in complete or ref.generation < current or bool(here and ref.step < here[0].step)
-            if ref not in kept and ref.generation <= current and over:
-                self._remove(ref)
-                removed.append(ref)
+        for checkpoint in sorted(self.present()):
+            over = (
+                checkpoint in complete
+                or checkpoint.generation < current
+                or bool(here and checkpoint.step < here[0].step)
+            )
+            if checkpoint not in kept and checkpoint.generation <= current and over:
+                self._remove(checkpoint)
+                removed.append(checkpoint)
         return removed
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
         """Nobody else moves ``latest`` or prunes meanwhile; False if another one does so for long.
 
-        Else one that had looked a moment ago could let the pointer name what was removed since.
+        Otherwise one that read the folder a moment ago could let the pointer name what was removed since.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -221,26 +196,26 @@ class CheckpointStore:
         finally:
             os.close(lock)
 
-    def _world_size(self, ref: CheckpointRef) -> int | None:
+    def _world_size(self, checkpoint: CheckpointId) -> int | None:
         """World size of which all parts are there; None while some are missing."""
         ranks: dict[int, set[int]] = {}
-        for name in _names(self.folder(ref)):
+        for name in names_in(self.folder(checkpoint)):
             if match := _PART.fullmatch(name):
                 ranks.setdefault(int(match[2]), set()).add(int(match[1]))
         whole = [size for size, present in ranks.items() if size > 0 and present == set(range(size))]
         return max(whole, default=None)
 
-    def _remove(self, ref: CheckpointRef) -> None:
+    def _remove(self, checkpoint: CheckpointId) -> None:
         # Renamed first: a half deleted checkpoint must never look complete, not even with one rank.
-        trash = self.path / f"{_TRASH}{ref.token().replace('/', '-')}-{os.getpid()}"
+        trash = self.path / f"{_TRASH}{str(checkpoint).replace('/', '-')}-{os.getpid()}"
         try:
-            os.rename(self.folder(ref), trash)
+            os.rename(self.folder(checkpoint), trash)
         except FileNotFoundError:
             return  # another pruner was faster
 
     def _sweep(self, current: int) -> None:
         """Delete what was renamed, now or by a pruner that died, and empty folders of ended generations."""
-        for name in _names(self.path):
+        for name in names_in(self.path):
             match = _GENERATION.fullmatch(name)
             if name.startswith(_TRASH):
                 # What resists (another pruner at the same work, say) is tried again by the next prune.
@@ -256,19 +231,11 @@ class CheckpointStore:
 def publishing(final: Path) -> Iterator[Path]:
     """Write the path that this yields, and at the end it is ``final``: whole, and durable.
 
-    Whatever happens in between, a file that was not written to its end never gets its name. After an
-    exception the unfinished file is removed. Raises ``OSError``.
+    Makes the folder. After an exception the unfinished file is removed. Raises ``OSError``.
     """
-    _make_folder(final.parent)
-    # Two hosts may write the same file at once (.metadata), so a process id would not do.
-    beside = final.with_name(f".{final.name.lstrip('.')}.{uuid.uuid4().hex[:12]}")
-    try:
+    make_folder(final.parent)
+    with replacing(final, durable=True) as beside:
         yield beside
-        _sync(beside)
-        os.replace(beside, final)
-        _sync(final.parent)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _taken(lock: int) -> bool:
@@ -287,27 +254,3 @@ def _taken(lock: int) -> bool:
             return True
         else:
             return True
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _make_folder(folder: Path) -> None:
-    """``mkdir -p`` whose result survives a crash of the machine."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

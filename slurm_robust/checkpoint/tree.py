@@ -127,7 +127,7 @@ def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:
         return ["T", _name(value)]
     if kind is torch.device:
         return ["D", str(value)]
-    raise TypeError(f"{kind.__qualname__} is no plain data")  # whoever comes here has not called plain()
+    raise TypeError(f"{kind.__qualname__} is not plain data")  # the caller has not called plain()
 
 
 def _packed_dict(value: dict[Any, Any], tensors: list[torch.Tensor]) -> Any:

@@ -14,6 +14,7 @@ from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.errors import InvalidValue
 from slurm_robust.config.ranges import at_least, not_empty, positive
 from slurm_robust.config.replay import ReplayConfig
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import LEAVING_S
 
 HIGHEST_PORT = 65535
@@ -166,6 +167,11 @@ class CheckpointConfig:
 
     local_directory: str | None = None
     """Folder on each node's own disk that gets a copy of what goes to storage; null: none."""
+
+    @property
+    def places(self) -> dict[Tier, str]:
+        """Where the tiers are that a job has besides memory and ``directory``."""
+        return {Tier.LOCAL: self.local_directory} if self.local_directory is not None else {}
 
     def __post_init__(self) -> None:
         """Refuse empty folder names, keeping nothing, and intervals that are none."""

@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
-from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import CheckpointConfig
 from slurm_robust.controller import logrules
@@ -36,6 +36,7 @@ from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.steps import StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
@@ -45,6 +46,7 @@ from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util import openfiles
+from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
@@ -91,8 +93,9 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     journal = Journal(directory.journal)
     with closing(_listen(directory, plan)) as server:
         epoch = _take(directory, plan, server.port)
-        store = CheckpointStore(_checkpoints(directory, plan))
-        _write_spec(directory, plan, store)
+        spec = _spec(directory, plan)
+        places = spec.tier_places(directory)
+        write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
         if not journal.events:
             journal.append(_run_started(plan))
         if journal.torn is not None:
@@ -130,9 +133,9 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 nodes=plan.nodes,
                 start_now=plan.config.slurm.start_now,
             ),
-            store=store,
+            store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
-            tester=_tester(directory, plan, slurm, store),
+            tester=_tester(directory, plan, slurm, places[Tier.STORAGE]),
         )
         for line in introduction(plan, directory, core.state):
             say(line)
@@ -185,8 +188,8 @@ def _checkpoints(directory: JobDirectory, plan: Plan) -> Path:
     return Path(plan.cwd, given) if given else directory.checkpoints
 
 
-def _write_spec(directory: JobDirectory, plan: Plan, store: CheckpointStore) -> None:
-    spec = JobSpec(
+def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
+    return JobSpec(
         run_id=plan.run_id,
         job_id=plan.job_id,
         kind=plan.kind,
@@ -196,14 +199,11 @@ def _write_spec(directory: JobDirectory, plan: Plan, store: CheckpointStore) -> 
         preload=plan.config.preload,
         heartbeat_s=plan.config.timings.heartbeat_s,
         kill_wait_s=plan.config.timings.kill_wait_s,
-        checkpoint_dir=str(store.path),
+        checkpoint_dir=str(_checkpoints(directory, plan)),
         copies=_copies(plan.config.checkpoint),
         inspection=_inspection(plan.config.detect),
         numa_binding=plan.config.workers.numa_binding == "node",
     )
-    beside = directory.path / ".job.json.new"
-    beside.write_bytes(msgspec.json.encode(spec))
-    beside.replace(directory.spec)
 
 
 def _copies(config: CheckpointConfig) -> CopySpec:
@@ -212,7 +212,7 @@ def _copies(config: CheckpointConfig) -> CopySpec:
         peers=config.peers,
         peer_bytes_s=(config.peer_mb_s or 0.0) * 1e6,
         network=config.peer_network or "",
-        local_directory=config.local_directory or "",
+        places=config.places,
         keep=config.keep,
     )
 
@@ -251,7 +251,7 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
-def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, store: CheckpointStore) -> StepTester:
+def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, checkpoints: str) -> StepTester:
     allocation = _allocation(slurm, plan)
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
@@ -261,7 +261,7 @@ def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, store: Chec
         StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
         command,
         replay,
-        str(store.path),
+        checkpoints,
     )
 
 

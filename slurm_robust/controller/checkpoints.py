@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from slurm_robust.checkpoint.peers import peer_slots
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import FindCheckpoint, Now, Prune, Say
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, Peer
+from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
 from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
-from slurm_robust.policy.restore import Holding, Ref, RestorePlan
+from slurm_robust.policy.restore import Holding, RestorePlan
 from slurm_robust.wire.messages import Heartbeat
 
 PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
@@ -27,22 +27,6 @@ def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLay
     parallel = config.parallel
     sizes = {"tp": parallel.tp, "cp": parallel.cp, "ep": parallel.ep, "pp": parallel.pp}
     return ParallelLayout.fit(slots * nproc_per_node, nproc_per_node, sizes, parallel.order)
-
-
-def token(ref: Ref) -> str:
-    """The name under which a checkpoint is passed around."""
-    return CheckpointRef(step=ref.step, generation=ref.generation).token()
-
-
-def ref_of(token: str) -> Ref:
-    """The inverse of :func:`token`. Raises ``ValueError``."""
-    ref = CheckpointRef.from_token(token)
-    return Ref(step=ref.step, generation=ref.generation)
-
-
-def sealed_steps(state: JobState) -> dict[int, int]:
-    """Newest step that counts of each sealed generation."""
-    return {generation: ref_of(text).step for generation, text in state.sealed.items()}
 
 
 class Checkpoints:
@@ -58,7 +42,7 @@ class Checkpoints:
         self._asked = -1  # the newest generation when storage was asked
         self._asked_at = 0.0
         self._answered = False
-        self._listed: tuple[Ref, ...] | None = None
+        self._listed: Mapping[CheckpointId, Tier] | None = None
 
     # -- storage -----------------------------------------------------------------------------------
 
@@ -73,7 +57,7 @@ class Checkpoints:
         return self._answered
 
     @property
-    def listed(self) -> tuple[Ref, ...] | None:
+    def listed(self) -> Mapping[CheckpointId, Tier] | None:
         """What is complete on storage by the last answer; None while there is none, or it was no list."""
         return self._listed
 
@@ -83,7 +67,7 @@ class Checkpoints:
         self._answered, self._listed = False, None
         self._context.emit(FindCheckpoint(generation=self._asked))
 
-    def on_listed(self, generation: int, complete: tuple[Ref, ...] | None) -> None:
+    def on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | None) -> None:
         """The answer to :meth:`ask_storage`; one to an earlier question is dropped."""
         if generation == self._asked:
             self._answered, self._listed = True, complete
@@ -112,7 +96,7 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Have old checkpoints removed from storage; there is a newer one."""
-        self._context.emit(Prune(sealed=sealed_steps(self._context.state)))
+        self._context.emit(Prune(sealed=self._context.state.sealed))
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -164,29 +148,35 @@ class Checkpoints:
 
     # -- what is restored --------------------------------------------------------------------------
 
-    def choose(self, now: Now, *, also_banned: str = "") -> RestorePlan | None:
+    def choose(self, now: Now, *, also_banned: CheckpointId | None = None) -> RestorePlan | None:
         """What the next generation would be restored from now.
 
         While storage gives no answer, what was sealed is taken to be there. A banned checkpoint is taken
         after all when nothing else is left, unless ``also_banned`` asks what would be left without that one.
         """
         state = self._context.state
-        sealed = sealed_steps(state)
         stored = self._listed
         if stored is None:
-            stored = tuple(Ref(step=step, generation=generation) for generation, step in sealed.items())
-        banned = {ref_of(text) for text in (*state.banned, *filter(None, (also_banned,)))}
+            stored = {
+                CheckpointId(step=step, generation=generation): Tier.STORAGE
+                for generation, step in state.sealed.items()
+            }
+        banned = {*state.banned, *((also_banned,) if also_banned is not None else ())}
         reach = self._holdings(now)
-        for refused in (banned, set[Ref]()):
-            plan = restore.choose(sealed, reach, stored, state.placement, shared=state.shared, banned=refused)
-            if plan is not None or also_banned:
+        for refused in (banned, set[CheckpointId]()):
+            plan = restore.choose(
+                state.sealed, reach, stored, state.placement, shared=state.shared, banned=refused
+            )
+            if plan is not None or also_banned is not None:
                 return plan
         return None
 
     def only_in_memory(self, now: Now) -> RestorePlan | None:
         """What the next generation would be restored from, if storage does not have it; else None."""
         plan = self.choose(now)
-        return None if plan is None or "storage" in plan.tiers or self._is_stored(plan.ref) else plan
+        if plan is None or restore.from_shared_tier(plan.tiers) or self._is_stored(plan.ref):
+            return None
+        return plan
 
     def need_memory(self) -> bool:
         """Whether the nodes' copies may hold what counts and storage does not have."""
@@ -194,27 +184,27 @@ class Checkpoints:
         if state.running or state.unsealed:
             return True
         newest = max(state.sealed, default=None)
-        return newest is not None and not self._is_stored(ref_of(state.sealed[newest]))
+        return newest is not None and not self._is_stored(
+            CheckpointId(step=state.sealed[newest], generation=newest)
+        )
 
     def memory_suffices(self, now: Now) -> bool:
         """Whether something can be restored without storage."""
         state = self._context.state
-        plan = restore.choose(
-            sealed_steps(state), self._holdings(now), (), state.placement, shared=state.shared
-        )
+        plan = restore.choose(state.sealed, self._holdings(now), {}, state.placement, shared=state.shared)
         return plan is not None
 
-    def _is_stored(self, ref: Ref) -> bool:
+    def _is_stored(self, ref: CheckpointId) -> bool:
         stored = self._context.state.stored
-        written = stored is not None and ref == Ref(step=stored.step, generation=stored.generation)
+        written = stored is not None and ref == CheckpointId(step=stored.step, generation=stored.generation)
         return written or ref in (self._listed or ())
 
     # -- the end of a generation -------------------------------------------------------------------
 
     def seal(
         self, generation: int, lost: tuple[str, ...], now: Now, good_step: int | None
-    ) -> tuple[str, int, bool]:
-        """Token and step that seal ``generation`` now (``""``, -1 for none); if it has a shared part.
+    ) -> tuple[int, bool]:
+        """The step that seals ``generation`` now, -1 for none; whether it has a shared part.
 
         ``lost``: nodes whose workers may live on, so that nothing there is believed. ``good_step``: as in
         :class:`~slurm_robust.model.events.GenerationEnded`.
@@ -225,25 +215,21 @@ class Checkpoints:
         )
         world = self._context.state.placement.world_size
         step = restore.seal(generation, reach, self._listed or (), world, shared=shared, newest=good_step)
-        return (token(Ref(step=step, generation=generation)) if step >= 0 else ""), step, shared
+        return step, shared
 
     def seal_pending(self, now: Now) -> None:
         """Seal what could not be sealed when it ended; for good once storage has told what it has."""
         state, pending = self._context.state, self._listed is None
         for generation in state.unsealed:
-            text, step, shared = self.seal(generation, (), now, state.good_steps.get(generation))
-            before = state.sealed.get(generation, "")
-            known = ref_of(before).step if before else -1
+            step, shared = self.seal(generation, (), now, state.good_steps.get(generation))
+            known = state.sealed.get(generation, -1)
             if pending and step <= known:
                 continue
-            if step < known:
-                text, step = before, known
             self._context.record(
                 ev.GenerationSealed(
                     t=now.wall,
                     generation=generation,
-                    sealed=text,
-                    sealed_step=step,
+                    sealed_step=max(step, known),
                     pending=pending,
                     shared=shared,
                 )
@@ -257,13 +243,13 @@ class Checkpoints:
         The last one that is left is never banned.
         """
         state = self._context.state
-        text = state.restored
-        if not text or text in state.banned:
+        restored = state.restored
+        if restored is None or restored in state.banned:
             return
         reason = restore.against(state, [e.exit for e in exits], lost=lost, good_step=good_step)
-        if reason and self.choose(now, also_banned=text) is not None:
-            self._context.record(ev.CheckpointBanned(t=now.wall, token=text, reason=reason))
-            self._context.emit(Say(text=f"checkpoint {text} is not used again: {reason}"))
+        if reason and self.choose(now, also_banned=restored) is not None:
+            self._context.record(ev.CheckpointBanned(t=now.wall, checkpoint=restored, reason=reason))
+            self._context.emit(Say(text=f"checkpoint {restored} is not used again: {reason}"))
 
 
 def _for_copies(heartbeat: Heartbeat) -> str:

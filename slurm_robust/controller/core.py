@@ -32,13 +32,13 @@ from slurm_robust.controller.starts import AgentStarts
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
 from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
-from slurm_robust.policy.restore import Ref
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
@@ -197,7 +197,9 @@ class Core(Context):
             self.note(reason, "", now)
         return self.on_tick(now)
 
-    def on_checkpoints(self, generation: int, complete: tuple[Ref, ...] | None, now: Now) -> list[Effect]:
+    def on_checkpoints(
+        self, generation: int, complete: Mapping[CheckpointId, Tier] | None, now: Now
+    ) -> list[Effect]:
         """Answer to FindCheckpoint: all that are complete; None when storage does not tell."""
         self.checkpoints.on_listed(generation, complete)
         return self.on_tick(now)

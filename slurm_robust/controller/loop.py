@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from slurm_robust.analysis.ettr import productivity
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller import evidence
@@ -25,11 +25,12 @@ from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.signals import Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import Turns
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.steps import StepEnd, Witness
-from slurm_robust.policy.restore import Ref, keepers
+from slurm_robust.policy.restore import keepers
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
@@ -56,7 +57,7 @@ class Loop:
         socket: ControllerSocket,
         steps: AgentSteps,
         requeuer: Requeuer,
-        store: CheckpointStore,
+        store: SharedTiers,
         slurm: SlurmClient,
         tester: Tester,
     ) -> None:
@@ -333,16 +334,15 @@ class Loop:
         world = self._core.state.placement.world_size
 
         def work() -> Callable[[], None]:
-            refs: tuple[Ref, ...] | None = None
+            found: dict[CheckpointId, Tier] | None = None
             try:
                 found = self._store.complete(world)
-                refs = tuple(Ref(step=r.step, generation=r.generation) for r in found)
             except OSError as error:
                 text = f"checkpoints on storage cannot be listed: {error}"
                 self._background.post(
                     lambda: self._do(self._core.on_stage_done("find checkpoint", False, text, self._now()))
                 )
-            return lambda: self._do(self._core.on_checkpoints(effect.generation, refs, self._now()))
+            return lambda: self._do(self._core.on_checkpoints(effect.generation, found, self._now()))
 
         self._in_background(
             "find checkpoint",
@@ -364,10 +364,8 @@ class Loop:
 
         def work() -> Callable[[], None]:
             try:
-                complete = [Ref(step=r.step, generation=r.generation) for r in self._store.complete(world)]
-                needed = {Ref(step=step, generation=g) for g, step in effect.sealed.items()}
-                needed.update(keepers(effect.sealed, complete, keep))
-                protect = [CheckpointRef(step=r.step, generation=r.generation) for r in needed]
+                protect = {CheckpointId(step=step, generation=g) for g, step in effect.sealed.items()}
+                protect.update(keepers(effect.sealed, self._store.complete(world), keep))
                 self._store.prune(keep, protect, generation, self._config.checkpoint.keep_every)
             except (OSError, ValueError) as error:
                 return partial(done, f"old checkpoints could not be removed: {error}")

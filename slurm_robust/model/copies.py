@@ -6,12 +6,39 @@ part that is equal on all ranks and therefore kept once per node.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from slurm_robust.model.record import Record
 
 # In place of a rank: the part that is equal on all ranks.
 SHARED = -1
+
+_ID = re.compile(r"gen-(\d{4,})/step-(\d{8,})")
+
+
+class CheckpointId(Record, order=True, gc=False):
+    """Which checkpoint. Ordered by step, then generation: the greater one is the newer.
+
+    Its text, ``gen-0003/step-00000120``, is also its path inside a folder of checkpoints.
+    """
+
+    step: int
+    """The step after which it was taken."""
+    generation: int
+    """The generation that took it."""
+
+    def __str__(self) -> str:
+        return f"gen-{self.generation:04d}/step-{self.step:08d}"
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointId:
+        """The inverse of ``str``. Raises ``ValueError`` for anything else."""
+        if match := _ID.fullmatch(text):
+            found = cls(generation=int(match[1]), step=int(match[2]))
+            if str(found) == text:
+                return found
+        raise ValueError(f"{text!r} names no checkpoint: expected something like 'gen-0003/step-00000120'")
 
 
 class Tier(str, Enum):
@@ -22,6 +49,25 @@ class Tier(str, Enum):
     LOCAL = "local"  # on the disk of a node
     STORAGE = "storage"  # on storage that all nodes share
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all nodes reach it; a checkpoint is restored from there whole or not at all."""
+        return self in _SHARED_TIERS
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether copies there are in a node's memory."""
+        return self in (Tier.MEMORY, Tier.PEER)
+
+    @property
+    def distance(self) -> int:
+        """How far copies are on the node that has them: the order of the tiers, all memory alike."""
+        return 0 if self.in_memory else _TIERS.index(self)
+
+
+_TIERS = tuple(Tier)
+_SHARED_TIERS = frozenset({Tier.STORAGE})
+
 
 class Copy(Record, array_like=True, gc=False):
     """One whole copy of one part. ``rank`` is :data:`SHARED` for the shared part."""
@@ -31,6 +77,11 @@ class Copy(Record, array_like=True, gc=False):
     step: int
     tier: Tier
     nbytes: int = 0
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """Which checkpoint it is a part of."""
+        return CheckpointId(step=self.step, generation=self.generation)
 
 
 class Source(Record):

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, Verdict
 from slurm_robust.model.pace import PaceHistory
@@ -83,16 +84,20 @@ class GenerationLaunched(Event):
     """Launch orders were sent.
 
     ``tiers``: how many ranks get their part of ``restore`` from which tier, in words for people;
-    ``layout``: identity of the parallel layout (journals of older versions have neither).
+    ``layout``: identity of the parallel layout.
     """
 
     generation: int
     slots: tuple[str, ...]
     master: str
-    restore: str
-    restore_step: int
+    restore: CheckpointId | None = None
     tiers: dict[str, int] = {}
     layout: str = ""
+
+    @property
+    def restore_step(self) -> int:
+        """The step of ``restore``, -1 for a fresh start."""
+        return self.restore.step if self.restore is not None else -1
 
 
 class FirstStep(Event):
@@ -136,8 +141,9 @@ class SymptomAdded(Event):
 class GenerationEnded(Event):
     """No worker of the generation counts any more: what it writes from now on does not exist.
 
-    ``sealed`` is the newest checkpoint of this generation of which every part was in reach at this
-    moment. ``pending``: hardly anything could be asked (no node answered, or storage did not), so
+    ``sealed_step`` is the step of the newest checkpoint of this generation of which every part was in reach
+    at this moment, -1 for none. ``pending``: hardly anything could be asked (no node answered, or storage
+    did not), so
     :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks. ``root``: the
     rank whose exit explains the others, -1 where none does (or the journal is of an older version).
     ``good_step``: what was computed after it may hold numbers that are not finite, so no later checkpoint
@@ -147,7 +153,6 @@ class GenerationEnded(Event):
     generation: int
     reason: str
     exits: tuple[NodeExit, ...] = ()
-    sealed: str = ""
     sealed_step: int = -1
     pending: bool = False
     shared: bool = False
@@ -162,16 +167,15 @@ class GenerationSealed(Event):
     """
 
     generation: int
-    sealed: str
     sealed_step: int
     pending: bool = False
     shared: bool = False
 
 
 class CheckpointBanned(Event):
-    """``token`` is not restored again by itself: training did not get on from it."""
+    """``checkpoint`` is not restored again by itself: training did not get on from it."""
 
-    token: str
+    checkpoint: CheckpointId
     reason: str
 
 

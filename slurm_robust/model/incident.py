@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from slurm_robust.model.classification import Classification
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.record import Record
@@ -91,8 +92,8 @@ class Fault(Record, tag_field="kind", tag="fault"):
     """Nodes where no agent came because Slurm starts none, with the reason."""
     stuck: tuple[str, ...] = ()
     """Nodes on which workers that got SIGKILL are still there."""
-    restore: str = ""
-    """The checkpoint that the generation began with, "" for none."""
+    restore: CheckpointId | None = None
+    """The checkpoint that the generation began with."""
 
     # -- as tested
     diagnosis: Diagnosis | None = None

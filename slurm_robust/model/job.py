@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.record import Record
 
 RANKS_PER_FOLDER = 64
@@ -29,16 +30,16 @@ class CopySpec(Record):
 
     ``memory``: snapshots in the node's memory; ``peers``: second copies on other nodes, with at most
     ``peer_bytes_s`` bytes per second and node (0: a share of what the interface can carry), over ``network``
-    (a subnet or an interface, "" for that of the heartbeats); ``local_directory``: folder on each
-    node's own disk for what :class:`~slurm_robust.wire.messages.Flush` asks for, "" for none, of which
-    the newest ``keep`` stay.
+    (a subnet or an interface, "" for that of the heartbeats); ``places``: where the tiers are
+    that get a copy of what :class:`~slurm_robust.wire.messages.Flush` asks for, besides ``checkpoint_dir``;
+    the newest ``keep`` stay there.
     """
 
     memory: bool = True
     peers: bool = True
     peer_bytes_s: float = 0.0
     network: str = ""
-    local_directory: str = ""
+    places: dict[Tier, str] = {}
     keep: int = 2
 
 
@@ -75,6 +76,10 @@ class JobSpec(Record):
     copies: CopySpec = CopySpec()
     inspection: InspectionSpec | None = None
     numa_binding: bool = True
+
+    def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
+        """Where the tiers beyond the nodes' memory are."""
+        return {**self.copies.places, Tier.STORAGE: self.checkpoint_dir or str(directory.checkpoints)}
 
 
 class JobDirectory:

@@ -7,6 +7,7 @@ from functools import cached_property, singledispatch
 import msgspec
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.pace import PaceHistory
@@ -56,13 +57,13 @@ class JobState(Record, dict=True):
     ``own_node``: where the newest controller runs. ``best_step``: newest step completed by all ranks in any
     generation, as numbered by the script, -1 before the first. ``steps_here``: the newest of this generation,
     which is a count of its optimizer steps where the script does not report any (``reports``).
-    ``places``: where stacks placed
-    the faults of earlier generations. ``sealed``: per ended generation the newest checkpoint
-    that counts; ``unsealed``: ended generations for which that is not known yet; ``good_steps``: the newest
-    step that may count of those that ended with numbers that are not finite; ``shared``: generations
-    with a part that is equal on all ranks; ``layouts``: identity of each generation's parallel layout;
+    ``places``: where stacks placed the faults of earlier generations. ``sealed``: per ended generation the
+    step of the newest checkpoint that counts; ``unsealed``: ended generations for which that is not known
+    yet; ``good_steps``: the newest step that may count of those that ended with numbers that are not finite;
+    ``shared``: generations with a part that is equal on all ranks; ``layouts``: identity of each
+    generation's parallel layout;
     ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
-    ended; ``restored``: the checkpoint that it began with, "" for none, from ``restored_tiers``.
+    ended; ``restored``: the checkpoint that it began with, None for a fresh start, from ``restored_tiers``.
     ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
     how fast training is. ``aside``: those of ``spares`` that do not answer. ``allocated``: when this run of
     the Slurm job got its nodes, ``time_limit_s``: how long it has them, None if not known; ``got_on``: it has
@@ -90,14 +91,13 @@ class JobState(Record, dict=True):
     places: tuple[Place, ...] = ()
     incidents: int = 0
     incident: OpenIncident | None = None
-    sealed: dict[int, str] = {}
+    sealed: dict[int, int] = {}
     unsealed: tuple[int, ...] = ()
     good_steps: dict[int, int] = {}
     shared: tuple[int, ...] = ()
     layouts: dict[int, str] = {}
-    banned: tuple[str, ...] = ()
-    restored: str = ""
-    restored_step: int = -1
+    banned: tuple[CheckpointId, ...] = ()
+    restored: CheckpointId | None = None
     restored_tiers: dict[str, int] = {}
     stride: int = 1
     stored: ev.StorageWritten | None = None
@@ -142,6 +142,11 @@ class JobState(Record, dict=True):
         if self.steps_here <= slack:
             return self.attempts
         return tuple(a for a in self.attempts if abs(self.steps_here - a.work) <= slack)
+
+    @property
+    def restored_step(self) -> int:
+        """The step of ``restored``, -1 for a fresh start."""
+        return self.restored.step if self.restored is not None else -1
 
     @property
     def slack(self) -> int:
@@ -199,7 +204,6 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
         running=True,
         steps_here=-1,
         restored=event.restore,
-        restored_step=event.restore_step,
         restored_tiers=event.tiers,
         layouts={**state.layouts, event.generation: event.layout} if event.layout else state.layouts,
     )
@@ -245,7 +249,7 @@ def _(event: ev.IncidentOpened, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.GenerationEnded, state: JobState) -> JobState:
     unsealed = (*state.unsealed, event.generation) if event.pending else state.unsealed
-    state = _seal(state, event.generation, event.sealed, event.shared)
+    state = _seal(state, event.generation, event.sealed_step, event.shared)
     good_steps = state.good_steps
     if event.good_step is not None:
         # With numbers that are not finite no progress is told, so this is how far training was.
@@ -257,21 +261,21 @@ def _(event: ev.GenerationEnded, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.GenerationSealed, state: JobState) -> JobState:
     unsealed = tuple(g for g in state.unsealed if g != event.generation or event.pending)
-    state = _seal(state, event.generation, event.sealed, event.shared)
+    state = _seal(state, event.generation, event.sealed_step, event.shared)
     return msgspec.structs.replace(state, unsealed=unsealed)
 
 
-def _seal(state: JobState, generation: int, token: str, shared: bool) -> JobState:
+def _seal(state: JobState, generation: int, step: int, shared: bool) -> JobState:
     return msgspec.structs.replace(
         state,
-        sealed={**state.sealed, generation: token} if token else state.sealed,
+        sealed={**state.sealed, generation: step} if step >= 0 else state.sealed,
         shared=tuple(sorted({*state.shared, generation})) if shared else state.shared,
     )
 
 
 @apply.register
 def _(event: ev.CheckpointBanned, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, banned=(*state.banned, event.token))
+    return msgspec.structs.replace(state, banned=(*state.banned, event.checkpoint))
 
 
 @apply.register

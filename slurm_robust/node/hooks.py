@@ -18,13 +18,14 @@ from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.health.runner import failing_runs, inspect, node_name
 from slurm_robust.health.verdict import conclude, subject_key
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import Record
 from slurm_robust.node import steward
 from slurm_robust.node.jobs import no_other_job
 from slurm_robust.node.log import EventLog
 from slurm_robust.node.record import Action
 from slurm_robust.node.steward import Done
-from slurm_robust.node.sweep import SHARED_MEMORY, Swept, number, sweep_gone, sweep_job
+from slurm_robust.node.sweep import Swept, number, sweep_gone, sweep_job
 
 if TYPE_CHECKING:
     from slurm_robust.node.hints import Hint

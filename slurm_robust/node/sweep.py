@@ -19,9 +19,9 @@ import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.isolate import call
+from slurm_robust.model.nodefolders import PREFIX, SHARED_MEMORY, parse_folder_name
 from slurm_robust.model.record import Record
 
-SHARED_MEMORY = Path("/dev/shm")
 MOST_NAMES = 300_000
 """So many names of /dev/shm are looked at: the kernel allows a user to make millions."""
 
@@ -34,10 +34,7 @@ MOST_ASKED = 50
 MOST_JOB = 2**31 - 1
 """Slurm's commands refuse higher numbers."""
 
-_PREFIX = "srobust-"
-# Patterns as text: re compiles them when they are first needed, which on most nodes is never.
-_NAME = r"srobust-([0-9]{1,10})-([0-9]{1,10})-[A-Za-z0-9_.-]+"
-_COPIES = "-copies"
+# As text: re compiles it when it is first needed, which on most nodes is never.
 _RUN = rb"[0-9]{1,12}"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FEW_NAMES = 1000
@@ -51,11 +48,8 @@ class Folder(Record):
     uid: int
     gid: int
     job: int
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether the job may go on from what is in it after a requeue."""
-        return self.name.endswith(_COPIES)
+    has_copies: bool
+    """Whether the job may go on from what is in it after a requeue."""
 
 
 class Swept(Record):
@@ -123,7 +117,7 @@ def _has_nothing_of_ours(shm: Path) -> bool:
             names = [entry.name for entry in islice(entries, _FEW_NAMES)]
     except OSError:
         return True
-    return len(names) < _FEW_NAMES and not any(name.startswith(_PREFIX) for name in names)
+    return len(names) < _FEW_NAMES and not any(name.startswith(PREFIX) for name in names)
 
 
 def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listing:
@@ -136,7 +130,7 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
             if seen == MOST_NAMES or time.monotonic() > end:
                 cut = f"too many names: only {seen} were looked at"
                 break
-            folder = _folder(entry) if entry.name.startswith(_PREFIX) else None
+            folder = _folder(entry) if entry.name.startswith(PREFIX) else None
             if folder is None or not is_wanted(folder):
                 continue
             try:
@@ -151,10 +145,10 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
 
 def _folder(entry: os.DirEntry[str]) -> Folder | None:
     """What the name says; None where agents give no such name, or it is no folder."""
-    match = re.fullmatch(_NAME, entry.name)
-    if match is None or int(match[2]) > MOST_JOB or not entry.is_dir(follow_symlinks=False):
+    named = parse_folder_name(entry.name)
+    if named is None or named.job_id > MOST_JOB or not entry.is_dir(follow_symlinks=False):
         return None
-    return Folder(name=entry.name, uid=int(match[1]), gid=0, job=int(match[2]))
+    return Folder(name=entry.name, uid=named.uid, gid=0, job=named.job_id, has_copies=named.has_copies)
 
 
 def _in_turns(found: Mapping[int, Sequence[Folder]]) -> Iterator[Folder]:

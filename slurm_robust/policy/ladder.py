@@ -390,7 +390,7 @@ def restore_failed(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
     A copy that fails is removed by its reader, so the next choice is another one.
     """
     bad = [e for e in fault.exits if failed_to_restore(e.exit)]
-    if not bad or not fault.restore:
+    if not bad or fault.restore is None:
         return None
     exit, node = bad[0].exit, bad[0].node
     error = exit.error

@@ -10,22 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import FaultKind, Signature
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
-
-_IN_MEMORY = (Tier.MEMORY, Tier.PEER)
-
-
-class Ref(Record, order=True):
-    """A checkpoint: the step after which it was taken, the generation that took it. Newest is greatest."""
-
-    step: int
-    generation: int
 
 
 class Holding(Record):
@@ -40,12 +31,12 @@ class Holding(Record):
 class RestorePlan(Record):
     """What the next generation continues from.
 
-    ``sources``: for each node where it finds its parts; for no node any when all is taken from storage.
-    ``tiers``: how many ranks get their own part from which tier, as people count: ``memory`` of the
-    node itself, a ``peer``'s memory, a ``local`` disk, ``storage``.
+    ``sources``: for each node where it finds its parts. ``tiers``: how many ranks get their own part from
+    which tier, as people count: ``memory`` of the node itself, a ``peer``'s memory, a ``local`` disk,
+    ``storage``.
     """
 
-    ref: Ref
+    ref: CheckpointId
     sources: dict[str, tuple[Source, ...]]
     tiers: dict[str, int]
 
@@ -55,15 +46,16 @@ class _Where(Record, gc=False):
 
     holder: Holding
     tier: Tier
+    distance: int
 
 
-_Index = dict[Ref, dict[int, list[_Where]]]
+_Index = dict[CheckpointId, dict[int, list[_Where]]]
 
 
 def seal(
     generation: int,
     holdings: Iterable[Holding],
-    storage: Collection[Ref],
+    storage: Collection[CheckpointId],
     world_size: int,
     *,
     shared: bool,
@@ -84,18 +76,18 @@ def seal(
 def choose(
     sealed: Mapping[int, int],
     holdings: Sequence[Holding],
-    storage: Collection[Ref],
+    storage: Mapping[CheckpointId, Tier],
     placement: Placement,
     *,
     shared: Collection[int] = (),
-    banned: Collection[Ref] = (),
+    banned: Collection[CheckpointId] = (),
 ) -> RestorePlan | None:
     """The newest sealed checkpoint that is within reach, each part from the nearest copy; None for none.
 
     ``sealed``: newest step that counts, by generation; ``holdings``: nodes in reach, those that others
-    should rather ask first; ``storage``: what is complete there; ``shared``: generations with a part
-    that is equal on all ranks; ``banned``: what is not to be taken. A checkpoint is taken from storage
-    whole or not at all.
+    should rather ask first; ``storage``: what is complete on a shared tier, and on which; ``shared``:
+    generations with a part that is equal on all ranks; ``banned``: what is not to be taken. A
+    checkpoint is taken from a shared tier whole or not at all.
     """
     index = _index(holdings)
     for ref in sorted({*index, *storage}, reverse=True):
@@ -106,12 +98,21 @@ def choose(
         if plan is not None:
             return plan
         if ref in storage:
-            none: dict[str, tuple[Source, ...]] = dict.fromkeys(placement.slots, ())
-            return RestorePlan(ref=ref, sources=none, tiers={"storage": placement.world_size})
+            tier = storage[ref]
+            sources = {
+                node: tuple(Source(rank=rank, tier=tier) for rank in placement.ranks_of(node))
+                for node in placement.slots
+            }
+            return RestorePlan(ref=ref, sources=sources, tiers={tier.value: placement.world_size})
     return None
 
 
-def keepers(sealed: Mapping[int, int], storage: Iterable[Ref], keep: int) -> list[Ref]:
+def from_shared_tier(tiers: Mapping[str, int]) -> bool:
+    """Whether a checkpoint with these tiers (:class:`RestorePlan`) is taken from where all nodes reach it."""
+    return any(Tier(tier).is_shared for tier in tiers)
+
+
+def keepers(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: int) -> list[CheckpointId]:
     """The newest ``keep`` checkpoints on storage that could be restored, newest first."""
     good = [ref for ref in storage if ref.step <= sealed.get(ref.generation, -1)]
     return sorted(good, reverse=True)[:keep]
@@ -144,30 +145,32 @@ def against(state: JobState, exits: Iterable[WorkerExit], *, lost: bool, good_st
     that fails too. What storage holds cannot get better.
     """
     failed = [exit for exit in exits if exit.failed]
-    if any(map(failed_to_restore, failed)):
+    if state.restored is not None and any(map(failed_to_restore, failed)):
         signature = restore_failure(state.restored)
         again = any(attempt.signature == signature for attempt in state.in_vain)
-        return "it could not be restored" if again or "storage" in state.restored_tiers else ""
+        return "it could not be restored" if again or from_shared_tier(state.restored_tiers) else ""
     if good_step == -1:
-        return "all steps after it had a loss that is no number"
+        return "all steps after it had a non-finite loss"
     if spoils(failed, lost=lost, new_steps=state.steps_here > state.restored_step):
         return "training failed with it before a new step was done"
     return ""
 
 
-def restore_failure(token: str) -> Signature:
+def restore_failure(checkpoint: CheckpointId) -> Signature:
     """The signature of a checkpoint that could not be restored."""
-    return Signature(kind=FaultKind.RESTORE, key=token)
+    return Signature(kind=FaultKind.RESTORE, key=str(checkpoint))
 
 
 def _index(holdings: Iterable[Holding]) -> _Index:
     # A large job has a hundred thousand copies, of few steps: what is equal for many is made once.
     found: dict[tuple[int, int], dict[int, list[_Where]]] = defaultdict(lambda: defaultdict(list))
     for holder in holdings:
-        where = {tier: _Where(holder=holder, tier=tier) for tier in Tier}
+        where = {t: _Where(holder=holder, tier=t, distance=t.distance) for t in Tier}
         for copy in holder.copies:
             found[copy.step, copy.generation][copy.rank].append(where[copy.tier])
-    return {Ref(step=step, generation=generation): parts for (step, generation), parts in found.items()}
+    return {
+        CheckpointId(step=step, generation=generation): parts for (step, generation), parts in found.items()
+    }
 
 
 def _whole(parts: Mapping[int, object], world_size: int, shared: bool) -> bool:
@@ -175,7 +178,7 @@ def _whole(parts: Mapping[int, object], world_size: int, shared: bool) -> bool:
 
 
 def _from_nodes(
-    ref: Ref, parts: Mapping[int, list[_Where]], placement: Placement, shared: bool
+    ref: CheckpointId, parts: Mapping[int, list[_Where]], placement: Placement, shared: bool
 ) -> RestorePlan | None:
     if not _whole(parts, placement.world_size, shared):
         return None
@@ -200,17 +203,16 @@ def _nearest(
     rank: int, node: str, copies: Sequence[_Where], asked: Counter[str]
 ) -> tuple[Source, str] | None:
     """The copy of ``rank`` that ``node`` should take, with the tier as people call it."""
-    for tiers, here, far in ((_IN_MEMORY, "memory", "peer"), ((Tier.LOCAL,), "local", "local")):
-        near = [c for c in copies if c.tier in tiers and c.holder.node == node]
-        if near:
-            return Source(rank=rank, tier=near[0].tier), here
-        others = [c for c in copies if c.tier in tiers and c.holder.port]
-        if others:
-            best = min(others, key=lambda c: asked[c.holder.node])
-            asked[best.holder.node] += 1
-            holder = best.holder
-            return Source(rank=rank, tier=best.tier, address=holder.address, port=holder.port), far
-    return None
+    reach = [c for c in copies if c.holder.port or c.holder.node == node]
+    if not reach:
+        return None
+    best = min(reach, key=lambda c: (c.distance, c.holder.node != node, asked[c.holder.node]))
+    holder, tier = best.holder, best.tier
+    if holder.node == node:
+        return Source(rank=rank, tier=tier), Tier.MEMORY.value if tier.in_memory else tier.value
+    asked[holder.node] += 1
+    source = Source(rank=rank, tier=tier, address=holder.address, port=holder.port)
+    return source, Tier.PEER.value if tier.in_memory else tier.value
 
 
 def in_words(step: int, tiers: Mapping[str, int]) -> str:

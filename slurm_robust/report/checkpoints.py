@@ -22,13 +22,13 @@ from rich.text import Text
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import open_image
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
-from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder, kind_of
+from slurm_robust.checkpoint.local import LocalCopies, seal_key
+from slurm_robust.checkpoint.memory import MemoryFolder, kind_of
 from slurm_robust.checkpoint.part import verify_part
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory, JobSpec
@@ -74,12 +74,11 @@ class Place:
         self.state: JobState = fold(events)
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self.store = CheckpointStore(spec.checkpoint_dir or directory.checkpoints)
-        folder = SHARED_MEMORY / f"srobust-{os.getuid()}-{spec.run_id}-copies"
-        self.memory = MemoryFolder(folder, spec.run_id)
+        self.memory = MemoryFolder.of(spec.run_id)
         self.local: LocalCopies | None = None
-        if spec.copies.local_directory:
+        if directory_on_disk := spec.copies.places.get(Tier.LOCAL):
             key = seal_key(load_client(directory.keys).client.secret)
-            self.local = LocalCopies(local_path(spec.copies.local_directory, spec.run_id), spec.run_id, key)
+            self.local = LocalCopies(directory_on_disk, spec.run_id, key)
 
     def copies(self) -> tuple[Copy, ...]:
         """The whole copies on this node. Raises ``OSError``."""
@@ -159,16 +158,16 @@ def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
 def list_checkpoints(place: Place, now: float) -> Listing:
     """Everything about the job's checkpoints that can be seen from here. ``now``: wall clock."""
     copies = place.copies()
-    here: dict[CheckpointRef, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    here: dict[CheckpointId, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for copy in copies:
-        here[CheckpointRef(generation=copy.generation, step=copy.step)][copy.tier.value].append(copy.rank)
+        here[copy.checkpoint][copy.tier.value].append(copy.rank)
     stored = {ref: _stored(place.store, ref, now) for ref in place.store.present()}
     notes = _notes(place.events)
     plan = would_restore(place, copies, [ref for ref, one in stored.items() if one.complete])
     latest = place.store.latest()
     rows = [
         Row(
-            token=ref.token(),
+            token=str(ref),
             step=ref.step,
             generation=ref.generation,
             stored=stored.get(ref),
@@ -184,18 +183,18 @@ def list_checkpoints(place: Place, now: float) -> Listing:
         memory=str(place.memory.path),
         local=str(place.local.path) if place.local else "",
         rows=tuple(rows),
-        restored=CheckpointRef(generation=plan.ref.generation, step=plan.ref.step).token() if plan else "",
+        restored=str(plan.ref) if plan else "",
         how=restore.in_words(plan.ref.step, plan.tiers) if plan else "",
-        latest=latest.token() if latest else "",
+        latest=str(latest) if latest else "",
     )
 
 
 def would_restore(
-    place: Place, copies: tuple[Copy, ...], complete: Iterable[CheckpointRef]
+    place: Place, copies: tuple[Copy, ...], complete: Iterable[CheckpointId]
 ) -> restore.RestorePlan | None:
     """What the controller would choose if no node but this one answered and the workers ended now."""
     state = place.state
-    sealed = {generation: CheckpointRef.from_token(text).step for generation, text in state.sealed.items()}
+    sealed = dict(state.sealed)
     if state.running:
         sealed[state.generation] = _FOR_EVER
     # A port, so that the ranks of other nodes could fetch from here.
@@ -203,13 +202,10 @@ def would_restore(
     return restore.choose(
         sealed,
         [holding],
-        [restore.Ref(step=ref.step, generation=ref.generation) for ref in complete],
+        dict.fromkeys(complete, Tier.STORAGE),
         state.placement,
         shared=state.shared,
-        banned=[
-            restore.Ref(step=ref.step, generation=ref.generation)
-            for ref in map(CheckpointRef.from_token, state.banned)
-        ],
+        banned=state.banned,
     )
 
 
@@ -311,7 +307,7 @@ def files_of(place: Place) -> Iterator[tuple[Path, int]]:
             yield path, size_of(path)
 
 
-def _parts(store: CheckpointStore, ref: CheckpointRef) -> Iterator[tuple[Path, int]]:
+def _parts(store: CheckpointStore, ref: CheckpointId) -> Iterator[tuple[Path, int]]:
     """The sidecars of a checkpoint on storage, each with its bytes and those of its data."""
     for path in store.parts(ref):
         rank = int(path.name.split("-")[1])
@@ -352,7 +348,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def _stored(store: CheckpointStore, ref: CheckpointRef, now: float) -> Stored:
+def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> Stored:
     parts = store.parts(ref)
     of = max((int(path.stem.split("-")[3]) for path in parts), default=0)
     try:
@@ -383,18 +379,17 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointRef, list[str]]:
+def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointId, list[str]]:
     """What the journal says of each checkpoint, in its order."""
-    found: dict[CheckpointRef, list[str]] = defaultdict(list)
+    found: dict[CheckpointId, list[str]] = defaultdict(list)
     for event in events:
-        if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed:
-            found[CheckpointRef.from_token(event.sealed)].append("sealed")
-        elif isinstance(event, ev.GenerationLaunched) and event.restore:
+        if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed_step >= 0:
+            sealed = CheckpointId(step=event.sealed_step, generation=event.generation)
+            found[sealed].append("sealed")
+        elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:
             tiers = restore.tiers_in_words(event.tiers)
             where = f" from {tiers}" if event.tiers else ""
-            found[CheckpointRef.from_token(event.restore)].append(
-                f"restored for generation {event.generation}{where}"
-            )
+            found[event.restore].append(f"restored for generation {event.generation}{where}")
         elif isinstance(event, ev.CheckpointBanned):
-            found[CheckpointRef.from_token(event.token)].append(f"not restored again: {event.reason}")
+            found[event.checkpoint].append(f"not restored again: {event.reason}")
     return found

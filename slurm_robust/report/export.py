@@ -13,9 +13,9 @@ from pathlib import Path
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
-from slurm_robust.checkpoint.part import PartHeader, read_sidecar, verify_part
-from slurm_robust.checkpoint.store import METADATA, CheckpointRef, CheckpointStore
-from slurm_robust.model.copies import SHARED
+from slurm_robust.checkpoint.part import read_sidecar, verify_part
+from slurm_robust.checkpoint.store import METADATA, CheckpointStore
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import Record
@@ -51,7 +51,7 @@ class Exported(Record):
 class OneFolder(CheckpointStore):
     """A store of a single checkpoint, whose files lie in the folder itself."""
 
-    def folder(self, ref: CheckpointRef) -> Path:
+    def folder(self, ref: CheckpointId) -> Path:
         """The folder itself."""
         return self.path
 
@@ -77,20 +77,20 @@ def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> 
     return int(ExitCode.NO_INPUT) if done.missing else 0
 
 
-def choose(place: Place, step: str) -> CheckpointRef:
+def choose(place: Place, step: str) -> CheckpointId:
     """The checkpoint that a person means by a step, a token, or ``latest``.
 
     Raises :class:`NoSuchCheckpoint`.
     """
     copies = place.copies()
-    present = {CheckpointRef(generation=c.generation, step=c.step) for c in copies}
+    present = {c.checkpoint for c in copies}
     present.update(ref for ref in place.store.present() if place.store.parts(ref))
     if step == LATEST:
         plan = would_restore(place, copies, place.store.complete())
-        found = [CheckpointRef(generation=plan.ref.generation, step=plan.ref.step)] if plan else []
+        found = [plan.ref] if plan else []
     else:
         # Of one step in several generations the latest counts: it was reached after a restore.
-        found = [ref for ref in sorted(present) if step in (str(ref.step), ref.token())]
+        found = [ref for ref in sorted(present) if step in (str(ref.step), str(ref))]
     if found:
         return found[-1]
     what = "no checkpoint is whole" if step == LATEST else f"there is no part of step {step}"
@@ -99,7 +99,7 @@ def choose(place: Place, step: str) -> CheckpointRef:
     raise missing
 
 
-def export(place: Place, ref: CheckpointRef, to: Path, *, quiet: bool) -> Exported:
+def export(place: Place, ref: CheckpointId, to: Path, *, quiet: bool) -> Exported:
     """Write the parts within reach that are not in ``to`` yet.
 
     Raises :class:`NoSuchCheckpoint`, :class:`TargetInTheWay` or ``OSError``.
@@ -120,7 +120,7 @@ def export(place: Place, ref: CheckpointRef, to: Path, *, quiet: bool) -> Export
 
         write_metadata(target, ref)
     return Exported(
-        token=ref.token(),
+        token=str(ref),
         directory=str(to),
         written=tuple(written),
         missing=missing,
@@ -128,7 +128,7 @@ def export(place: Place, ref: CheckpointRef, to: Path, *, quiet: bool) -> Export
     )
 
 
-def missing_text(place: Place, ref: CheckpointRef, done: Exported) -> str:
+def missing_text(place: Place, ref: CheckpointId, done: Exported) -> str:
     """Which parts are missing, and the command that adds them."""
     placement = place.placement(ref.generation)
     ranks = [rank for rank in done.missing if rank < placement.world_size]
@@ -137,13 +137,13 @@ def missing_text(place: Place, ref: CheckpointRef, done: Exported) -> str:
     if not nodes:
         return text + ": no copy is left within reach of this node"
     srun = f"srun --jobid={place.state.job_id} --overlap -w {fold(nodes)}"
-    command = f"srobust checkpoint export {place.directory.path.absolute()} {ref.token()}"
+    command = f"srobust checkpoint export {place.directory.path.absolute()} {ref}"
     to = f"--to {Path(done.directory).absolute()}"
     return f"{text}, which ran on {fold(nodes)}; while the job runs, add it by\n  {srun} {command} {to}"
 
 
 def _export_rank(
-    place: Place, ref: CheckpointRef, rank: int, world_size: int, target: OneFolder, damaged: list[str]
+    place: Place, ref: CheckpointId, rank: int, world_size: int, target: OneFolder, damaged: list[str]
 ) -> bool:
     for write in _sources(place, ref, rank, world_size):
         try:
@@ -158,7 +158,7 @@ def _export_rank(
 
 
 class _FromStorage:
-    def __init__(self, place: Place, ref: CheckpointRef, rank: int, world_size: int) -> None:
+    def __init__(self, place: Place, ref: CheckpointId, rank: int, world_size: int) -> None:
         self._store, self._ref, self._rank, self._size = place.store, ref, rank, world_size
 
     def into(self, target: OneFolder) -> None:
@@ -174,7 +174,7 @@ class _FromStorage:
 
 
 class _FromImages:
-    def __init__(self, ref: CheckpointRef, own: Path, shared: Path | None) -> None:
+    def __init__(self, ref: CheckpointId, own: Path, shared: Path | None) -> None:
         self._ref, self._own, self._shared = ref, own, shared
 
     def into(self, target: OneFolder) -> None:
@@ -187,23 +187,14 @@ class _FromImages:
             opened += [open_image(path) for path in (self._own, self._shared) if path is not None]
             header = opened[0].header
             snapshot = snapshot_of(opened[0], opened[1] if len(opened) > 1 else None)
-            part = PartHeader(
-                run_id=header.run_id,
-                layout=header.layout,
-                generation=header.generation,
-                step=header.step,
-                rank=header.rank,
-                world_size=header.world_size,
-                entries=tuple(snapshot.own),
-            )
-            write_part(target, self._ref, part, snapshot)
+            write_part(target, self._ref, header, snapshot)
         finally:
             for image in opened:
                 image.close()
 
 
 def _sources(
-    place: Place, ref: CheckpointRef, rank: int, world_size: int
+    place: Place, ref: CheckpointId, rank: int, world_size: int
 ) -> Iterator[_FromImages | _FromStorage]:
     """Where the part of ``rank`` may be, nearest first."""
     for tier in (place.memory, place.local):
@@ -213,19 +204,19 @@ def _sources(
     yield _FromStorage(place, ref, rank, world_size)
 
 
-def _shared(place: Place, ref: CheckpointRef) -> Path | None:
+def _shared(place: Place, ref: CheckpointId) -> Path | None:
     found = place.memory.find(SHARED, ref)
     return found or (place.local.find(SHARED, ref) if place.local is not None else None)
 
 
-def _world_size(place: Place, ref: CheckpointRef) -> int:
+def _world_size(place: Place, ref: CheckpointId) -> int:
     parts = place.store.parts(ref)
     for path in parts:
         return int(path.stem.split("-")[3])
     return place.placement(ref.generation).world_size
 
 
-def _check_target(place: Place, ref: CheckpointRef, target: OneFolder, world_size: int) -> None:
+def _check_target(place: Place, ref: CheckpointId, target: OneFolder, world_size: int) -> None:
     """Refuse everything but a new folder, or one that an export of the same checkpoint left unfinished."""
     try:
         names = os.listdir(target.path)

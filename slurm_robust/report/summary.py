@@ -77,11 +77,11 @@ def summarize(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
 
 def _restored(events: Sequence[ev.AnyEvent]) -> str:
     launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
-    if launched is None or not launched.restore:
+    if launched is None or launched.restore is None:
         return ""
     # Journals of older versions name no tiers: there was storage only.
     return (
-        in_words(launched.restore_step, launched.tiers) if launched.tiers else f"step {launched.restore_step}"
+        in_words(launched.restore.step, launched.tiers) if launched.tiers else f"step {launched.restore.step}"
     )
 
 

@@ -36,6 +36,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.record import Record, decoded
 
 HANDSHAKE_S = 5.0
@@ -77,16 +78,15 @@ class Verdict(str, Enum):
 class Put(Record, tag_field="kind", tag="put"):
     """The image of a rank is offered to its peer.
 
-    ``launch`` is the generation that runs, ``restore`` the checkpoint that it began with as
-    ``CheckpointRef.token()``: copies of other generations and steps are dead for it.
+    ``launch`` is the generation that runs, ``restore`` the checkpoint that it began with:
+    copies of other generations and steps are dead for it.
     """
 
     run_id: str
     launch: int
-    restore: str
+    restore: CheckpointId | None
     rank: int
-    generation: int
-    step: int
+    checkpoint: CheckpointId
     total: int
 
 
@@ -95,8 +95,7 @@ class Get(Record, tag_field="kind", tag="get"):
 
     run_id: str
     rank: int
-    generation: int
-    step: int
+    checkpoint: CheckpointId
 
 
 class Answer(Record, tag_field="kind", tag="answer"):

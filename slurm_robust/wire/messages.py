@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from slurm_robust.model.alerts import Alert
-from slurm_robust.model.copies import Copy, Peer, Source
+from slurm_robust.model.copies import CheckpointId, Copy, Peer, Source
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.record import Record, decoded
@@ -63,7 +63,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     copies: tuple[Copy, ...] = ()  # whole copies that this node holds, in memory and on its disk
     lag_s: float = 0.0  # from a snapshot's completion until its peer had it, slowest of the last ones
     flushed: int = -1  # newest step of this generation that this node has put on storage for Flush
-    saved: str = ""  # checkpoint of the newest Save that was carried out
+    saved: CheckpointId | None = None  # checkpoint of the newest Save that was carried out
     alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
     traffic: Traffic | None = None  # of the links between nodes; None where there are none, or nothing came
     still_s: float | None = None  # since killed workers that are still there last got further, if it is known
@@ -116,7 +116,7 @@ class Launch(Record, tag_field="kind", tag="launch"):
     slots: int
     master_addr: str
     master_port: int
-    restore: str = ""  # checkpoint to restore, as CheckpointRef.token(); "" for a fresh start
+    restore: CheckpointId | None = None  # None: a fresh start
     restart_count: int = 0  # generations before this one, for TORCHELASTIC_RESTART_COUNT
     layout: str = ""  # identity of the parallel layout, stamped on every copy
     sources: tuple[Source, ...] = ()  # where this node finds the parts of ``restore``; none: on storage
@@ -158,13 +158,13 @@ class Flush(Record, tag_field="kind", tag="flush"):
 
 
 class Save(Record, tag_field="kind", tag="save"):
-    """Put the parts of ``ranks`` of the checkpoint ``token`` from this node's memory on storage.
+    """Put the parts of ``ranks`` of ``checkpoint`` from this node's memory on storage.
 
     No worker lives then; answered by :attr:`Heartbeat.saved`.
     """
 
     epoch: int
-    token: str
+    checkpoint: CheckpointId
     ranks: tuple[int, ...]
     world_size: int
     layout: str = ""

@@ -1,20 +1,22 @@
-"""What an agent tells its workers, as environment variables beside those that torchrun gives."""
+"""What an agent passes to its workers: environment variables beside those of torchrun."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_robust.model.record import Record
+import msgspec
+
+from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.record import UNREADABLE, Record
 
 JOB_DIR = "SROBUST_JOB_DIR"
 RUN_ID = "SROBUST_RUN_ID"
 GENERATION = "SROBUST_GENERATION"
 RECORD = "SROBUST_RECORD"
 RESTORE = "SROBUST_RESTORE"
-CHECKPOINT_DIR = "SROBUST_CHECKPOINT_DIR"
+TIERS = "SROBUST_TIERS"
 LAYOUT = "SROBUST_LAYOUT"
 COPIES = "SROBUST_COPIES"
-LOCAL = "SROBUST_LOCAL"
 RESTORE_TIER = "SROBUST_RESTORE_TIER"
 
 
@@ -26,23 +28,21 @@ class WorkerEnvironment(Record):
     """One worker's place in its run.
 
     ``record`` is the path of its step record (:mod:`slurm_robust.worker.step_record`); ``restore`` the
-    checkpoint to continue from as ``CheckpointRef.token()``, ``""`` for a fresh start;
-    ``checkpoint_dir`` the folder of the run's checkpoints on shared storage. ``layout`` is the identity of
-    the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none; ``local`` the
-    folder of copies on this node's disk, "" for none; ``restore_tier`` where this rank's parts of
-    ``restore`` are or will appear: a :class:`~slurm_robust.model.copies.Tier`'s value, "" for storage.
+    checkpoint to continue from, None for a fresh start;
+    ``places`` where the tiers of the run's checkpoints are beyond the nodes' memory. ``layout`` is the
+    identity of the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none;
+    ``restore_tier`` where this rank's parts of ``restore`` are or will appear.
     """
 
     job_dir: str
     run_id: str
     generation: int
     record: str
-    checkpoint_dir: str
-    restore: str = ""
+    places: dict[Tier, str]
+    restore: CheckpointId | None = None
     layout: str = ""
     copies: str = ""
-    local: str = ""
-    restore_tier: str = ""
+    restore_tier: Tier = Tier.STORAGE
 
     def to_env(self) -> dict[str, str]:
         """The variables to set; :meth:`from_env` reads them back."""
@@ -51,12 +51,11 @@ class WorkerEnvironment(Record):
             RUN_ID: self.run_id,
             GENERATION: str(self.generation),
             RECORD: self.record,
-            RESTORE: self.restore,
-            CHECKPOINT_DIR: self.checkpoint_dir,
+            RESTORE: str(self.restore) if self.restore else "",
+            TIERS: msgspec.json.encode(self.places).decode(),
             LAYOUT: self.layout,
             COPIES: self.copies,
-            LOCAL: self.local,
-            RESTORE_TIER: self.restore_tier,
+            RESTORE_TIER: self.restore_tier.value,
         }
 
     @classmethod
@@ -67,28 +66,37 @@ class WorkerEnvironment(Record):
         """
         if RUN_ID not in environ:
             return None
-        missing = [n for n in (JOB_DIR, GENERATION, RECORD, CHECKPOINT_DIR) if not environ.get(n)]
+        missing = [n for n in (JOB_DIR, GENERATION, RECORD, TIERS) if not environ.get(n)]
         if missing:
             raise BadWorkerEnvironment(
                 f"{RUN_ID} is set but {', '.join(missing)} is not: start workers by 'srobust run', "
                 f"or unset {RUN_ID} to run without it"
             )
+        restore = environ.get(RESTORE)
+        changed = "'srobust run' sets it, so something between it and this process changed it"
         try:
             generation = int(environ[GENERATION])
         except ValueError:
             raise BadWorkerEnvironment(
-                f"{GENERATION}={environ[GENERATION]!r} is not a whole number: 'srobust run' sets it, "
-                "so something between it and this process changed it"
+                f"{GENERATION}={environ[GENERATION]!r} is not a whole number: {changed}"
             ) from None
+        try:
+            checkpoint = CheckpointId.parse(restore) if restore else None
+        except ValueError as error:
+            raise BadWorkerEnvironment(f"{RESTORE}: {error}: {changed}") from None
+        try:
+            places = msgspec.json.decode(environ[TIERS], type=dict[Tier, str])
+            tier = Tier(environ.get(RESTORE_TIER) or Tier.STORAGE)
+        except (ValueError, *UNREADABLE) as error:
+            raise BadWorkerEnvironment(f"{TIERS}, {RESTORE_TIER}: {error}: {changed}") from None
         return cls(
             job_dir=environ[JOB_DIR],
             run_id=environ[RUN_ID],
             generation=generation,
             record=environ[RECORD],
-            restore=environ.get(RESTORE, ""),
-            checkpoint_dir=environ[CHECKPOINT_DIR],
+            restore=checkpoint,
+            places=places,
             layout=environ.get(LAYOUT, ""),
             copies=environ.get(COPIES, ""),
-            local=environ.get(LOCAL, ""),
-            restore_tier=environ.get(RESTORE_TIER, ""),
+            restore_tier=tier,
         )

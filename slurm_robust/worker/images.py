@@ -14,21 +14,21 @@ import torch
 
 from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCheckpoint
 from slurm_robust.checkpoint.gpus import CUDA, Gpus
-from slurm_robust.checkpoint.image import Image, ImageHeader, check_header, open_image
+from slurm_robust.checkpoint.header import PartHeader, check_header
+from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
-from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Snapshot, Training
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.checkpoint.tiers import NodeTier, kept_tiers
 from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
-from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.util.ours import read_ours
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 
-# How often to look whether the agent has fetched a part.
-LOOK_EVERY_S = 0.01
+# How often to check whether the agent has fetched a part.
+POLL_S = 0.01
 
 _READ_THREADS = 2
 
@@ -54,9 +54,9 @@ class ImageReader:
         patience: Callable[[int], float] = transfer_s,
         gpus: Gpus = CUDA,
     ) -> None:
-        """``patience``: seconds in which the agent has to fetch a part of so many bytes (0: not known yet).
+        """``patience``: seconds that the agent has for fetching a part of that many bytes (0: not known yet).
 
-        It tells at once when nothing arrives any more.
+        It reports at once when nothing arrives any more.
         """
         self._environment = environment
         self._rank = rank
@@ -64,31 +64,31 @@ class ImageReader:
         self._patience = patience
         self._gpus = gpus
         self._folder = MemoryFolder(environment.copies, environment.run_id) if environment.copies else None
+        self._tiers = self._node_tiers()
         self._images: list[Image] = []
 
     def load(
         self,
-        ref: CheckpointRef,
+        checkpoint: CheckpointId,
         training: Training,
         found: Callable[[list[Table]], None] = lambda _: None,
     ) -> Snapshot:
-        """The state at ``ref``, verified: as far as it fits in the live tensors, the rest in the images.
+        """The state at ``checkpoint``, verified: in the live tensors as far as it fits, else in the images.
 
-        ``found`` is told what it is made of before that, since reading it takes seconds.
+        ``found`` is called before that with what it is made of, since reading it takes seconds.
 
         A damaged copy is removed, so that the next choice does without it; the live tensors may hold what
         is damaged then. Raises a
         :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or ``OSError``.
         """
-        tier = Tier(self._environment.restore_tier)
-        own = self._part(self._rank, ref, wait=tier is Tier.PEER)
+        own = self._part(self._rank, checkpoint, wait=self._environment.restore_tier is Tier.PEER)
         names = own.tree["own"]
         if set(names) != set(training.entries):
             raise EntryMismatch(
-                f"checkpoint {ref.token()} of rank {self._rank} holds the entries {', '.join(names)}, the "
+                f"checkpoint {checkpoint} of rank {self._rank} holds the entries {', '.join(names)}, the "
                 f"script names {', '.join(training.entries)}: name the same entries, or start the job afresh"
             )
-        parts = [own, self._part(SHARED, ref, wait=True)] if own.tree["has_shared"] else [own]
+        parts = [own, self._part(SHARED, checkpoint, wait=True)] if own.tree["has_shared"] else [own]
         shared = parts[1].tree["shared"] if own.tree["has_shared"] else {}
         stored = Snapshot(own=names, shared=shared, rng=own.tree["rng"])
         found([Table(part.image.tensors, part.image.tree) for part in parts])
@@ -104,20 +104,20 @@ class ImageReader:
             image.close()
         self._images.clear()
 
-    def _part(self, rank: int, ref: CheckpointRef, *, wait: bool) -> _Part:
-        image = self._open(rank, ref, wait=wait)
+    def _part(self, rank: int, checkpoint: CheckpointId, *, wait: bool) -> _Part:
+        image = self._open(rank, checkpoint, wait=wait)
         self._images.append(image)
-        check_header(image.header, self._expected(rank, ref), image.path)
+        check_header(image.header, self._expected(rank, checkpoint), image.path)
         with _removed_if_damaged(image):
             tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]
             return _Part(image, tensors, tree=unflatten(image.tree, tensors, keys_of(rank)))
 
-    def _open(self, rank: int, ref: CheckpointRef, *, wait: bool) -> Image:
+    def _open(self, rank: int, checkpoint: CheckpointId, *, wait: bool) -> Image:
         """The nearest whole copy, as soon as there is one."""
         pause, began = threading.Event(), time.monotonic()
         while True:
-            for find in self._places():
-                path = find(rank, ref)
+            for tier in self._tiers:
+                path = _found(tier, rank, checkpoint)
                 if path is None:
                     continue
                 try:
@@ -127,29 +127,24 @@ class ImageReader:
                 except CorruptPart:
                     path.unlink(missing_ok=True)
                     raise
-            self._raise_if_not_fetched(rank, ref)
+            self._raise_if_not_fetched(rank, checkpoint)
             if not wait or time.monotonic() - began >= self._patience(self._on_its_way(rank)):
-                raise MissingCheckpoint(self._missing(rank, ref))
-            pause.wait(LOOK_EVERY_S)
+                raise MissingCheckpoint(self._missing(rank, checkpoint))
+            pause.wait(POLL_S)
 
-    def _places(self) -> tuple[Callable[[int, CheckpointRef], Path | None], ...]:
-        if self._environment.restore_tier == Tier.LOCAL:
-            return self._on_disk, self._in_memory
-        return self._in_memory, self._on_disk
-
-    def _in_memory(self, rank: int, ref: CheckpointRef) -> Path | None:
-        return self._folder.find(rank, ref) if self._folder else None
-
-    def _on_disk(self, rank: int, ref: CheckpointRef) -> Path | None:
-        if not self._environment.local or self._folder is None:
-            return None
+    def _node_tiers(self) -> tuple[NodeTier, ...]:
+        """Memory first, unless the part is to come from this node's disk."""
+        if self._folder is None:
+            return ()
+        own = self._environment
         try:
             key = read_ours(self._folder.seal_key)
-            return LocalCopies(self._environment.local, self._environment.run_id, key).find(rank, ref)
         except OSError:
-            return None  # no disk, or a folder that somebody else has put there
+            return (self._folder,)  # there is no disk
+        kept = kept_tiers(own.places, own.run_id, key)
+        return (self._folder, *kept) if own.restore_tier.in_memory else (*kept, self._folder)
 
-    def _raise_if_not_fetched(self, rank: int, ref: CheckpointRef) -> None:
+    def _raise_if_not_fetched(self, rank: int, checkpoint: CheckpointId) -> None:
         if self._folder is None:
             return
         try:
@@ -157,7 +152,7 @@ class ImageReader:
         except FileNotFoundError:
             return
         raise MissingCheckpoint(
-            f"{_words(rank)} of checkpoint {ref.token()} was not fetched: {reason.strip()}"
+            f"{_words(rank)} of checkpoint {checkpoint} was not fetched: {reason.strip()}"
         )
 
     def _on_its_way(self, rank: int) -> int:
@@ -167,23 +162,25 @@ class ImageReader:
         except FileNotFoundError:
             return 0
 
-    def _missing(self, rank: int, ref: CheckpointRef) -> str:
-        places = [str(self._folder.path)] if self._folder else []
-        places += [self._environment.local] if self._environment.local else []
+    def _missing(self, rank: int, checkpoint: CheckpointId) -> str:
+        places = [str(tier.path) for tier in self._tiers]
         return (
-            f"{_words(rank)} of checkpoint {ref.token()} is not in {' or '.join(places) or 'any folder'}: "
+            f"{_words(rank)} of checkpoint {checkpoint} is not in {' or '.join(places) or 'any folder'}: "
             "'srobust run' goes on from another copy or an older one by itself"
         )
 
-    def _expected(self, rank: int, ref: CheckpointRef) -> ImageHeader:
-        return ImageHeader(
-            run_id=self._environment.run_id,
-            layout=self._environment.layout,
-            generation=ref.generation,
-            step=ref.step,
-            rank=rank,
-            world_size=self._world_size,
+    def _expected(self, rank: int, checkpoint: CheckpointId) -> PartHeader:
+        own = self._environment
+        return PartHeader.of(
+            checkpoint, rank, run_id=own.run_id, layout=own.layout, world_size=self._world_size
         )
+
+
+def _found(tier: NodeTier, rank: int, checkpoint: CheckpointId) -> Path | None:
+    try:
+        return tier.find(rank, checkpoint)
+    except OSError:
+        return None  # no disk, or a folder that somebody else has put there
 
 
 @contextmanager

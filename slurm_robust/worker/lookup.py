@@ -60,7 +60,7 @@ def missing_module(name: str, cwd: str) -> Missing | None:
     try:
         done = subprocess.run(command, cwd=cwd, capture_output=True, timeout=_MODULE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None  # the workers' own error will tell more
+        return None  # the workers' own error will say more
     return _no_module(name, cwd) if done.returncode == NOT_THERE else None
 
 

@@ -20,9 +20,13 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
+from slurm_robust.model import versions
+
 BACKLOG = 4096
 """Connections that the kernel keeps for rank 0's store; as far as net.core.somaxconn allows it."""
 
+# The first release whose store of libuv, its usual one since 2.4, can be given a socket.
+_LIBUV_LISTENS = (2, 8)
 # After this it is no longer a matter of milliseconds, and torch's own patience goes on.
 _LIMIT_S = 30.0
 _LONGEST_PAUSE_S = 0.25
@@ -46,6 +50,7 @@ def listen_on(listener: int) -> None:
     if store is None or "master_listen_fd" not in (store.__init__.__doc__ or ""):
         os.close(held.pop())
         return
+    libuv_listens = versions.numbers(sys.modules["torch"].__version__) >= _LIBUV_LISTENS
     original, ours = store.__init__, os.environ.get("MASTER_PORT", "")
 
     def init(
@@ -60,6 +65,8 @@ def listen_on(listener: int) -> None:
         is_ours = is_master and str(port) == ours
         if held and is_ours and len(rest) <= _BEFORE_LISTENER and "master_listen_fd" not in named:
             named["master_listen_fd"] = held.pop()  # the store closes it
+            if not libuv_listens:
+                named["use_libuv"] = False
         original(self, host_name, port, world_size, is_master, *rest, **named)
 
     def let_go() -> None:

@@ -25,13 +25,14 @@ from slurm_robust.checkpoint.errors import (
     WrongUse,
 )
 from slurm_robust.checkpoint.gpus import CUDA
-from slurm_robust.checkpoint.image import ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Place, Table
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
-from slurm_robust.model.copies import Tier
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.checkpoint.tiers import RankTier, rank_tiers
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
@@ -99,25 +100,29 @@ class ManagedRun:
         self._record.announce_reports()
         if self._record.phase.name == FINISHED:  # the script has closed another one, and goes on
             phases.begin(self._record, "")
-        self._tier: DiskTier | None = None
+        self._tiers: dict[Tier, RankTier] | None = None
         self._reader: ImageReader | None = None
         self._memory: Snapshotter | None = None
         # From the beginning: a graph may be captured before the first snapshot is taken.
         self._captures = Captures(CUDA) if environment.copies else None
-        self._restored: CheckpointRef | None = None
+        self._restored: CheckpointId | None = None
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """Exactly the checkpoint that the environment names."""
-        if not self._environment.restore:
+        checkpoint = self._environment.restore
+        if checkpoint is None:
             return None
         with phases.announced(self._record, RESTORE):
-            return self._load(training)
+            return self._load(checkpoint, training)
 
-    def _load(self, training: Training) -> tuple[int, Snapshot]:
-        ref = CheckpointRef.from_token(self._environment.restore)
-        self._restored = ref
-        if self._environment.restore_tier in ("", Tier.STORAGE):
-            return ref.step, self._disk().load(ref, tuple(training.entries))
+    def _load(self, checkpoint: CheckpointId, training: Training) -> tuple[int, Snapshot]:
+        self._restored = checkpoint
+        tier = self._environment.restore_tier
+        if tier.is_shared or not self._environment.copies:
+            shared = self._shared()
+            return checkpoint.step, shared.get(tier, shared[Tier.STORAGE]).load(
+                checkpoint, tuple(training.entries)
+            )
         self._reader = ImageReader(self._environment, *_place(self._environ))
 
         def expect(tables: list[Table]) -> None:
@@ -125,10 +130,10 @@ class ManagedRun:
                 self._memory = self._snapshotter()
                 self._memory.expect(tables, training)
 
-        return ref.step, self._reader.load(ref, training, expect)
+        return checkpoint.step, self._reader.load(checkpoint, training, expect)
 
     def restored(self) -> None:
-        """Let go of what was read, and tell how long it took since the agent made the record."""
+        """Let go of what was read, and record how long it took since the agent made the record."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -152,8 +157,9 @@ class ManagedRun:
             if self._due_on_storage(step):
                 with phases.announced(self._record, CHECKPOINT):
                     snapshot = capture(training.entries, deduplicate=training.deduplicate)
-                    ref = CheckpointRef(generation=self._environment.generation, step=step)
-                    self._disk().save(ref, snapshot)
+                    checkpoint = CheckpointId(generation=self._environment.generation, step=step)
+                    for tier in self._shared().values():
+                        tier.save(checkpoint, snapshot)
                 self._record.set_checkpoint(step)
 
     def cost(self) -> SnapshotCost:
@@ -204,7 +210,7 @@ class ManagedRun:
         rank, world_size = _place(self._environ)
         ranks_on_node = int(self._environ.get("LOCAL_WORLD_SIZE", world_size))
         place = Place(
-            header=ImageHeader(
+            header=PartHeader(
                 run_id=environment.run_id,
                 layout=environment.layout,
                 generation=environment.generation,
@@ -221,17 +227,14 @@ class ManagedRun:
         folder = MemoryFolder(environment.copies, environment.run_id)
         return Snapshotter(folder, place, overlap=self._overlap, captures=self._captures)
 
-    def _disk(self) -> DiskTier:
-        if self._tier is None:
+    def _shared(self) -> dict[Tier, RankTier]:
+        if self._tiers is None:
             rank, world_size = _place(self._environ)
-            self._tier = DiskTier(
-                CheckpointStore(self._environment.checkpoint_dir),
-                run_id=self._environment.run_id,
-                rank=rank,
-                world_size=world_size,
-                layout=self._environment.layout,
+            own = self._environment
+            self._tiers = rank_tiers(
+                own.places, run_id=own.run_id, rank=rank, world_size=world_size, layout=own.layout
             )
-        return self._tier
+        return self._tiers
 
 
 class OwnFolder:
@@ -255,32 +258,32 @@ class OwnFolder:
                 "torch.distributed.init_process_group() before restore()"
             )
         self._tier = DiskTier(self._store, run_id="", rank=self._rank, world_size=world_size)
-        # Rank 0 looks, all follow: what each rank sees of a shared folder may differ for a moment.
+        # Rank 0 lists, all follow: what each rank sees of a shared folder may differ for a moment.
         self._generation = _from_rank_0(self._store.newest_generation() + 1)
         refs = self._store.complete() if self._rank == 0 else []
         for number in range(_from_rank_0(len(refs))):
-            mine = refs[number] if self._rank == 0 else CheckpointRef(generation=0, step=0)
-            ref = CheckpointRef(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
-            snapshot = self._try(ref, tuple(training.entries))
+            mine = refs[number] if self._rank == 0 else CheckpointId(generation=0, step=0)
+            checkpoint = CheckpointId(generation=_from_rank_0(mine.generation), step=_from_rank_0(mine.step))
+            snapshot = self._try(checkpoint, tuple(training.entries))
             if _on_all_ranks(snapshot is not None) and snapshot is not None:
-                return ref.step, snapshot
+                return checkpoint.step, snapshot
         return None
 
     def restored(self) -> None:
-        """Nobody asks."""
+        """Nobody reads it."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Nobody asks."""
+        """Nobody reads it."""
 
     def due(self, step: int) -> bool:
-        """After every so many steps, counted from step 0."""
+        """After every ``every`` steps, counted from step 0."""
         return (step + 1) % self._every == 0
 
     def save(self, step: int, training: Training) -> None:
         """Publish this rank's part; rank 0 removes what is no longer needed."""
         assert self._tier is not None  # Checkpointer.step() comes after restore()
         snapshot = capture(training.entries, deduplicate=training.deduplicate)
-        self._tier.save(CheckpointRef(generation=self._generation, step=step), snapshot)
+        self._tier.save(CheckpointId(generation=self._generation, step=step), snapshot)
         if self._rank == 0:
             try:
                 self._store.prune(self._keep, generation=self._generation)
@@ -294,20 +297,20 @@ class OwnFolder:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _try(self, ref: CheckpointRef, entries: tuple[str, ...]) -> Snapshot | None:
-        """The state at ``ref``; None if this rank finds its files unusable, which all must know of."""
+    def _try(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot | None:
+        """The state at ``checkpoint``; None if this rank finds its files unusable, which all must know of."""
         assert self._tier is not None
         failure: Exception | None = None
         snapshot = None
         try:
-            snapshot = self._tier.load(ref, entries)
+            snapshot = self._tier.load(checkpoint, entries)
         except _UNUSABLE as error:
-            _log.warning("checkpoint %s is passed over: %s", ref.token(), error)
+            _log.warning("checkpoint %s is passed over: %s", checkpoint, error)
         except (CheckpointError, OSError) as error:
             failure = error
         if not _on_all_ranks(failure is None):
             raise failure or WrongUse(
-                f"another rank cannot take checkpoint {ref.token()}: its own message says why"
+                f"another rank cannot take checkpoint {checkpoint}: its own message says why"
             )
         return snapshot
 

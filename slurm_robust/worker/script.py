@@ -43,7 +43,9 @@ def run(kind: CommandKind, command: tuple[str, ...]) -> None:
     options = [] if kind is CommandKind.SCRIPT else ["-m"]
     sys.orig_argv = [sys.executable, *options, *command]
     main = ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    main.__dict__.update(__builtins__=builtins)
+    if sys.version_info < (3, 14):  # later ones make it when there is an annotation
+        main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
     if "__mp_main__" in sys.modules:
         # multiprocessing's name for it in spawned processes, kept when it was first imported.

@@ -13,8 +13,8 @@ from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Snapshot, Training, apply
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
+from slurm_robust.model.copies import CheckpointId
 from tests.gpu.device import OnCuda, Unusual, copies
 
 
@@ -43,7 +43,7 @@ def test_a_state_is_put_back_in_place(folder: MemoryFolder) -> None:
     before = [tensor.data_ptr() for tensor in (*live.parameters(), *live.buffers())]
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    path = folder.find(0, CheckpointRef(generation=1, step=7))
+    path = folder.find(0, CheckpointId(generation=1, step=7))
     assert path is not None
     image = open_image(path)
     tensors = [tensor_in(data, spec) for data, spec in zip(image.data(), image.tensors, strict=True)]

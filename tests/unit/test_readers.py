@@ -22,14 +22,16 @@ from slurm_robust.checkpoint import image as im
 from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import snapshot_of
+from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.part import Item, Sidecar, encode_sidecar, read_sidecar, verify_part
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of, unflatten
 from slurm_robust.controller.journal import JournalDamaged, parse
 from slurm_robust.controller.preflight import PreflightError, load_plan
 from slurm_robust.health.kmsg import parse as parse_kernel_record
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.node.hints import Job, judge
 from slurm_robust.slurm import text as slurm_text
@@ -103,7 +105,9 @@ def readers(folder: Path) -> dict[str, Reader]:
     heartbeat = messages.Heartbeat(
         node="n1", agent="a", seq=1, epoch=1, phase=messages.Phase.RUNNING, notes=("x",)
     )
-    put = copychannel.Put(run_id="n1", launch=1, restore="", rank=0, generation=1, step=1, total=5000)
+    put = copychannel.Put(
+        run_id="n1", launch=1, restore=None, rank=0, checkpoint=CheckpointId(generation=1, step=1), total=5000
+    )
     note = ev.encode_event(ev.Noted(t=1.0, text="x", node="n1")) + b"\n"
     pair = msgspec.json.encode(KeyPair(public="1" * 40, secret="2" * 40))
     epoch = EpochRecord(epoch=1, host="n1", addresses=("n1",), port=1, pid=1, run_id="n1")
@@ -241,7 +245,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {"own": {"model": {"weight": torch.arange(64.0)}}, "rng": {}, "has_shared": False}
     tree, tensors = flatten(state)
     buffer = im.Buffer(path)
-    header = im.ImageHeader(run_id="r", layout="l", generation=1, step=5, rank=0, world_size=2)
+    header = PartHeader(run_id="r", layout="l", generation=1, step=5, rank=0, world_size=2)
     views = buffer.begin(header, specs_of(tensors), tree)
     for view, tensor in zip(views, tensors, strict=True):
         view[:] = tensor.numpy().tobytes()
@@ -361,7 +365,7 @@ def test_a_tree_that_is_none_is_a_corrupt_part(tree: bytes) -> None:
 @pytest.fixture(scope="module")
 def part(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = CheckpointStore(tmp_path_factory.mktemp("store"))
-    ref = CheckpointRef(generation=2, step=7)
+    ref = CheckpointId(generation=2, step=7)
     state = Snapshot(own={"model": {"weight": torch.arange(5.0), "none": torch.empty(0)}}, shared={}, rng={})
     DiskTier(store, run_id="run", rank=0, world_size=1).save(ref, state)
     return store.parts(ref)[0]

@@ -1,4 +1,4 @@
-"""The entrance to this node's copies: one thread takes connections, and lets in who proves to be of the job.
+"""The entrance to this node's copies: one thread lets in connections that prove to be of the job.
 
 Anybody who reaches the port can open connections, faster than they can be served. So strangers get no thread
 and no memory to speak of, and each address only half of the places: one that needs more loses its oldest, and
@@ -37,7 +37,7 @@ _AGAIN_S = 0.5
 """Between an error of its own and the next connection that is taken."""
 
 LetIn = Callable[[Channel, str], None]
-"""Told in the entrance's thread: who has proven itself, and its address."""
+"""Called in the entrance's thread with a connection that has proven itself, and its address."""
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class _Stranger:
 
 
 class Waiting:
-    """Who stands at the entrance. Keeps to the limits; pure but for the descriptors that it is given."""
+    """The connections that stand at the entrance, within the limits; pure but for their descriptors."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -62,15 +62,15 @@ class Waiting:
         return len(self._all)
 
     def oldest(self) -> _Stranger | None:
-        """Who stands there longest."""
+        """The one that has stood there longest."""
         return next(iter(self._all.values()), None)
 
     def get(self, descriptor: int) -> _Stranger | None:
-        """Who that is."""
+        """The connection of this descriptor."""
         return self._all.get(descriptor)
 
     def add(self, stranger: _Stranger) -> _Stranger | None:
-        """Give it a place; who has to leave for that, if anybody."""
+        """Give it a place; returns the one that has to leave for it, if any."""
         group = self._by_address.setdefault(stranger.address, {})
         leaving = None
         if len(group) >= self._of_address:
@@ -94,14 +94,14 @@ class Waiting:
             self._by_address.pop(stranger.address, None)
 
     def surplus(self) -> _Stranger | None:
-        """Who leaves first when there are too many in all."""
+        """The one that leaves first when there are too many in all."""
         if not self._all:
             return None
         address = max(self._by_address, key=lambda a: (a not in self.agents, len(self._by_address[a])))
         return _first(self._by_address[address])
 
     def overdue(self, now: float) -> list[_Stranger]:
-        """Who stands there for too long."""
+        """Those that stand there for too long."""
         found = []
         for stranger in self._all.values():
             if stranger.deadline > now:
@@ -110,7 +110,7 @@ class Waiting:
         return found
 
     def everybody(self) -> list[_Stranger]:
-        """All who stand there."""
+        """All that stand there."""
         return list(self._all.values())
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
-from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Source
+from slurm_robust.model.copies import SHARED, CheckpointId, Source
+from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import Answer, Channel, Get, Verdict
 from slurm_robust.wire.messages import Launch
 
@@ -35,11 +35,11 @@ class Fetches:
         self._stopped = threading.Event()
         self._channels: set[Channel] = set()
         remove_fetched(self._folder)
-        ref = CheckpointRef.from_token(launch.restore) if launch.restore else None
+        checkpoint = launch.restore
         for source in launch.sources:
-            if source.address and ref is not None:
+            if source.address and checkpoint is not None:
                 threading.Thread(
-                    target=self._run, args=(source, ref), name="srobust-fetch", daemon=True
+                    target=self._run, args=(source, checkpoint), name="srobust-fetch", daemon=True
                 ).start()
 
     def stop(self) -> None:
@@ -48,13 +48,13 @@ class Fetches:
         for channel in tuple(self._channels):
             channel.abort()
 
-    def _run(self, source: Source, ref: CheckpointRef) -> None:
+    def _run(self, source: Source, checkpoint: CheckpointId) -> None:
         reason = ""
         for attempt in range(TRIES):
             if attempt and self._stopped.wait(_RETRY_S):
                 return
             try:
-                self._fetch(source, ref)
+                self._fetch(source, checkpoint)
                 return
             except MissingCheckpoint as error:
                 reason = str(error)
@@ -64,14 +64,14 @@ class Fetches:
         if not self._stopped.is_set():
             where = f"{source.address}:{source.port}"
             part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
-            text = f"{part} of {ref.token()} could not be fetched from {where}: {reason}"
+            text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
             _write(self._folder.fetch_error(source.rank), text)
 
-    def _fetch(self, source: Source, ref: CheckpointRef) -> None:
+    def _fetch(self, source: Source, checkpoint: CheckpointId) -> None:
         channel = Channel.connect(source.address, source.port, self._key)
         self._channels.add(channel)
         try:
-            get = Get(run_id=self._run_id, rank=source.rank, generation=ref.generation, step=ref.step)
+            get = Get(run_id=self._run_id, rank=source.rank, checkpoint=checkpoint)
             channel.send(get)
             answer = channel.answer()
             if answer.verdict is not Verdict.GO:
@@ -83,18 +83,17 @@ class Fetches:
                 try:
                     header = filling.adopt()
                 except CorruptPart as error:
-                    # So that who sent it looks for himself, and tells nobody of this copy any more.
+                    # So that the sender checks its own copy, and no longer reports it if it is damaged.
                     channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
                     raise
-            self._check(header, source.rank, ref)
+            self._check(header, source.rank, checkpoint)
             channel.send(Answer(verdict=Verdict.GO))
         finally:
             self._channels.discard(channel)
             channel.close()
 
-    def _check(self, header: ImageHeader, rank: int, ref: CheckpointRef) -> None:
-        said = (header.run_id, header.rank, header.generation, header.step)
-        if said != (self._run_id, rank, ref.generation, ref.step):
+    def _check(self, header: PartHeader, rank: int, checkpoint: CheckpointId) -> None:
+        if (header.run_id, header.rank, header.checkpoint) != (self._run_id, rank, checkpoint):
             self._folder.fetched(rank).unlink(missing_ok=True)
             raise CorruptPart("what arrived is another image than was asked for")
 
@@ -119,7 +118,7 @@ class _Filling:
             self._buffer.close()
             raise
 
-    def adopt(self) -> ImageHeader:
+    def adopt(self) -> PartHeader:
         return self._buffer.adopt()
 
     def __enter__(self) -> _Filling:
@@ -133,9 +132,7 @@ class _Filling:
 
 def _write(path: Path, text: str) -> None:
     """The whole text or nothing: a worker waits for the file to appear."""
-    beside = path.with_name(f".{path.name}")
     try:
-        beside.write_text(text)
-        os.replace(beside, path)
+        write_atomically(path, text.encode(), durable=False)
     except OSError:
-        beside.unlink(missing_ok=True)  # no memory even for this: the worker's own deadline ends its wait
+        pass  # no memory even for this: the worker's own deadline ends its wait

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,9 +23,9 @@ from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.image import Image, open_image
-from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import FoundImage
-from slurm_robust.model.copies import SHARED
+from slurm_robust.checkpoint.tiers import KeptTier, Places
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.wire.messages import Launch
 
@@ -62,7 +62,7 @@ class StorageWriter:
         try:
             self._running()
         except OSError:
-            pass  # tried again, and told, when there is something to write
+            pass  # tried again, and noted, when there is something to write
 
     def kill(self) -> None:
         """End the process, whatever it does; what it has not published does not count. In any thread."""
@@ -114,8 +114,7 @@ class StorageWriter:
 class Wanted:
     """Parts of which ranks of which checkpoint are to be put on storage."""
 
-    generation: int
-    step: int
+    checkpoint: CheckpointId
     ranks: tuple[int, ...]
     world_size: int
     layout: str
@@ -128,8 +127,8 @@ class Flusher:
         self,
         *,
         run_id: str,
-        directory: str,
-        local: LocalCopies | None,
+        places: Places,
+        kept: Sequence[KeptTier],
         keep: int,
         notes: Notes,
         on_done: Callable[[], None],
@@ -138,8 +137,8 @@ class Flusher:
     ) -> None:
         """In a thread are called: ``on_done`` when a step is done or given up, ``on_local`` after a copy."""
         self._run_id = run_id
-        self._directory = directory
-        self._local = local
+        self._places = dict(places)
+        self._kept = kept
         self._keep = keep
         self._notes = notes
         self._on_done = on_done
@@ -147,19 +146,20 @@ class Flusher:
         self._writer = writer or StorageWriter()
         self._lock = threading.Lock()
         self._wanted: Wanted | None = None
-        self._asked: tuple[int, int] = (0, -1)
+        self._asked: CheckpointId | None = None
         self._jobs: queue.SimpleQueue[tuple[Wanted, list[Image]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.flushed: tuple[int, int] = (0, -1)  # generation and step that are on storage
-        self.over: tuple[int, int] = (0, -1)  # generation and step that nobody needs to keep any more
+        self.flushed: CheckpointId | None = None  # what is on storage
+        self.over: CheckpointId | None = None  # what nobody needs to keep any more
 
     def ask(self, launch: Launch, step: int) -> None:
         """The controller wants ``step``; repeated orders for the same change nothing."""
+        checkpoint = CheckpointId(generation=launch.generation, step=step)
         with self._lock:
-            if self._asked == (launch.generation, step):
+            if self._asked == checkpoint:
                 return
-            self._asked = launch.generation, step
-            self._wanted = Wanted(launch.generation, step, launch.ranks, launch.world_size, launch.layout)
+            self._asked = checkpoint
+            self._wanted = Wanted(checkpoint, launch.ranks, launch.world_size, launch.layout)
         self._start()
 
     def save(self, wanted: Wanted, held: list[Image]) -> None:
@@ -177,20 +177,22 @@ class Flusher:
         with self._lock:
             self._wanted = None
 
-    def look(self, images: list[FoundImage]) -> None:
+    def on_images(self, images: list[FoundImage]) -> None:
         """These whole images of the running generation are there now."""
         with self._lock:
             wanted = self._wanted
-            if wanted is None or not any(i.header.step >= wanted.step for i in images):
+            if wanted is None or not any(i.header.step >= wanted.checkpoint.step for i in images):
                 return
-            chosen = choose(images, wanted.ranks, wanted.step)
+            chosen = choose(images, wanted.ranks, wanted.checkpoint.step)
             if chosen is None:
                 return  # some rank is still at it
             self._wanted = None
         held = _hold(chosen, wanted) if chosen else []
         if not held:
             self._notes.say(
-                "flush", f"the snapshot of step {wanted.step} for storage was not taken", _NOTE_EVERY_S
+                "flush",
+                f"the snapshot of step {wanted.checkpoint.step} for storage was not taken",
+                _NOTE_EVERY_S,
             )
             self._end(wanted)
             return
@@ -217,33 +219,32 @@ class Flusher:
     def _write(self, wanted: Wanted, held: list[Image]) -> None:
         order = FlushOrder(
             images={i.header.rank: str(i.path) for i in held},
-            generation=wanted.generation,
-            step=wanted.step,
+            checkpoint=wanted.checkpoint,
             world_size=wanted.world_size,
-            directory=self._directory,
+            places=self._places,
             run_id=self._run_id,
             layout=wanted.layout,
         )
         error = self._writer.write(order)
         if error:
             self._notes.say(
-                "flush", f"step {wanted.step} could not be put on storage: {error}", _NOTE_EVERY_S
+                "flush", f"step {wanted.checkpoint.step} could not be put on storage: {error}", _NOTE_EVERY_S
             )
         else:
-            self.flushed = wanted.generation, wanted.step
+            self.flushed = wanted.checkpoint
 
     def _copy(self, held: list[Image]) -> None:
-        if self._local is None:
-            return
-        try:
-            for image in held:
-                self._local.publish(image, self._keep)
-        except OSError as error:
-            self._notes.say("local", f"no copy on this node's disk: {error}", _NOTE_EVERY_S)
-        self._on_local()
+        for tier in self._kept:
+            try:
+                for image in held:
+                    tier.publish(image, self._keep)
+            except OSError as error:
+                self._notes.say("local", f"no copy in {tier.path}: {error}", _NOTE_EVERY_S)
+        if self._kept:
+            self._on_local()
 
     def _end(self, wanted: Wanted) -> None:
-        self.over = wanted.generation, wanted.step
+        self.over = wanted.checkpoint
         self._on_done()
 
 
@@ -273,8 +274,7 @@ def _hold(chosen: list[FoundImage], wanted: Wanted) -> list[Image]:
     try:
         for found in chosen:
             held.append(open_image(found.path))
-            header = held[-1].header
-            if (header.generation, header.step) != (wanted.generation, wanted.step):
+            if held[-1].header.checkpoint != wanted.checkpoint:
                 raise CheckpointError("refilled")
     except (CheckpointError, OSError):
         for image in held:

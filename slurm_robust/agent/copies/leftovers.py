@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from slurm_robust.model.nodefolders import parse_folder_name
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
@@ -25,7 +25,7 @@ from slurm_robust.slurm.select import make_client
 # Each costs slurmctld one question.
 MOST = 20
 TIMEOUT_S = 5.0
-# All agents of a job begin and end at once: so many questions a second are enough for slurmctld.
+# All agents of a job begin and end at once: more questions a second would burden slurmctld.
 ASKING_PER_S = 500
 
 
@@ -65,16 +65,19 @@ def remove_leftovers(
     note: Callable[[str], None],
     make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S),
 ) -> threading.Thread | None:
-    """Look around ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
+    """Search beside ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
 
     ``own``: this job's folders of copies. Beside them go folders of this user's agents, with copies or what a
     killed one left, but only of other jobs, and only of those that Slurm says are finished or unknown.
     """
-    pattern = re.compile(rf"srobust-{os.getuid()}-(\d+)-[\w.-]+")
-    jobs = {m[1] for path in own if (m := pattern.fullmatch(path.name))}
+    jobs = {named.job_id for path in own if (named := parse_folder_name(path.name))}
     beside = [path for base in {path.parent for path in own} if base.is_dir() for path in base.iterdir()]
-    named = {path: m[1] for path in beside if (m := pattern.fullmatch(path.name))}
-    found = {path: int(job) for path, job in named.items() if job not in jobs}
+    names = {path: named for path in beside if (named := parse_folder_name(path.name))}
+    found = {
+        path: named.job_id
+        for path, named in names.items()
+        if named.uid == os.getuid() and named.job_id not in jobs
+    }
     if not found:
         return None
     thread = threading.Thread(target=_sweep, args=(found, note, make), name="srobust-leftovers", daemon=True)

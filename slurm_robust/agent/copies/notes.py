@@ -1,4 +1,4 @@
-"""What the threads around the copies have to say for the journal, each thing once or once in a while."""
+"""Rate-limited notes from the copy threads for the journal."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.wire.copychannel import Answer, Channel, Put, Verdict
 
 # Beyond this the image that comes in leaves the node's other users too little of its memory.
@@ -33,7 +34,7 @@ class PeerBuffers:
         """What to say to the offer, before anything is done about it."""
         if self.number == 0:
             return _refused("its memory has no room for copies of other nodes")
-        if (put.generation, put.step) in self._held(put.rank).values():
+        if put.checkpoint in self._held(put.rank).values():
             return Answer(verdict=Verdict.HAVE)
         return Answer(verdict=Verdict.GO)
 
@@ -86,8 +87,7 @@ class PeerBuffers:
         except CheckpointError as error:
             buffer.discard()
             return _refused(f"what arrived is damaged: {error}")
-        said = (put.run_id, put.rank, put.generation, put.step)
-        if (header.run_id, header.rank, header.generation, header.step) != said:
+        if (header.run_id, header.rank, header.checkpoint) != (put.run_id, put.rank, put.checkpoint):
             buffer.path.unlink(missing_ok=True)
             return _refused("what arrived is not what was announced")
         return Answer(verdict=Verdict.GO)
@@ -97,14 +97,15 @@ class PeerBuffers:
         held = self._held(put.rank)
 
         def worth(path: Path) -> tuple[bool, bool, int]:
-            generation, step = held.get(path, (0, -1))
-            token = f"gen-{generation:04d}/step-{step:08d}"
-            return path in held, generation == put.launch or token == put.restore, step
+            found = held.get(path)
+            if found is None:
+                return False, False, -1
+            return True, found.generation == put.launch or found == put.restore, found.step
 
         return min(self._paths(put.rank), key=worth)
 
-    def _held(self, rank: int) -> dict[Path, tuple[int, int]]:
-        """Generation and step of the whole images in the buffers of ``rank``."""
+    def _held(self, rank: int) -> dict[Path, CheckpointId]:
+        """The checkpoints of the whole images in the buffers of ``rank``."""
         found = {}
         for path in self._paths(rank):
             try:
@@ -112,7 +113,7 @@ class PeerBuffers:
             except OSError:
                 continue
             if header is not None and header.rank == rank:
-                found[path] = (header.generation, header.step)
+                found[path] = header.checkpoint
         return found
 
     def _paths(self, rank: int) -> list[Path]:

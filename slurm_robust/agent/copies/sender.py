@@ -10,8 +10,7 @@ from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import Peer
+from slurm_robust.model.copies import CheckpointId, Peer
 from slurm_robust.wire.copychannel import Answer, Channel, ChannelError, Put, Verdict
 
 _FIRST_RETRY_S = 0.1
@@ -47,11 +46,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Generation:
-    """What senders must know of the launch: its number, and with which checkpoint it began ("" for none)."""
+    """What senders must know of the launch: its number, and the checkpoint that it began with."""
 
     run_id: str
     number: int
-    restore: str
+    restore: CheckpointId | None
 
 
 class PeerSender:
@@ -65,24 +64,24 @@ class PeerSender:
         self._notes = notes
         self._news = threading.Condition()
         self._offer: tuple[FoundImage, float] | None = None
-        self._offered: CheckpointRef | None = None
+        self._offered: CheckpointId | None = None
         self._finishing = False
         self._stopped = threading.Event()
         self._channel: Channel | None = None
         self._skipped = 0
         self._failing = False
         self.lag_s = 0.0  # from the first sight of the last image of this generation until the peer had it
-        self.confirmed: CheckpointRef | None = None
+        self.confirmed: CheckpointId | None = None
         self._thread = threading.Thread(target=self._run, name="srobust-peer", daemon=True)
         self._thread.start()
 
     def offer(self, image: FoundImage) -> None:
         """The newest image to copy; one that was offered before and not begun is passed over."""
         with self._news:
-            if image.ref == self._offered:
+            if image.checkpoint == self._offered:
                 return
             self._skipped += self._offer is not None
-            self._offer, self._offered = (image, time.monotonic()), image.ref
+            self._offer, self._offered = (image, time.monotonic()), image.checkpoint
             self._news.notify()
 
     def finish(self) -> None:
@@ -158,22 +157,21 @@ class PeerSender:
             return 0.0  # refilled before its turn came, or damaged, which its reader will find
         try:
             header = opened.header
-            if (header.generation, header.step) != (image.ref.generation, image.ref.step):
+            if header.checkpoint != image.checkpoint:
                 return 0.0
             put = Put(
                 run_id=self._generation.run_id,
                 launch=self._generation.number,
                 restore=self._generation.restore,
                 rank=header.rank,
-                generation=header.generation,
-                step=header.step,
+                checkpoint=header.checkpoint,
                 total=opened.nbytes,
             )
             answer, sent = self._put(put, opened.fileno)
         finally:
             opened.close()
         if answer.verdict is not Verdict.REFUSED:
-            self.confirmed = image.ref
+            self.confirmed = image.checkpoint
             if header.generation == self._generation.number:
                 self.lag_s = time.monotonic() - seen
             return 0.0

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 
 from slurm_robust.agent.copies.entrance import Entrance
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Image
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.checkpoint.tiers import NodeTiers
 from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
@@ -28,7 +27,7 @@ class CopyServer:
         key: bytes,
         *,
         run_id: str,
-        parts: NodeParts,
+        parts: NodeTiers,
         buffers: PeerBuffers,
         notes: Notes,
     ) -> None:
@@ -106,7 +105,7 @@ class CopyServer:
         """The refusal of what does not belong to the generation that runs here.
 
         Once workers are being stopped nothing new is let in: it would cost an older copy of which the
-        controller was told already. What is coming in then comes to its end.
+        controller has heard already. What is coming in then comes to its end.
         """
         if not PAGE < put.total <= MAX_IMAGE_BYTES or put.rank < 0:
             return Answer(verdict=Verdict.REFUSED, reason=f"no image has {put.total} bytes")
@@ -117,7 +116,7 @@ class CopyServer:
 
     def _on_get(self, channel: Channel, get: Get) -> None:
         try:
-            image = self._parts.open(get.rank, CheckpointRef(generation=get.generation, step=get.step))
+            image = self._parts.open(get.rank, get.checkpoint)
         except (CheckpointError, OSError) as error:
             channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
             return

@@ -1,4 +1,4 @@
-"""All that an agent does about copies of checkpoints, behind calls that return at once."""
+"""All that an agent does about copies of checkpoints; every call returns at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,6 @@ from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, Wanted
 from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.agent.copies.parts import NodeParts
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
 from slurm_robust.agent.copies.server import CopyServer
@@ -25,29 +23,20 @@ from slurm_robust.agent.ports import bind_free
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
-from slurm_robust.checkpoint.memory import SHARED_MEMORY, MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy
+from slurm_robust.checkpoint.local import seal_key
+from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.tiers import NodeTiers, kept_tiers
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy
 from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Launch, Phase, Save
 
 PEER_SHARE = 0.25
 """Of what an interface can carry. Heartbeats, Slurm and often the shared storage share it with the copies."""
-
-
-@dataclass(frozen=True)
-class CopyPlaces:
-    """The folders that workers are told of, "" for none."""
-
-    memory: str = ""
-    local: str = ""
-
-
-NOWHERE = CopyPlaces()
 
 
 class CopyNews(Record):
@@ -57,7 +46,7 @@ class CopyNews(Record):
     copies: tuple[Copy, ...] = ()
     lag_s: float = 0.0
     flushed: int = -1
-    saved: str = ""
+    saved: CheckpointId | None = None
 
 
 NO_COPIES = CopyNews()
@@ -87,7 +76,7 @@ class CopyService:
         self._fetches: Fetches | None = None
         self._pace = Pace(spec.copies.peer_bytes_s)
         self._on_disk: tuple[Copy, ...] = ()
-        self._parts: NodeParts | None = None
+        self._parts: NodeTiers | None = None
         self._server: CopyServer | None = None
         self._saving: Save | None = None
         self.port = 0
@@ -99,31 +88,25 @@ class CopyService:
         try:
             memory = MemoryFolder.create(spec.run_id, base)
             _write_run(memory.path)
-            if spec.copies.local_directory:
-                _replace(memory.seal_key, self._seal_key)
+            if spec.copies.places:
+                write_atomically(memory.seal_key, self._seal_key, durable=False, mode=0o600)
         except OSError as error:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
-        directory = spec.copies.local_directory
-        local = (
-            LocalCopies(local_path(directory, spec.run_id), spec.run_id, self._seal_key)
-            if directory
-            else None
-        )
-        own = (memory.path, *((local.path,) if local else ()))
-        remove_leftovers(own, lambda text: self._notes.say("leftovers", text, again_s=0.0))
-        self._parts = NodeParts(memory, local)
+        places = spec.tier_places(job)
+        self._parts = NodeTiers(memory, kept_tiers(places, spec.run_id, self._seal_key))
+        remove_leftovers(self._parts.paths, lambda text: self._notes.say("leftovers", text, again_s=0.0))
         self._buffers = PeerBuffers(memory)
         self._flusher = Flusher(
             run_id=spec.run_id,
-            directory=spec.checkpoint_dir or str(job.checkpoints),
-            local=local,
+            places={tier: place for tier, place in places.items() if tier.is_shared},
+            kept=self._parts.kept,
             keep=spec.copies.keep,
             notes=self._notes,
             on_done=lambda: self._wake(),
-            on_local=self._look_at_disk,
+            on_local=self._check_disk,
         )
-        self._look_at_disk_soon()
+        self._check_disk_soon()
         if not ports:
             self._notes.say(
                 "port", "no copies to or from other nodes: rendezvous.port_range needs three ports for them"
@@ -147,21 +130,18 @@ class CopyService:
     # -- questions ---------------------------------------------------------------------------------
 
     @property
-    def places(self) -> CopyPlaces:
-        """Where workers find and put copies."""
-        if self._parts is None:
-            return NOWHERE
-        local = self._parts.local
-        return CopyPlaces(memory=str(self._parts.memory.path), local=str(local.path) if local else "")
+    def memory(self) -> str:
+        """The folder in this node's memory where workers find and put copies, "" for none."""
+        return str(self._parts.memory.path) if self._parts is not None else ""
 
     def inventory(self) -> tuple[Copy, ...]:
-        """The whole copies here, now in memory, and on the disk as it was last looked at."""
+        """The whole copies here, now in memory, and on the disk as of the last check."""
         if self._parts is None:
             return ()
         return (*self._parts.memory.inventory(), *self._on_disk)
 
     def news(self) -> CopyNews:
-        """What a heartbeat tells of copies now."""
+        """What a heartbeat reports of copies now."""
         self._read_plans()
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
@@ -173,23 +153,23 @@ class CopyService:
             saved=self._saved(),
         )
 
-    def _saved(self) -> str:
+    def _saved(self) -> CheckpointId | None:
         """The checkpoint of the newest :meth:`save`, once it is on storage."""
         if self._saving is None or self._parts is None:
-            return ""
-        ref = CheckpointRef.from_token(self._saving.token)
-        return self._saving.token if self._flusher.flushed == (ref.generation, ref.step) else ""
+            return None
+        return self._saving.checkpoint if self._flusher.flushed == self._saving.checkpoint else None
 
     @property
     def flush_over(self) -> int:
         """Newest step of the generation that workers need not keep for a flush any more."""
         return self._of_generation(self._flusher.over) if self._running else -1
 
-    def _of_generation(self, step: tuple[int, int]) -> int:
-        return step[1] if self._running and step[0] == self._running.launch.generation else -1
+    def _of_generation(self, found: CheckpointId | None) -> int:
+        running = self._running
+        return found.step if running and found and found.generation == running.launch.generation else -1
 
     def notes(self) -> list[str]:
-        """What there is to tell since the last call."""
+        """Lines for the journal since the last call."""
         return self._notes.take()
 
     # -- orders ------------------------------------------------------------------------------------
@@ -212,12 +192,12 @@ class CopyService:
             self._fetches.stop()
         for plan in self._parts.memory.path.glob("plan-*.json"):
             plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
-        self._look_at_disk_soon()
+        self._check_disk_soon()
         self._fetches = Fetches(launch, self._parts.memory, self._key)
         peers = launch.peers if self._spec.copies.peers else ()
         generation = Generation(self._spec.run_id, launch.generation, launch.restore)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
-        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.look)
+        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.on_images)
         self._running = _Running(launch, senders, watch)
         if self._server is not None:
             self._server.expect(peer.address for peer in launch.peers)
@@ -225,10 +205,10 @@ class CopyService:
             self._server.launch = launch.generation
 
     def follow(self, phase: Phase, generation: int) -> None:
-        """What the workers are doing now; told whenever it may have changed.
+        """Called with what the workers are doing now whenever it may have changed.
 
         When they are being stopped, copies that are under way come to their end and no others begin: the
-        controller chooses what to restore from what it was told of now.
+        controller chooses what to restore from the copies that are reported now.
         """
         active = phase in (Phase.STARTING, Phase.RUNNING)
         running = self._running
@@ -239,7 +219,7 @@ class CopyService:
             self._server.launch = 0
         running.finish()
         self._flusher.forget()
-        self._look_at_disk_soon()
+        self._check_disk_soon()
 
     def set_stride(self, stride: int) -> None:
         """Which steps go to peers from now on."""
@@ -256,18 +236,18 @@ class CopyService:
         if self._parts is None or order == self._saving:
             return
         self._saving = order
-        ref = CheckpointRef.from_token(order.token)
-        shared = self._parts.memory.find(SHARED, ref) is not None
+        checkpoint = order.checkpoint
+        shared = self._parts.memory.find(SHARED, checkpoint) is not None
         held: list[Image] = []
         try:
             for rank in (*order.ranks, *((SHARED,) if shared else ())):
-                held.append(self._parts.open(rank, ref))
+                held.append(self._parts.open(rank, checkpoint))
         except (CheckpointError, OSError) as error:
-            self._notes.say("save", f"{order.token} cannot be put on storage: {error}")
+            self._notes.say("save", f"{checkpoint} cannot be put on storage: {error}")
             for image in held:
                 image.close()
             return
-        wanted = Wanted(ref.generation, ref.step, order.ranks, order.world_size, order.layout)
+        wanted = Wanted(checkpoint, order.ranks, order.world_size, order.layout)
         self._flusher.save(wanted, held)
 
     def close(self, *, remove: bool) -> None:
@@ -281,9 +261,8 @@ class CopyService:
             self._server.close()
         self._flusher.close()
         if remove:
-            shutil.rmtree(self._parts.memory.path, ignore_errors=True)
-            if self._parts.local is not None:
-                shutil.rmtree(self._parts.local.path, ignore_errors=True)
+            for path in self._parts.paths:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _read_plans(self) -> None:
         """What workers found out about the node's memory: how many copies of other nodes it can take."""
@@ -303,31 +282,26 @@ class CopyService:
             self._flusher.forget()
             running.stop()
 
-    def _look_at_disk_soon(self) -> None:
-        if self._parts is not None and self._parts.local is not None:
-            threading.Thread(target=self._look_at_disk, name="srobust-disk", daemon=True).start()
+    def _check_disk_soon(self) -> None:
+        if self._parts is not None and self._parts.kept:
+            threading.Thread(target=self._check_disk, name="srobust-disk", daemon=True).start()
 
-    def _look_at_disk(self) -> None:
+    def _check_disk(self) -> None:
         assert self._parts is not None
-        assert self._parts.local is not None
-        try:
-            self._on_disk = self._parts.local.inventory()
-        except OSError as error:
-            self._on_disk = ()
-            self._notes.say("disk", f"this node's disk holds no copies: {error}")
+        found: list[Copy] = []
+        for tier in self._parts.kept:
+            try:
+                found += tier.inventory()
+            except OSError as error:
+                self._notes.say("disk", f"{tier.path} holds no copies: {error}")
+        self._on_disk = tuple(found)
         self._wake()
 
 
 def _write_run(folder: Path) -> None:
     """Tell the epilog, which knows the job's restarts at its end, how many there were at our begin."""
-    _replace(folder / "run", os.environ.get("SLURM_RESTART_COUNT", "0").encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(beside, path)
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    write_atomically(folder / "run", restarts.encode(), durable=False, mode=0o600)
 
 
 def read_plans(folder: Path) -> list[MemoryPlan]:
@@ -337,7 +311,7 @@ def read_plans(folder: Path) -> list[MemoryPlan]:
         try:
             plans.append(_plans.decode(path.read_bytes()))
         except (OSError, *UNREADABLE):
-            continue  # replaced or removed while we looked
+            continue  # replaced or removed meanwhile
     return plans
 
 

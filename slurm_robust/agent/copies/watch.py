@@ -1,4 +1,4 @@
-"""Sees the snapshots of this node's ranks appear, and hands them on: to peers, and to a flush."""
+"""Notices new snapshots of this node's ranks, and hands them to the senders and the flusher."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from slurm_robust.agent.copies.fetch import remove_fetched
 from slurm_robust.agent.copies.sender import PeerSender
-from slurm_robust.checkpoint.image import MAGIC, ImageHeader, read_header
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import MAGIC, read_header
 from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder, kind_of
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.util.ours import open_ours
 from slurm_robust.wire.messages import Launch
 
@@ -27,10 +27,10 @@ _FIND_RESTORED_S = 0.5
 _PREFIX_BYTES = 64
 
 
-class BufferLook:
+class BufferScan:
     """Reads 64 bytes of each buffer that workers fill; parses a header once per image.
 
-    Writing through a mapping of shared memory changes no time of a file, so the content must be looked at.
+    Writing through a mapping of shared memory changes no time of a file, so the content must be read.
     """
 
     def __init__(self, folder: MemoryFolder) -> None:
@@ -78,7 +78,7 @@ class BufferLook:
     def _parse(self, name: str) -> FoundImage | None:
         path = self._folder.path / name
         try:
-            header: ImageHeader | None = read_header(path)
+            header: PartHeader | None = read_header(path)
             nbytes = path.stat().st_size
         except OSError:
             return None
@@ -88,12 +88,12 @@ class BufferLook:
 
 
 def pause_s(step_s: float, since_s: float) -> float:
-    """Seconds until the next look, by those between the last two snapshots and those since the last one."""
+    """Seconds until the next scan, by those between the last two snapshots and those since the last one."""
     return min(max(_PART * max(step_s, since_s), _SHORTEST_S), _LONGEST_S)
 
 
 class SnapshotWatch:
-    """The thread of one generation. ``on_images`` is told in each pass what is there."""
+    """The thread of one generation. ``on_images`` is called in each pass with what is there."""
 
     def __init__(
         self,
@@ -108,8 +108,8 @@ class SnapshotWatch:
         self._on_images = on_images
         self._stopped = threading.Event()
         self.stride = launch.stride
-        self._restored = CheckpointRef.from_token(launch.restore) if launch.restore else None
-        self._look_for_restored = 0.0
+        self._restored = launch.restore
+        self._next_search = 0.0
         self._newer: dict[int, set[int]] = {rank: set() for rank in launch.ranks}
         self._step = -1
         self._step_seen = time.monotonic()
@@ -123,19 +123,19 @@ class SnapshotWatch:
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        look = BufferLook(self._folder)
+        scan = BufferScan(self._folder)
         wait_s = _SHORTEST_S
         try:
             while not self._stopped.wait(wait_s):
                 began = time.thread_time()
                 try:
-                    self._pass(look.images())
+                    self._pass(scan.images())
                 except FileNotFoundError:
                     return  # the folder is gone, and with it the job
                 cost_s = time.thread_time() - began
                 wait_s = max(pause_s(self._step_s, time.monotonic() - self._step_seen), cost_s / _SHARE)
         finally:
-            look.close()
+            scan.close()
 
     def _pass(self, images: list[FoundImage]) -> None:
         current = [i for i in images if i.header.generation == self._launch.generation]
@@ -153,14 +153,14 @@ class SnapshotWatch:
         if self._newer:
             self._tidy(images, current)
 
-    def _offer_restored(self, senders: dict[int, PeerSender], ref: CheckpointRef) -> None:
+    def _offer_restored(self, senders: dict[int, PeerSender], checkpoint: CheckpointId) -> None:
         """What was restored is all that there is until the first snapshots, and a peer may be new."""
         now = time.monotonic()
-        if now < self._look_for_restored:
+        if now < self._next_search:
             return
-        self._look_for_restored = now + _FIND_RESTORED_S
+        self._next_search = now + _FIND_RESTORED_S
         for image in self._folder.images():
-            if image.ref == ref and image.header.rank in senders:
+            if image.checkpoint == checkpoint and image.header.rank in senders:
                 senders[image.header.rank].offer(image)
 
     def _note_step(self, step: int) -> None:

@@ -207,7 +207,7 @@ def _told_of_the_job(event: ev.AnyEvent, story: Story) -> Iterator[tuple[str, st
         case ev.NodeReturned():
             yield "returned", f"{event.node} answers again; it is not used"
         case ev.CheckpointBanned():
-            yield "banned", f"checkpoint {event.token} is not used again: {event.reason}"
+            yield "banned", f"checkpoint {event.checkpoint} is not used again: {event.reason}"
         case ev.StorageWritten():
             yield "stored", f"the checkpoint of step {event.step} is on storage"
         case ev.GenerationLaunched():
@@ -234,7 +234,7 @@ def _end(event: ev.GenerationEnded, story: Story) -> str:
         words.append(f"{count(len(event.exits), 'rank')} failed")
     if event.generation == story.generations[0] and story.root is not None:
         words.append(f"{story.root.exit.describe()} on {story.root.node} was first by cause")
-    if event.sealed:
+    if event.sealed_step >= 0:
         words.append(f"newest checkpoint that counts: step {event.sealed_step}")
     return "; ".join(words)
 
@@ -262,10 +262,10 @@ def _tests(event: ev.NodesTested) -> str:
 
 
 def _restored(event: ev.GenerationLaunched) -> str:
-    if not event.restore:
+    if event.restore is None:
         return "from the beginning"
     # Journals of older versions name no tiers: there was storage only.
-    where = in_words(event.restore_step, event.tiers) if event.tiers else f"step {event.restore_step}"
+    where = in_words(event.restore.step, event.tiers) if event.tiers else f"step {event.restore.step}"
     return f"from {where}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slurm_robust.controller.checkpoint_scheduler import CheckpointScheduler
-from slurm_robust.controller.checkpoints import token
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.standby import watch_spares
@@ -55,8 +54,7 @@ class Launching:
                 generation=state.generation + 1,
                 slots=state.slots,
                 master=f"{first.address}:{first.rendezvous_port}",
-                restore=token(plan.ref) if plan else "",
-                restore_step=plan.ref.step if plan else -1,
+                restore=plan.ref if plan else None,
                 tiers=plan.tiers if plan else {},
                 layout=core.checkpoints.layout().identity(),
             )

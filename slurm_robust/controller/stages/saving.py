@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from slurm_robust.controller.checkpoints import token
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
@@ -40,25 +39,24 @@ class Saving:
         for node, ranks in _writers(core, plan).items():
             self._orders[node] = Save(
                 epoch=core.state.epoch,
-                token=token(plan.ref),
+                checkpoint=plan.ref,
                 ranks=tuple(ranks),
                 world_size=core.state.placement.world_size,
                 layout=layout,
             )
-        core.emit(Say(text=f"{token(plan.ref)} is only in memory: it goes to storage first"))
+        core.emit(Say(text=f"{plan.ref} is only in memory: it goes to storage first"))
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when all have written, when nobody is left who could, or when there is no more time."""
         if self._plan is None:
             return self._after(core)
-        saved = token(self._plan.ref)
+        saved = self._plan.ref
         late = [n for n in self._orders if (b := core.fleet.heartbeat(n)) is None or b.saved != saved]
         waited = now.mono - self._since
         if not late:
-            ref = self._plan.ref
             core.record(
-                ev.StorageWritten(t=now.wall, generation=ref.generation, step=ref.step, seconds=waited)
+                ev.StorageWritten(t=now.wall, generation=saved.generation, step=saved.step, seconds=waited)
             )
             core.emit(Say(text=f"{saved} was only in memory; it is on storage now ({waited:.1f} s)"))
             return self._after(core)
@@ -86,7 +84,7 @@ class Saving:
 
     def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
         assert self._plan is not None
-        text = f"{token(self._plan.ref)} was only in memory"
+        text = f"{self._plan.ref} was only in memory"
         if isinstance(self._then, ToRequeueing):
             text += ", and the next run can restore it only if it gets the same nodes"
         else:

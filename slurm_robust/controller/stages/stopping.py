@@ -134,14 +134,13 @@ class Stopping:
         silent = tuple(n for n in self._lost if (b := core.fleet.heartbeat(n)) is None or self._is_old(b))
         root = root_exit(self._exits, core.log_rules)
         good_step = self._good_step(core, now)
-        token, step, shared = core.checkpoints.seal(generation, silent, now, good_step)
+        step, shared = core.checkpoints.seal(generation, silent, now, good_step)
         core.record(
             ev.GenerationEnded(
                 t=now.wall,
                 generation=generation,
                 reason=self._reason,
                 exits=tuple(e for e in self._exits if e.exit.failed),
-                sealed=token,
                 sealed_step=step,
                 pending=core.checkpoints.listed is None or set(silent) >= set(core.state.slots),
                 shared=shared,

@@ -13,9 +13,10 @@ from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.checks.processes import listed
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.nodefolders import SHARED_MEMORY, parse_folder_name
 from slurm_robust.model.record import Record
 
-SHM, CGROUP = "/dev/shm", "/sys/fs/cgroup"
+SHM, CGROUP = str(SHARED_MEMORY), "/sys/fs/cgroup"
 
 # Anybody may write into /dev/shm, as much as they like.
 _MOST_FOLDERS = 256
@@ -52,19 +53,18 @@ def gather(host: Host, config: NodeConfig) -> SnapshotFacts:
 
 
 def _folders(host: Host) -> Iterator[Folder]:
-    pattern = re.compile(r"srobust-(\d{1,10})-(\d{1,10})-[\w.-]{1,120}")
     names = host.path(SHM)
     if not names.is_dir():
         return
     with os.scandir(names) as entries:
-        found = ((pattern.fullmatch(entry.name), entry.path) for entry in islice(entries, _MOST_NAMES))
-        for name, path in islice(((name, path) for name, path in found if name), _MOST_FOLDERS):
+        found = ((parse_folder_name(entry.name), entry) for entry in islice(entries, _MOST_NAMES))
+        for named, entry in islice(((named, entry) for named, entry in found if named), _MOST_FOLDERS):
             try:
-                info = os.lstat(path)
-                if stat.S_ISDIR(info.st_mode) and info.st_uid == int(name[1]):
-                    mib, written_at = _content(path)
+                info = os.lstat(entry.path)
+                if stat.S_ISDIR(info.st_mode) and info.st_uid == named.uid:
+                    mib, written_at = _content(entry.path)
                     yield Folder(
-                        name=name[0], uid=info.st_uid, job_id=int(name[2]), mib=mib, written_at=written_at
+                        name=entry.name, uid=named.uid, job_id=named.job_id, mib=mib, written_at=written_at
                     )
             except OSError:
                 continue  # removed meanwhile

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from slurm_robust.agent.runtime import SHARED_MEMORY
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
 from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, Stop

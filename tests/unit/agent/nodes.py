@@ -8,14 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.checkpoint.image import (
-    Buffer,
-    BufferInUse,
-    ImageHeader,
-    TensorSpec,
-    open_image,
-    read_header,
-)
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, BufferInUse, TensorSpec, open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Peer, Source
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
@@ -114,7 +108,7 @@ def content(rank: int, step: int, generation: int, size: int) -> bytes:
 
 def fill(path: Path, rank: int, step: int, generation: int, size: int, run_id: str = RUN) -> Path:
     """Make an image, as a worker does."""
-    header = ImageHeader(
+    header = PartHeader(
         run_id=run_id, layout="w4", generation=generation, step=step, rank=rank, world_size=4, library="x"
     )
     data = content(rank, step, generation, size)

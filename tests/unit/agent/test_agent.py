@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.model.copies import Source, Tier
+from slurm_robust.model.copies import CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
 from slurm_robust.wire.knock import answering
 from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
@@ -449,7 +449,7 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
             slots=2,
             master_addr=heartbeat.address,
             master_port=heartbeat.rendezvous_port,
-            restore="gen-0001/step-00000005",
+            restore=CheckpointId(generation=1, step=5),
             sources=(Source(rank=0, tier=Tier.MEMORY), source),
         ),
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.image import open_image, read_header
-from slurm_robust.model.copies import Peer
+from slurm_robust.model.copies import CheckpointId, Peer
 from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import Put, Verdict
 from slurm_robust.wire.messages import Phase
@@ -38,14 +38,13 @@ from tests.waiting import wait_for
 SEED = 20260801
 
 
-def put_of(node: Node, rank: int = 0, **fields: object) -> Put:
+def put_of(node: Node, rank: int = 0, step: int = 1, **fields: object) -> Put:
     values: dict[str, object] = {
         "run_id": RUN,
         "launch": 1,
-        "restore": "",
+        "restore": None,
         "rank": rank,
-        "generation": 1,
-        "step": 1,
+        "checkpoint": CheckpointId(generation=1, step=step),
         "total": 2 * MIB,
     }
     return Put(**{**values, **fields})  # type: ignore[arg-type]

@@ -11,9 +11,10 @@ from msgspec import structs
 
 from slurm_robust.agent.copies.flush import StorageWriter, choose
 from slurm_robust.checkpoint.flush import FlushOrder
-from slurm_robust.checkpoint.image import Buffer, BufferInUse, ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import FoundImage
-from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.wire.messages import Phase, Save
 from tests.unit.agent.harness import pause
 from tests.unit.agent.nodes import MIB, RUN, MakeNode, fill
@@ -33,13 +34,13 @@ for line in sys.stdin:
     while mode == "wait" and not os.path.exists(os.path.join(folder, "go")):
         time.sleep(0.01)
     ok = mode != "fail"
-    answer = {"step": order["step"], "generation": order["generation"], "ok": ok}
+    answer = {"ok": ok}
     print(json.dumps({**answer, "error": "" if ok else "full"}), flush=True)
 """
 
 
 def image(rank: int, step: int) -> FoundImage:
-    header = ImageHeader(run_id=RUN, layout="", generation=1, step=step, rank=rank, world_size=4)
+    header = PartHeader(run_id=RUN, layout="", generation=1, step=step, rank=rank, world_size=4)
     return FoundImage(path=Path(f"{rank}-{step}"), kind="own", header=header, nbytes=1)
 
 
@@ -72,7 +73,7 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
     make: MakeNode, writer: Path, tmp_path: Path
 ) -> None:
     (writer / "mode").write_text("wait")
-    node = make("a", local_directory=str(tmp_path / "disk"), keep=2)
+    node = make("a", places={Tier.LOCAL: str(tmp_path / "disk")}, keep=2)
     node.launch(3, (0, 1))
     node.service.ask_flush(7)
     fill(node.folder.own(0, 0), 0, 7, 3, MIB)
@@ -97,8 +98,8 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
         1: str(node.folder.own(1, 0)),
         SHARED: str(node.folder.own(SHARED, 0)),
     }
-    assert (told.generation, told.step, told.world_size, told.layout) == (3, 7, 4, "w4")
-    assert (told.run_id, told.directory) == (RUN, str(tmp_path / "job" / "checkpoints"))
+    assert (told.checkpoint, told.world_size, told.layout) == (CheckpointId(generation=3, step=7), 4, "w4")
+    assert (told.run_id, told.places) == (RUN, {Tier.STORAGE: str(tmp_path / "job" / "checkpoints")})
     assert node.service.notes() == []
 
 
@@ -108,18 +109,20 @@ def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: Make
     fill(node.folder.own(0, 0), 0, 7, 2, MIB)
     fill(node.folder.peer(1, 0), 1, 7, 2, MIB)
     node.service.follow(Phase.ENDED, 3)
-    order = Save(epoch=1, token="gen-0002/step-00000007", ranks=(0, 1), world_size=2, layout="w2")
+    order = Save(
+        epoch=1, checkpoint=CheckpointId(generation=2, step=7), ranks=(0, 1), world_size=2, layout="w2"
+    )
     for _ in range(2):  # orders are repeated until their effect is told
         node.service.save(order)
-    wait_for(lambda: node.service.news().saved == order.token)
+    wait_for(lambda: node.service.news().saved == order.checkpoint)
     (line,) = (writer / "orders").read_text().splitlines()
     told = msgspec.json.decode(line, type=FlushOrder)
     assert told.images == {0: str(node.folder.own(0, 0)), 1: str(node.folder.peer(1, 0))}
-    assert (told.generation, told.step, told.world_size, told.layout) == (2, 7, 2, "w2")
-    missing = structs.replace(order, token="gen-0002/step-00000008")
+    assert (told.checkpoint, told.world_size, told.layout) == (order.checkpoint, 2, "w2")
+    missing = structs.replace(order, checkpoint=CheckpointId(generation=2, step=8))
     node.service.save(missing)
     assert any("gen-0002/step-00000008 cannot be put on storage" in text for text in node.service.notes())
-    assert node.service.news().saved == ""
+    assert node.service.news().saved is None
 
 
 def _is_free(path: Path) -> bool:
@@ -179,6 +182,13 @@ def test_another_generation_knows_nothing_of_the_flush(make: MakeNode, writer: P
 
 def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
     hanging = StorageWriter((sys.executable, "-c", "import threading; threading.Event().wait()"))
-    order = FlushOrder(images={}, generation=1, step=1, world_size=1, directory="/x", run_id=RUN, layout="")
+    order = FlushOrder(
+        images={},
+        checkpoint=CheckpointId(generation=1, step=1),
+        world_size=1,
+        places={},
+        run_id=RUN,
+        layout="",
+    )
     assert "the storage hangs" in hanging.write(order, timeout_s=0.5)
     assert hanging._process is None

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_robust.agent.copies.sender import Pace
 from slurm_robust.checkpoint.image import read_header
-from slurm_robust.model.copies import SHARED, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from tests.unit.agent.harness import pause
 from tests.unit.agent.nodes import MIB, MakeNode, check, fill
 from tests.waiting import wait_for
@@ -56,7 +56,7 @@ def test_what_was_restored_is_copied_again_and_dead_steps_give_way_first(make: M
     fill(a.folder.own(0, 2), 0, 5, 1, MIB)
     for number, step in enumerate((5, 7)):
         fill(b.folder.peer(0, number), 0, step, 1, MIB)
-    restore = "gen-0001/step-00000005"
+    restore = CheckpointId(generation=1, step=5)
     b.launch(2, (1,), restore=restore)
     a.launch(2, (0,), restore=restore, peers=(b.peer(0),), stride=2)
     fill(a.folder.own(0, 0), 0, 6, 2, MIB)

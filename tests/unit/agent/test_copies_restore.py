@@ -12,8 +12,7 @@ import pytest
 from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.local import LocalCopies
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
 from slurm_robust.wire.copychannel import Answer, Channel, Get, Put, Verdict, derive_key
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.harness import pause
@@ -26,7 +25,7 @@ def test_parts_are_fetched_for_a_restore_or_the_reason_is_there(make: MakeNode) 
     fill(a.folder.own(0, 0), 0, 5, 1, MIB)
     fill(a.folder.own(SHARED, 0), SHARED, 5, 1, MIB)
     fill(a.folder.peer(3, 1), 3, 5, 1, MIB)
-    restore = "gen-0001/step-00000005"
+    restore = CheckpointId(generation=1, step=5)
     sources = (
         a.source(0, tier=Tier.MEMORY),
         a.source(SHARED, tier=Tier.MEMORY),
@@ -45,12 +44,12 @@ def test_parts_are_fetched_for_a_restore_or_the_reason_is_there(make: MakeNode) 
 
 
 def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_path: Path) -> None:
-    a, b = make("a", local_directory=str(tmp_path / "disk")), make("b")
+    a, b = make("a", places={Tier.LOCAL: str(tmp_path / "disk")}), make("b")
     image = open_image(fill(shm / "image", 0, 5, 1, MIB))
-    local = LocalCopies(a.service.places.local, RUN, a.folder.seal_key.read_bytes())
+    local = LocalCopies(tmp_path / "disk", RUN, a.folder.seal_key.read_bytes())
     local.publish(image, 1)
     image.close()
-    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.LOCAL),))
+    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.LOCAL),))
     wait_for(lambda: b.folder.fetched(0).exists() and read_header(b.folder.fetched(0)))
     check(b.folder.fetched(0), 0, 5)
     a.launch(2, (1,))  # a launch looks at the disk anew
@@ -61,7 +60,7 @@ def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_pat
 def test_a_source_that_died_is_told_within_seconds(make: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = make("a"), make("b")
     a.close()
-    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
     assert "refused" in b.folder.fetch_error(0).read_text()
 
@@ -73,13 +72,13 @@ def test_a_damaged_source_is_no_copy(make: MakeNode) -> None:
     with path.open("r+b") as file:
         file.seek(MIB // 2)
         file.write(b"\xff\x00\xff")
-    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
     # Who has it looks for himself, and does without it from now on.
     assert "there is no copy of rank 0" in b.folder.fetch_error(0).read_text()
     assert "a damaged copy was removed" in a.service.notes()[0]
     assert a.service.inventory() == ()
-    assert b.folder.find(0, CheckpointRef(generation=1, step=5)) is None
+    assert b.folder.find(0, CheckpointId(generation=1, step=5)) is None
 
 
 @pytest.mark.slow
@@ -91,7 +90,7 @@ def test_no_memory_for_a_fetched_part_is_the_reason(make: MakeNode, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
     assert "No space left" in b.folder.fetch_error(0).read_text()
 
@@ -113,7 +112,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
 
     def serve(listener: socket.socket) -> None:
         channel = Channel.accept(listener.accept()[0], derive_key(keys_in(job).client.secret))
-        assert channel.request() == Get(run_id=RUN, rank=0, generation=1, step=5)
+        assert channel.request() == Get(run_id=RUN, rank=0, checkpoint=CheckpointId(generation=1, step=5))
         channel.send(Answer(verdict=Verdict.GO, total=image.stat().st_size))
         wait_for(b.folder.fetch_size(0).exists)
         slowly.set()
@@ -127,7 +126,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         source = Source(rank=0, tier=Tier.MEMORY, address="127.0.0.1", port=listener.getsockname()[1])
-        b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(source,))
+        b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(source,))
         thread.join(20)
     assert happened == ["reserved", "go", "go"]
     check(b.folder.fetched(0), 0, 5)
@@ -139,7 +138,7 @@ def test_two_new_snapshots_replace_what_was_fetched_and_what_other_ranks_left(ma
     fill(a.folder.own(0, 0), 0, 5, 1, MIB)
     fill(b.folder.own(7, 0), 7, 5, 1, MIB)  # rank 7 trained here before
     fill(b.folder.peer(2, 0), 2, 5, 1, MIB)
-    b.launch(2, (0,), restore="gen-0001/step-00000005", sources=(a.source(0, tier=Tier.MEMORY),))
+    b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetched(0).exists)
     b.snapshot(0, 6, generation=2)
     pause(0.2)
@@ -153,7 +152,7 @@ def test_a_get_of_something_else_is_answered(make: MakeNode, job: Path) -> None:
     a = make("a")
     fill(a.folder.own(0, 0), 0, 5, 1, MIB, run_id="another")
     channel = connect(a, job)
-    channel.send(Get(run_id=RUN, rank=0, generation=1, step=5))
+    channel.send(Get(run_id=RUN, rank=0, checkpoint=CheckpointId(generation=1, step=5)))
     assert "there is no copy of rank 0" in channel.answer().reason
     channel.close()
 
@@ -175,7 +174,7 @@ def test_memory_off_means_nothing_is_made(make: MakeNode) -> None:
     a = make("a", memory=False)
     a.launch(1, (0,))
     a.service.follow(Phase.ENDED, 1)
-    assert (a.service.port, a.service.inventory(), a.service.places.memory) == (0, (), "")
+    assert (a.service.port, a.service.inventory(), a.service.memory) == (0, (), "")
     assert not a.folder.path.exists()
 
 
@@ -185,7 +184,7 @@ def test_a_folder_that_cannot_be_made_is_noted(shm: Path, job: Path) -> None:
     a = Node("a", shm, job, keys_in(job))
     (note,) = a.service.notes()
     assert "no snapshots in this node's memory" in note
-    assert a.service.places.memory == ""
+    assert a.service.memory == ""
     a.close()
 
 
@@ -227,7 +226,16 @@ def test_a_short_memory_is_noted_and_takes_fewer_copies(make: MakeNode, job: Pat
     a.service.news()
     assert a.service.notes() == ["memory for snapshots: not enough"]
     channel = connect(a, job)
-    channel.send(Put(run_id=RUN, launch=1, restore="", rank=5, generation=1, step=1, total=2 * MIB))
+    channel.send(
+        Put(
+            run_id=RUN,
+            launch=1,
+            restore=None,
+            rank=5,
+            checkpoint=CheckpointId(generation=1, step=1),
+            total=2 * MIB,
+        )
+    )
     assert "no room for copies of other nodes" in channel.answer().reason
     channel.close()
     a.launch(2, (0,))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from slurm_robust.agent.copies.service import CopyPlaces
 from slurm_robust.agent.rankenv import build_spawn, prepare_inherited, torch_release
-from slurm_robust.model.copies import SHARED, Source, Tier
-from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
+from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
 
@@ -32,7 +31,7 @@ LAUNCH = Launch(
     slots=3,
     master_addr="10.0.0.1",
     master_port=29500,
-    restore="gen-0002/step-00000040",
+    restore=CheckpointId(generation=2, step=40),
     restart_count=2,
 )
 
@@ -66,8 +65,8 @@ def test_workers_get_this_librarys_variables() -> None:
         run_id="r1",
         generation=3,
         record="/dev/shm/x/rank-00002.rec",
-        checkpoint_dir="/job/checkpoints",
-        restore="gen-0002/step-00000040",
+        places={Tier.STORAGE: "/job/checkpoints"},
+        restore=CheckpointId(generation=2, step=40),
     )
     assert worker.record == "/dev/shm/x/rank-00002.rec"
     assert worker.out == "/job/logs/gen-003/rank-00002.out"
@@ -179,10 +178,12 @@ def test_workers_are_told_where_copies_lie_and_where_their_parts_come_from() -> 
         Source(rank=SHARED, tier=Tier.MEMORY),
     )
     launch = structs.replace(LAUNCH, ranks=(2, 3, 4, 5, 6, 7), layout="w6", sources=sources)
-    places = CopyPlaces(memory="/dev/shm/c", local="/disk/c")
-    spawn = build_spawn(SPEC, JobDirectory(Path("/job")), launch, Path("/dev/shm/x"), places)
+    spec = structs.replace(SPEC, copies=CopySpec(places={Tier.LOCAL: "/disk"}))
+    spawn = build_spawn(spec, JobDirectory(Path("/job")), launch, Path("/dev/shm/x"), "/dev/shm/c")
     workers = [WorkerEnvironment.from_env(worker.env) for worker in spawn.workers]
-    assert [w.restore_tier for w in workers if w] == ["memory", "peer", "local", "peer", "", ""]
-    assert {(w.layout, w.copies, w.local) for w in workers if w} == {("w6", "/dev/shm/c", "/disk/c")}
-    without = build_spawn(SPEC, JobDirectory(Path("/job")), launch, Path("/dev/shm/x"))
-    assert {worker.env["SROBUST_RESTORE_TIER"] for worker in without.workers} == {""}
+    assert [w.restore_tier for w in workers if w] == [
+        Tier.MEMORY, Tier.PEER, Tier.LOCAL, Tier.PEER, Tier.STORAGE, Tier.STORAGE
+    ]  # fmt: skip
+    assert {(w.layout, w.copies) for w in workers if w} == {("w6", "/dev/shm/c")}
+    places = {Tier.LOCAL: "/disk", Tier.STORAGE: "/job/checkpoints"}
+    assert all(w.places == places for w in workers if w)

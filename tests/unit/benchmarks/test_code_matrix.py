@@ -46,9 +46,7 @@ SEGV = "rank 1: SIGSEGV on n2, nothing names a culprit"
 
 
 def launched(t: float, generation: int) -> ev.GenerationLaunched:
-    return ev.GenerationLaunched(
-        t=t, generation=generation, slots=("n1", "n2"), master="", restore="", restore_step=-1
-    )
+    return ev.GenerationLaunched(t=t, generation=generation, slots=("n1", "n2"), master="")
 
 
 def decided(t: float, *actions: Action, reason: str = SEGV, carried_out: bool = True) -> ev.Decided:

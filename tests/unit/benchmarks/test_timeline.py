@@ -91,6 +91,4 @@ def test_our_phases_follow_each_other_without_a_gap() -> None:
 
 
 def launched(generation: int, t: float) -> ev.GenerationLaunched:
-    return ev.GenerationLaunched(
-        t=t, generation=generation, slots=("n1",), master="", restore="", restore_step=-1
-    )
+    return ev.GenerationLaunched(t=t, generation=generation, slots=("n1",), master="")

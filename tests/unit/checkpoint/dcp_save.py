@@ -12,10 +12,11 @@ from torch import nn
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.state import apply, capture
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId
 from tests.unit.checkpoint.dcp_load import model_of, stepped, whole
 
-REF = CheckpointRef(generation=1, step=7)
+REF = CheckpointId(generation=1, step=7)
 
 
 def main() -> None:

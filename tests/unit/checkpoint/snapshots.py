@@ -26,13 +26,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurm_robust.checkpoint.image import ImageHeader, open_image, read_header
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Place
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
+from slurm_robust.model.copies import CheckpointId
 
 RUN = "5-test"
 UNUSUAL = {
@@ -125,8 +126,8 @@ class Example:
         return steps_in(self.folder)
 
 
-def header(generation: int, step: int = 0) -> ImageHeader:
-    return ImageHeader(run_id=RUN, layout="", generation=generation, step=step, rank=0, world_size=1)
+def header(generation: int, step: int = 0) -> PartHeader:
+    return PartHeader(run_id=RUN, layout="", generation=generation, step=step, rank=0, world_size=1)
 
 
 def steps_in(folder: MemoryFolder) -> list[int]:
@@ -137,7 +138,7 @@ def steps_in(folder: MemoryFolder) -> list[int]:
 
 def state_at(folder: MemoryFolder, step: int, generation: int = 1) -> Snapshot:
     """What the image of ``step`` holds, verified and copied."""
-    path = folder.find(0, CheckpointRef(generation=generation, step=step))
+    path = folder.find(0, CheckpointId(generation=generation, step=step))
     assert path is not None
     image = open_image(path)
     image.verify(2)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums
 from slurm_robust.checkpoint.errors import CorruptPart
-from slurm_robust.checkpoint.image import Buffer, Image, ImageHeader, TensorSpec, open_image
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, Image, TensorSpec, open_image
 
-HEADER = ImageHeader(run_id="7-ab", layout="", generation=1, step=5, rank=0, world_size=1)
+HEADER = PartHeader(run_id="7-ab", layout="", generation=1, step=5, rank=0, world_size=1)
 DATA = os.urandom(3 * CHUNK_BYTES)
 
 

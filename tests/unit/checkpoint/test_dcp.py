@@ -20,12 +20,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId
 from tests.sharding import needs_fsdp2
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-REF = CheckpointRef(generation=1, step=7)
+REF = CheckpointId(generation=1, step=7)
 
 
 def save(folder: Path, own: list[Any], shared: Any = None) -> Path:
@@ -87,7 +88,7 @@ def run(program: str, world_size: int, *arguments: str | Path) -> None:
 )
 def test_dcp_alone_loads_it(kind: str, world_size: int, tmp_path: Path) -> None:
     """Bitwise, in one process, and sharded over two and four ranks, of which some get nothing."""
-    folder, expected = tmp_path / REF.token(), tmp_path / "expected.pt"
+    folder, expected = tmp_path / str(REF), tmp_path / "expected.pt"
     run("dcp_save.py", world_size, tmp_path, expected, kind)
     run("dcp_load.py", 1, folder, expected, "whole")
     if kind == "fsdp":

@@ -24,9 +24,10 @@ from slurm_robust.checkpoint.errors import (
 )
 from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId
 
-REF = CheckpointRef(generation=2, step=7)
+REF = CheckpointId(generation=2, step=7)
 
 
 def tier(folder: Path, rank: int = 0, world_size: int = 2, run_id: str = "run") -> DiskTier:
@@ -73,14 +74,14 @@ def test_another_world_size_is_told(tmp_path: Path) -> None:
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForeignPart, match=r"of run run, .*here is run other"):
+    with pytest.raises(ForeignPart, match=r"of run run, .*expected is run other"):
         tier(saved(tmp_path), run_id="other").load(REF, ("model",))
 
 
 def test_a_part_in_the_wrong_place_is_refused(tmp_path: Path) -> None:
     store = CheckpointStore(saved(tmp_path))
-    moved = CheckpointRef(generation=2, step=8)
-    shutil.copytree(tmp_path / REF.token(), tmp_path / moved.token())
+    moved = CheckpointId(generation=2, step=8)
+    shutil.copytree(tmp_path / str(REF), tmp_path / str(moved))
     assert store.complete()[0] == moved
     with pytest.raises(ForeignPart, match="step 7, rank 0"):
         tier(tmp_path).load(moved, ("model",))
@@ -93,15 +94,6 @@ def test_another_layout_is_refused_where_one_is_named(tmp_path: Path) -> None:
         DiskTier(store, run_id="run", rank=0, world_size=1, layout=layout).load(REF, ("model",))
     with pytest.raises(ForeignPart, match=r"layout tp2, .*layout tp4"):
         DiskTier(store, run_id="run", rank=0, world_size=1, layout="tp4").load(REF, ("model",))
-
-
-def test_parts_of_the_first_version_are_named(tmp_path: Path) -> None:
-    folder = tmp_path / REF.token()
-    folder.mkdir(parents=True)
-    for rank in range(2):
-        (folder / f"rank-{rank:05d}-of-00002.pt").touch()
-    with pytest.raises(ForeignPart, match=r"rank-\*.pt files, a format of version 1"):
-        tier(tmp_path).load(REF, ("model",))
 
 
 def test_a_part_without_its_data_is_missing(tmp_path: Path) -> None:
@@ -132,7 +124,7 @@ def test_what_a_finisher_left_undone_the_next_one_does(tmp_path: Path) -> None:
     store = CheckpointStore(saved(tmp_path))
     (store.folder(REF) / ".metadata").unlink()
     (tmp_path / "latest").unlink()
-    later = CheckpointRef(generation=2, step=8)
+    later = CheckpointId(generation=2, step=8)
     for rank in range(2):
         tier(tmp_path, rank).save(later, snapshot(rank))
     assert (store.folder(REF) / ".metadata").exists()
@@ -167,12 +159,12 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 def test_a_write_that_fails_leaves_the_old_ones(tmp_path: Path) -> None:
     store = CheckpointStore(saved(tmp_path))
-    later = CheckpointRef(generation=2, step=8)
+    later = CheckpointId(generation=2, step=8)
     big = Snapshot(own={"model": torch.zeros(100_000)}, shared={}, rng={})
     with file_size_limit(50_000), pytest.raises(NotWritten, match=r"step-00000008: .*too large"):
         tier(tmp_path).save(later, big)
     assert store.complete() == [REF]
-    assert list((tmp_path / later.token()).iterdir()) == []
+    assert list((tmp_path / str(later)).iterdir()) == []
     assert store.latest() == REF
 
 
@@ -184,7 +176,7 @@ def test_a_damaged_neighbour_is_logged_and_hinders_nobody(
     (store.folder(REF) / ".metadata").unlink()
     path = store.parts(REF)[1]
     path.write_bytes(b"?" * 10 if damage == "header" else path.read_bytes()[:-1])
-    later = CheckpointRef(generation=2, step=8)
+    later = CheckpointId(generation=2, step=8)
     for rank in range(2):
         tier(tmp_path, rank).save(later, snapshot(rank))
     assert "checkpoint gen-0002/step-00000008 is whole, but" in caplog.text

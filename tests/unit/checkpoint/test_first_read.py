@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.checkpoint.image import Buffer, ImageHeader, TensorSpec
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, TensorSpec
 
 PROGRAM = """
 import sys, threading
@@ -31,7 +32,7 @@ for thread in threads:
 @pytest.mark.slow
 def test_threads_may_read_the_first_image_together(tmp_path: Path) -> None:
     """A process whose threads first asked for a type at the same time crashed about twice in five."""
-    header = ImageHeader(run_id="run", layout="1x1", generation=1, step=3, rank=0, world_size=1)
+    header = PartHeader(run_id="run", layout="1x1", generation=1, step=3, rank=0, world_size=1)
     buffer = Buffer(tmp_path / "image")
     buffer.begin(header, [TensorSpec(dtype="uint8", shape=(4,), nbytes=4)], b"tree")
     buffer.commit()

@@ -18,18 +18,20 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.flush import FlushOrder, flush
-from slurm_robust.checkpoint.image import Buffer, ImageHeader
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from tests.waiting import wait_for
 
-REF = CheckpointRef(generation=3, step=120)
+REF = CheckpointId(generation=3, step=120)
 
 
 def own(rank: int, size: int = 8) -> dict[str, Any]:
@@ -47,9 +49,7 @@ def make_image(path: Path, rank: int, tree: Any, *, world_size: int = 2, step: i
     """An image as a worker leaves it."""
     packed, tensors = flatten(tree)
     buffer = Buffer(path)
-    header = ImageHeader(
-        run_id="run", layout="dp2", generation=3, step=step, rank=rank, world_size=world_size
-    )
+    header = PartHeader(run_id="run", layout="dp2", generation=3, step=step, rank=rank, world_size=world_size)
     views = buffer.begin(header, specs_of(tensors), packed)
     for view, tensor in zip(views, tensors, strict=True):
         view[:] = bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
@@ -84,10 +84,9 @@ class Writer:
     def send(self, images: dict[int, Path], *, step: int = 120, **changes: Any) -> None:
         order = {
             "images": {str(rank): str(path) for rank, path in images.items()},
-            "generation": 3,
-            "step": step,
+            "checkpoint": {"generation": 3, "step": step},
             "world_size": 2,
-            "directory": str(self.folder),
+            "places": {"storage": str(self.folder)},
             "run_id": "run",
             "layout": "dp2",
             **changes,
@@ -155,10 +154,10 @@ def test_what_lies_in_memory_gets_to_storage(
     nodes = [start(), start()]
     store = CheckpointStore(tmp_path / "storage")
     nodes[1].send({1: images[1], SHARED: images[SHARED]})
-    assert nodes[1].answer() == {"step": 120, "generation": 3, "ok": True, "error": ""}
+    assert nodes[1].answer() == {"ok": True, "error": ""}
     assert store.complete() == []
     nodes[0].send({0: images[0], SHARED: images[SHARED]})
-    assert nodes[0].answer() == {"step": 120, "generation": 3, "ok": True, "error": ""}
+    assert nodes[0].answer() == {"ok": True, "error": ""}
     assert store.complete(2) == [REF]
     assert store.latest() == REF
     for rank in range(2):
@@ -186,7 +185,7 @@ def test_orders_that_cannot_be_carried_out_are_answered(
         return str(answer["error"])
 
     writer.send_line("{")
-    assert writer.answer()["error"].startswith("no order: ")
+    assert writer.answer()["error"].startswith("not an order: ")
     assert "step 120" in answer_to(both, step=121)
     assert "of run run" in answer_to(both, run_id="other")
     assert "layout dp2" in answer_to(both, layout="tp2")
@@ -194,7 +193,7 @@ def test_orders_that_cannot_be_carried_out_are_answered(
     assert "rank 1 of 2" in answer_to({0: images[1]})
     assert "shared part of step 120 is missing" in answer_to({0: images[0]})
     (tmp_path / "file").touch()
-    assert str(tmp_path / "file") in answer_to(both, directory=str(tmp_path / "file"))
+    assert str(tmp_path / "file") in answer_to(both, places={"storage": str(tmp_path / "file")})
     content = bytearray(images[1].read_bytes())
     content[content.index(torch.full((8,), 1.0).numpy().tobytes()) + 1] ^= 1
     images[1].write_bytes(content)
@@ -216,7 +215,7 @@ def test_a_full_storage_is_answered_and_leaves_nothing(
     answer = writer.answer()
     assert not answer["ok"]
     assert "File too large" in answer["error"]
-    assert list((tmp_path / "storage" / REF.token()).iterdir()) == []
+    assert list((tmp_path / "storage" / str(REF)).iterdir()) == []
     writer.send({1: images[1]})
     assert writer.answer()["ok"]
 
@@ -226,7 +225,7 @@ def flush_for_ever(order: FlushOrder, base: Path) -> int:
     child = os.fork()
     if child == 0:
         for number in itertools.count():
-            flush(order, CheckpointStore(base / str(number)))
+            flush(structs.replace(order, places={Tier.STORAGE: str(base / str(number))}))
     return child
 
 
@@ -235,10 +234,9 @@ def test_a_writer_that_is_killed_leaves_no_half_part(images: dict[int, Path], tm
     """At random moments of writing many checkpoints; what counts afterwards is whole."""
     order = FlushOrder(
         images={rank: str(path) for rank, path in images.items()},
-        generation=3,
-        step=120,
+        checkpoint=REF,
         world_size=2,
-        directory="",
+        places={},
         run_id="run",
     )
     chance = random.Random(7)
@@ -269,7 +267,7 @@ def test_storage_that_hangs_holds_up_nobody_but_the_writer(
 ) -> None:
     """Here a file is a pipe into which nobody writes."""
     writer = start()
-    folder = tmp_path / "storage" / REF.token()
+    folder = tmp_path / "storage" / str(REF)
     folder.mkdir(parents=True)
     os.mkfifo(tmp_path / "storage" / "latest")
     writer.send(images)

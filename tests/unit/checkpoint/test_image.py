@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
+from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -25,22 +26,20 @@ from slurm_robust.checkpoint.image import (
     ROOM_TO_GROW,
     Buffer,
     BufferInUse,
-    ImageHeader,
     TensorSpec,
-    check_header,
     image_bytes,
     open_image,
     read_header,
 )
 
-HEADER = ImageHeader(run_id="7-ab", layout="tp1", generation=2, step=30, rank=3, world_size=4, library="1")
+HEADER = PartHeader(run_id="7-ab", layout="tp1", generation=2, step=30, rank=3, world_size=4, library="1")
 
 
 def bytes_of(count: int, seed: int = 1) -> bytes:
     return bytes((seed * 31 + n * 7) % 251 for n in range(min(count, 5000))).ljust(count, bytes([seed]))
 
 
-def fill(buffer: Buffer, contents: list[bytes], header: ImageHeader = HEADER, tree: bytes = b"tree") -> None:
+def fill(buffer: Buffer, contents: list[bytes], header: PartHeader = HEADER, tree: bytes = b"tree") -> None:
     specs = [TensorSpec(dtype="uint8", shape=(len(one),), nbytes=len(one)) for one in contents]
     for view, content in zip(buffer.begin(header, specs, tree), contents, strict=True):
         view[:] = content

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.image import open_image, read_front
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
+from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from tests.unit.agent.nodes import MIB, RUN, check, fill
 from tests.users import run_as
 
@@ -21,7 +20,7 @@ KEY = seal_key("the job's secret")
 
 @pytest.fixture
 def local(tmp_path: Path) -> LocalCopies:
-    return LocalCopies(local_path(tmp_path / "disk", RUN), RUN, KEY)
+    return LocalCopies(tmp_path / "disk", RUN, KEY)
 
 
 def publish(local: LocalCopies, memory: Path, rank: int, step: int, generation: int = 1) -> Path:
@@ -40,9 +39,9 @@ def test_a_copy_is_whole_named_and_without_the_buffers_slack(local: LocalCopies,
     check(path, 3, 120, 3)
     assert path.stat().st_size < 2 * MIB
     assert path.stat().st_mode & 0o077 == 0
-    ref = CheckpointRef(generation=3, step=120)
+    ref = CheckpointId(generation=3, step=120)
     assert local.find(3, ref) == path
-    assert local.find(3, CheckpointRef(generation=3, step=121)) is None
+    assert local.find(3, CheckpointId(generation=3, step=121)) is None
     (copy,) = local.inventory()
     assert copy == Copy(rank=3, generation=3, step=120, tier=Tier.LOCAL, nbytes=path.stat().st_size)
 
@@ -62,10 +61,10 @@ def test_damage_and_files_of_others_are_no_copies(local: LocalCopies, tmp_path: 
     (good.parent / "step-00000012.img").write_bytes(good.read_bytes())  # another step than its name says
     (good.parent / "notes.txt").write_text("x")
     fill(good.parent / "step-00000013.img", 0, 13, 1, MIB)  # whole, and without a seal
-    another = LocalCopies(local.path, RUN, seal_key("another job's secret"))
+    another = LocalCopies(local.path.parent, RUN, seal_key("another job's secret"))
     publish(another, tmp_path, 1, 14)
     assert [c.step for c in local.inventory()] == [10]
-    assert local.find(0, CheckpointRef(generation=1, step=13)) is None
+    assert local.find(0, CheckpointId(generation=1, step=13)) is None
     assert [c.step for c in another.inventory()] == [14]
 
 
@@ -86,7 +85,7 @@ def test_a_full_disk_leaves_what_was_there(
 
 def test_a_folder_that_is_not_there_holds_nothing(local: LocalCopies) -> None:
     assert local.inventory() == ()
-    assert local.find(0, CheckpointRef(generation=1, step=1)) is None
+    assert local.find(0, CheckpointId(generation=1, step=1)) is None
 
 
 def test_a_byte_in_front_of_the_data_or_in_the_seal_makes_it_none(local: LocalCopies, tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def front_of(path: Path) -> bytes:
 def test_a_header_with_right_sums_but_without_the_key_is_none(local: LocalCopies, tmp_path: Path) -> None:
     """Who can write there can also sum up; a copy of another step, say, with the seal of a true one."""
     true = publish(local, tmp_path, 0, 10)
-    forged = local.part_path(0, CheckpointRef(generation=1, step=99999999))
+    forged = local.part_path(0, CheckpointId(generation=1, step=99999999))
     image = open_image(fill(tmp_path / "forged", 0, 99999999, 1, MIB))
     forged.write_bytes(image.path.read_bytes()[: image.nbytes] + true.read_bytes()[-40:])
     image.close()
@@ -122,9 +121,9 @@ def test_what_is_no_plain_file_is_passed_over_at_once(
     local: LocalCopies, tmp_path: Path, trap: Callable[[Path], None]
 ) -> None:
     publish(local, tmp_path, 0, 10)
-    trap(local.part_path(0, CheckpointRef(generation=1, step=11)))
+    trap(local.part_path(0, CheckpointId(generation=1, step=11)))
     assert [c.step for c in local.inventory()] == [10]
-    assert local.find(0, CheckpointRef(generation=1, step=11)) is None
+    assert local.find(0, CheckpointId(generation=1, step=11)) is None
 
 
 # -- two users -----------------------------------------------------------------------------------------
@@ -144,33 +143,31 @@ def scratch() -> Iterator[Path]:
 @as_root
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o1777])
 def test_a_strangers_folder_is_neither_read_nor_written(scratch: Path, tmp_path: Path, mode: int) -> None:
-    path = scratch / f"srobust-{ME}-{RUN}"
-    local = LocalCopies(path, RUN, KEY)
+    local = LocalCopies(scratch, RUN, KEY)
     image = open_image(fill(tmp_path / "buffer", 0, 5, 1, MIB))
 
     def forge() -> None:
         """Even with the right seal, which nobody has who has no key."""
-        LocalCopies(path, RUN, KEY).publish(image, 1)
-        path.chmod(mode)
-        os.mkfifo(local.part_path(0, CheckpointRef(generation=1, step=6)), 0o666)
+        local.publish(image, 1)
+        local.path.chmod(mode)
+        os.mkfifo(local.part_path(0, CheckpointId(generation=1, step=6)), 0o666)
 
     assert run_as(OTHER, forge) == "None"
     refused = f"belongs to uid {OTHER}"
     assert refused in run_as(ME, local.inventory)
-    assert refused in run_as(ME, lambda: local.find(0, CheckpointRef(generation=1, step=5)))
+    assert refused in run_as(ME, lambda: local.find(0, CheckpointId(generation=1, step=5)))
     assert refused in run_as(ME, lambda: local.publish(image, 1))
     image.close()
 
 
 @as_root
 def test_a_strangers_file_in_ones_own_folder_is_no_copy(scratch: Path, tmp_path: Path) -> None:
-    path = scratch / f"srobust-{ME}-{RUN}"
-    local = LocalCopies(path, RUN, KEY)
+    local = LocalCopies(scratch, RUN, KEY)
     image = open_image(fill(tmp_path / "buffer", 0, 5, 1, MIB))
     assert ".img" in run_as(ME, lambda: local.publish(image, 1))
     image.close()
     assert "Copy(" in run_as(ME, local.inventory)
-    copy = local.part_path(0, CheckpointRef(generation=1, step=5))
+    copy = local.part_path(0, CheckpointId(generation=1, step=5))
     os.chown(copy, OTHER, OTHER)
     copy.chmod(0o644)
     assert run_as(ME, local.inventory) == "()"

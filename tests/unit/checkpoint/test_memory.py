@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from tests.unit.agent.nodes import MIB, RUN, fill
 
 
@@ -36,12 +35,12 @@ def test_the_inventory_has_every_whole_image_and_nothing_else(folder: MemoryFold
 
 
 def test_a_part_is_found_nearest_first(folder: MemoryFolder) -> None:
-    ref = CheckpointRef(generation=2, step=7)
+    ref = CheckpointId(generation=2, step=7)
     assert folder.find(3, ref) is None
     for path in (folder.peer(3, 0), folder.fetched(3), folder.own(3, 4)):
         fill(path, 3, 7, 2, MIB)
         assert folder.find(3, ref) == path
-    assert folder.find(3, CheckpointRef(generation=1, step=7)) is None
+    assert folder.find(3, CheckpointId(generation=1, step=7)) is None
     fill(folder.fetched(SHARED), SHARED, 7, 2, MIB)
     assert folder.find(SHARED, ref) == folder.fetched(SHARED)
 
@@ -62,4 +61,4 @@ def test_a_folder_is_taken_again_and_traps_are_not(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     folder = MemoryFolder(tmp_path / "none", RUN)
     assert folder.inventory() == ()
-    assert folder.find(0, CheckpointRef(generation=1, step=1)) is None
+    assert folder.find(0, CheckpointId(generation=1, step=1)) is None

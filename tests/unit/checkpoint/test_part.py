@@ -19,9 +19,10 @@ from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.part import MAGIC, Sidecar, encode_sidecar, read_sidecar, verify_part
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId
 
-REF = CheckpointRef(generation=2, step=7)
+REF = CheckpointId(generation=2, step=7)
 SNAPSHOT = Snapshot(
     own={"model": {"buffer": torch.full((3,), 4.0), "pair": (torch.ones(2), "two")}},
     shared={"model": {"weight": torch.arange(5)}},
@@ -138,7 +139,7 @@ def test_nothing_in_a_part_is_executed(tmp_path: Path) -> None:
         )
         path.write_bytes(encode_sidecar(msgspec.structs.replace(changed, items=items)))
         if raw:
-            with pytest.raises(CorruptPart, match="is no tensor"):
+            with pytest.raises(CorruptPart, match="is not a tensor"):
                 read(path)
         else:
             read(path)  # numbers without sense, and no more
@@ -167,6 +168,22 @@ def test_another_format_version_is_told(tmp_path: Path) -> None:
         read_sidecar(path)
 
 
+@pytest.mark.parametrize(
+    ("release", "safely"),
+    [
+        ("2.4.0", False),
+        ("2.4.1+cu121", False),
+        ("2.5.1", False),
+        ("2.6.0", True),
+        ("2.10.0a0+git1234", True),
+        ("2.15.0+cpu", True),
+        ("3.0.0", True),
+    ],
+)
+def test_releases_with_the_defect_of_torch_load_are_known(release: str, safely: bool) -> None:
+    assert dcp.loads_safely(release) is safely
+
+
 def test_an_old_torch_loads_only_what_nobody_else_could_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +193,7 @@ def test_an_old_torch_loads_only_what_nobody_else_could_write(
     DiskTier(store, run_id="run", rank=0, world_size=1).save(REF, state)
     path = store.parts(REF)[0]
     data = store.data_path(REF, 0)
-    monkeypatch.setattr(dcp, "_LOADS_SAFELY", False)
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cu124")
     data.chmod(0o644)
     assert read(path)[1].own["model"]["none"].shape == (0, 3)
     data.chmod(0o664)
@@ -184,5 +201,5 @@ def test_an_old_torch_loads_only_what_nobody_else_could_write(
         read(path)
     assert "torch 2.6" in str(error.value)
     assert f"chmod go-w {data}" in str(error.value)
-    monkeypatch.setattr(dcp, "_LOADS_SAFELY", True)
+    monkeypatch.setattr(torch, "__version__", "2.6.0")
     assert read(path)[1].own["model"]["none"].shape == (0, 3)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.checkpoint.ring import refill_order
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import CheckpointId
 
 
-def ref(step: int, generation: int = 1) -> CheckpointRef:
-    return CheckpointRef(generation=generation, step=step)
+def ref(step: int, generation: int = 1) -> CheckpointId:
+    return CheckpointId(generation=generation, step=step)
 
 
 class Ring:
@@ -21,8 +21,8 @@ class Ring:
         self.cap = cap
         self.stride = stride
         self.generation = 1
-        self.restored: CheckpointRef | None = None
-        self.held: dict[int, CheckpointRef | None] = {}
+        self.restored: CheckpointId | None = None
+        self.held: dict[int, CheckpointId | None] = {}
 
     def order(self, flush: int = -1) -> list[int]:
         return refill_order(
@@ -83,7 +83,7 @@ def test_with_three_buffers_and_every_step_the_newest_two_live(steps: int) -> No
     restored=st.none() | st.builds(ref, st.integers(0, 40), st.integers(1, 2)),
 )
 def test_the_newest_whole_step_is_never_offered(
-    held: dict[int, CheckpointRef | None], cap: int, stride: int, flush: int, restored: CheckpointRef | None
+    held: dict[int, CheckpointId | None], cap: int, stride: int, flush: int, restored: CheckpointId | None
 ) -> None:
     order = refill_order(held, cap=cap, generation=3, restored=restored, stride=stride, flush=flush)
     assert len(order) == len(set(order))

@@ -20,7 +20,7 @@ import torch
 from slurm_robust.checkpoint.budget import MemoryPlan, Room
 from slurm_robust.checkpoint.errors import NotWritten, UnsupportedState
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import CheckpointId
 from tests.unit.checkpoint.snapshots import RUN, UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
@@ -144,7 +144,7 @@ def test_without_overlap_everything_is_copied_before_step_returns(folder: Memory
 def test_a_restored_generation_keeps_the_step_it_came_from(folder: MemoryFolder) -> None:
     Example(folder).train(range(6))
     wait_for(lambda: steps_in(folder) == [3, 4, 5])
-    again = Example(folder, generation=2, restored=CheckpointRef(generation=1, step=4))
+    again = Example(folder, generation=2, restored=CheckpointId(generation=1, step=4))
     again.take(5)
     again.snapshotter.settle()
     held = {(copy.generation, copy.step) for copy in folder.inventory()}
@@ -241,7 +241,7 @@ def test_buffers_beyond_the_plan_are_given_back(folder: MemoryFolder) -> None:
         example.take(step, stride=8)
     example.snapshotter.close()
     two = Room(name="less than before", total=0, free=4_000_000)
-    restored = CheckpointRef(generation=1, step=19)
+    restored = CheckpointId(generation=1, step=19)
     again = Example(folder, generation=2, restored=restored, gather=lambda _: (two,))
     again.take(20)
     again.snapshotter.settle()

@@ -22,9 +22,8 @@ from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training, capture
-from slurm_robust.checkpoint.store import CheckpointRef
 from slurm_robust.checkpoint.tree import flatten
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId
 from tests.unit.checkpoint.snapshots import RUN, UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
@@ -401,7 +400,7 @@ def test_the_shared_part_is_copied_ahead_too(one_rank: None, example: Watched) -
 
 def shared_values(example: Watched, step: int) -> list[float]:
     example.snapshotter.settle()
-    path = example.folder.find(SHARED, CheckpointRef(generation=1, step=step))
+    path = example.folder.find(SHARED, CheckpointId(generation=1, step=step))
     assert path is not None
     image = open_image(path)
     image.verify()

@@ -27,11 +27,12 @@ from slurm_robust.checkpoint.state import (
     key_of,
     unwrapped,
 )
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten
+from slurm_robust.model.copies import CheckpointId
 from tests.sharding import needs_fsdp2
 
-REF = CheckpointRef(generation=1, step=5)
+REF = CheckpointId(generation=1, step=5)
 
 
 class Notes:

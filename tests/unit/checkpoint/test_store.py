@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 
 from slurm_robust.checkpoint import store as store_module
 from slurm_robust.checkpoint.errors import MissingCheckpoint
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId
 
-refs = st.builds(CheckpointRef, generation=st.integers(1, 4), step=st.integers(0, 6))
-
-
-def ref(generation: int, step: int) -> CheckpointRef:
-    return CheckpointRef(generation=generation, step=step)
+refs = st.builds(CheckpointId, generation=st.integers(1, 4), step=st.integers(0, 6))
 
 
-def publish(store: CheckpointStore, where: CheckpointRef, rank: int, world_size: int) -> None:
+def ref(generation: int, step: int) -> CheckpointId:
+    return CheckpointId(generation=generation, step=step)
+
+
+def publish(store: CheckpointStore, where: CheckpointId, rank: int, world_size: int) -> None:
     with store.publishing_data(where, rank) as path:
         path.write_bytes(b"data")
     with store.publishing(where, rank, world_size) as path:
@@ -38,19 +39,19 @@ def visible(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name != ".lock")
 
 
-def publish_all(store: CheckpointStore, *refs: CheckpointRef, world_size: int = 2) -> None:
+def publish_all(store: CheckpointStore, *refs: CheckpointId, world_size: int = 2) -> None:
     for where in refs:
         for rank in range(world_size):
             publish(store, where, rank, world_size)
 
 
-@given(st.builds(CheckpointRef, generation=st.integers(0, 10**6), step=st.integers(0, 10**10)))
-def test_tokens_are_reversible(where: CheckpointRef) -> None:
-    assert CheckpointRef.from_token(where.token()) == where
+@given(st.builds(CheckpointId, generation=st.integers(0, 10**6), step=st.integers(0, 10**10)))
+def test_tokens_are_reversible(where: CheckpointId) -> None:
+    assert CheckpointId.parse(str(where)) == where
 
 
 def test_tokens_look_like_paths() -> None:
-    assert ref(3, 120).token() == "gen-0003/step-00000120"
+    assert str(ref(3, 120)) == "gen-0003/step-00000120"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_tokens_look_like_paths() -> None:
 )
 def test_other_words_are_no_tokens(token: str) -> None:
     with pytest.raises(ValueError, match="names no checkpoint"):
-        CheckpointRef.from_token(token)
+        CheckpointId.parse(token)
 
 
 def test_the_controller_needs_no_torch() -> None:
@@ -103,7 +104,7 @@ def test_strange_names_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "gen-0001" / "step-1").mkdir()
     (tmp_path / "gen-0007").write_text("a file")
-    (tmp_path / ref(1, 1).token() / "rank-00000-of-00002.part.swp").write_text("x")
+    (tmp_path / str(ref(1, 1)) / "rank-00000-of-00002.part.swp").write_text("x")
     assert store.complete() == [ref(1, 1)]
     names = [path.name for path in store.parts(ref(1, 1))]
     assert names == ["rank-00000-of-00002.part", "rank-00001-of-00002.part"]
@@ -119,7 +120,7 @@ def test_a_writer_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         write_half_and_fail()
-    assert os.listdir(tmp_path / ref(1, 1).token()) == []
+    assert os.listdir(tmp_path / str(ref(1, 1))) == []
 
 
 def test_pruning_keeps_the_newest_of_all_and_of_the_running_generation(tmp_path: Path) -> None:
@@ -223,10 +224,11 @@ def test_the_pointer_is_never_torn_and_never_names_an_incomplete_one(tmp_path: P
     store.point_latest()
     program = (
         "import sys\n"
-        "from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore\n"
+        "from slurm_robust.checkpoint.store import CheckpointStore\n"
+        "from slurm_robust.model.copies import CheckpointId\n"
         "store, rank = CheckpointStore(sys.argv[1]), int(sys.argv[2])\n"
         "for step in range(1, 60):\n"
-        "    ref = CheckpointRef(generation=1, step=step)\n"
+        "    ref = CheckpointId(generation=1, step=step)\n"
         "    with store.publishing(ref, rank, 2) as path: path.write_bytes(b'part')\n"
         "    store.point_latest()\n"
         "    if rank == 0: store.prune(2)\n"
@@ -252,9 +254,9 @@ def test_the_pointer_is_never_torn_and_never_names_an_incomplete_one(tmp_path: P
 )
 def test_pruning_never_loses_what_a_restore_may_need(
     tmp_path_factory: pytest.TempPathFactory,
-    parts: list[tuple[CheckpointRef, int]],
+    parts: list[tuple[CheckpointId, int]],
     keep: int,
-    protect: set[CheckpointRef],
+    protect: set[CheckpointId],
 ) -> None:
     store = CheckpointStore(tmp_path_factory.mktemp("store"))
     for where, rank in parts:

@@ -10,20 +10,18 @@ from msgspec import structs
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
-from slurm_robust.controller.checkpoints import ref_of
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import fold
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, Copy, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.model.steps import Witness
-from slurm_robust.policy.restore import Ref
 from slurm_robust.slurm.stepwords import step_end, task_ends
 from slurm_robust.wire.messages import (
     Flush,
@@ -60,7 +58,7 @@ class Job:
         memory: bool = False,
         shared: bool = False,
         hears_storage: bool = True,
-        storage: Iterable[Ref] = (),
+        storage: Iterable[CheckpointId] = (),
         copies: Mapping[str, tuple[Copy, ...]] | None = None,
         log_rules: RuleSet | None = None,
         clock: tuple[float, float] = (1000.0, 1.7e9),
@@ -105,7 +103,7 @@ class Job:
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
         self.code: int | None = None
         self.memory, self.shared, self.hears_storage = memory, shared, hears_storage
-        self.checkpoints: dict[int, tuple[str, int]] = {}  # newest on storage of each generation
+        self.checkpoints: dict[int, int] = {}  # newest step on storage of each generation
         self.storage = set(storage)  # what else is there
         self.copies = dict(copies or {})
         self.storage_broken = False
@@ -179,8 +177,8 @@ class Job:
 
     def tell_storage(self, generation: int) -> None:
         """Storage answers what it holds."""
-        found = {*self.storage, *(Ref(step=s, generation=g) for g, (_, s) in self.checkpoints.items())}
-        complete = None if self.storage_broken else tuple(found)
+        found = {*self.storage, *(CheckpointId(step=s, generation=g) for g, s in self.checkpoints.items())}
+        complete = None if self.storage_broken else dict.fromkeys(found, Tier.STORAGE)
         self.act(self.core.on_checkpoints(generation, complete, self.now()))
 
     def witness(self, node: str) -> Witness:
@@ -257,11 +255,11 @@ class Job:
                 answer = StacksTaken(node=node, generation=heartbeat.generation, number=number, stacks=taken)
                 self.core.on_stacks(answer)
                 self.act(self.core.on_tick(self.now()))
-            case Save(token=token):
+            case Save(checkpoint=checkpoint):
                 self.saves[node] = message
                 if self.writes:
-                    self.storage.add(ref_of(token))
-                    self.change(node, saved=token)
+                    self.storage.add(checkpoint)
+                    self.change(node, saved=checkpoint)
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep
                 self.heartbeats.pop(node)

@@ -12,10 +12,10 @@ from slurm_robust.controller.effects import RequeueAnswer, Said, Send
 from slurm_robust.controller.journal import fold
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Symptom
-from slurm_robust.policy.restore import Ref
 from slurm_robust.wire.messages import Ack, Launch, Pulse, Shutdown, Stop
 from tests.unit.controller.fleetwork import Job
 
@@ -45,13 +45,13 @@ def test_ranks_are_numbered_slot_by_slot_and_share_one_rendezvous() -> None:
 def test_a_killed_rank_restarts_in_place_from_the_newest_sealed_checkpoint() -> None:
     job = Job()
     job.train_to(7)
-    job.checkpoints[1] = ("gen-0001/step-00000006", 6)
+    job.checkpoints[1] = 6
     job.kill_rank(1)
     assert job.stage == "Running"
     assert job.core.state.generation == 2
     launched = job.events(ev.GenerationLaunched)[-1]
     assert (launched.slots, launched.restore, launched.restore_step) == (
-        ("n1", "n2"), "gen-0001/step-00000006", 6,
+        ("n1", "n2"), CheckpointId(generation=1, step=6), 6,
     )  # fmt: skip
     job.pass_time(1.0)
     job.train_to(7)
@@ -140,15 +140,17 @@ def test_without_a_spare_the_job_is_requeued_without_the_dead_node() -> None:
 def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() -> None:
     job = Job(spares=())
     job.train_to(3)
-    job.checkpoints[1] = ("gen-0001/step-00000003", 3)
+    job.checkpoints[1] = 3
     job.power_cut("n2")
     job.until(lambda: bool(job.requeued))
     taken = ev.AllocationTaken(t=1.0, restart_count=1, nodes=("n1", "n4"), slots=("n1", "n4"), spares=())
     later = Job(
-        history=(*job.journal, taken), first=ToGathering(start=True), storage=[Ref(step=3, generation=1)]
+        history=(*job.journal, taken),
+        first=ToGathering(start=True),
+        storage=[CheckpointId(step=3, generation=1)],
     )
     assert later.core.state.generation == 2
-    assert later.events(ev.GenerationLaunched)[-1].restore == "gen-0001/step-00000003"
+    assert later.events(ev.GenerationLaunched)[-1].restore == CheckpointId(generation=1, step=3)
     later.wall = job.wall + 58.0
     later.train_to(4)
     assert later.core.state.incident is None
@@ -284,7 +286,7 @@ def test_before_the_end_a_checkpoint_is_taken_at_a_step_no_rank_has_reached() ->
         job.train_to(step)
     (asked,) = job.events(ev.CheckpointRequested)
     assert asked.step > 6
-    job.checkpoints[1] = (f"gen-0001/step-{asked.step:08d}", asked.step)
+    job.checkpoints[1] = asked.step
     for node in ("n1", "n2"):
         progress = tuple(
             structs.replace(p, step=asked.step, checkpoint=asked.step) for p in job.heartbeats[node].progress

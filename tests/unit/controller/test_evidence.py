@@ -80,10 +80,7 @@ def test_only_the_end_of_a_log_is_kept_byte_by_byte(directory: JobDirectory) -> 
 
 
 def test_of_many_launches_the_first_and_the_last_are_kept(directory: JobDirectory) -> None:
-    again = [
-        ev.GenerationLaunched(t=0, generation=g, slots=("n1",), master="", restore="", restore_step=-1)
-        for g in range(2, 7)
-    ]
+    again = [ev.GenerationLaunched(t=0, generation=g, slots=("n1",), master="") for g in range(2, 7)]
     journal = KILLED[:9]
     for upto in (2, 5):  # what an earlier save kept goes when it is no longer among the last
         for generation in range(1, 7):

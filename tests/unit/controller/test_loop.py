@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.replay import ReplayConfig
 from slurm_robust.config.schema import CheckpointConfig, JobConfig
 from slurm_robust.controller import effects as fx
@@ -28,10 +29,10 @@ from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.restore import Ref
 from slurm_robust.slurm.records import Allocation, Switch
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_replayer import FakeReplayer
@@ -58,7 +59,7 @@ class Hands:
     ) -> None:
         directory = JobDirectory(path)
         self.store = CheckpointStore(path / "checkpoints")
-        state = JobState(slots=("n1", "n2"), generation=3, sealed={1: "gen-0001/step-00000004"})
+        state = JobState(slots=("n1", "n2"), generation=3, sealed={1: 4})
         self.core = Core(config, state, build, ToGathering(), read_clocks())
         self.journal = Journal(directory.journal, disk)
         self.slurm = slurm = FakeSlurm()
@@ -70,14 +71,14 @@ class Hands:
             socket=server,
             steps=AgentSteps(slurm, ALLOCATION, ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
-            store=self.store,
+            store=SharedTiers({Tier.STORAGE: self.store}),
             slurm=slurm,
             tester=StepTester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
         )
 
     def publish(self, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
         for rank in ranks:
-            ref = CheckpointRef(generation=generation, step=step)
+            ref = CheckpointId(generation=generation, step=step)
             with self.store.publishing(ref, rank, 2) as path:
                 path.write_bytes(b"part")
 
@@ -122,7 +123,11 @@ def test_all_complete_checkpoints_are_listed(hands: Hands) -> None:
     assert hands.core.checkpoints.asked == 3  # asked for on the way into the first stage
     hands.do(fx.FindCheckpoint(generation=3))
     hands.wait(lambda: hands.core.checkpoints.answered)
-    expected = {Ref(step=2, generation=1), Ref(step=4, generation=1), Ref(step=5, generation=2)}
+    expected = {
+        CheckpointId(step=2, generation=1),
+        CheckpointId(step=4, generation=1),
+        CheckpointId(step=5, generation=2),
+    }
     assert set(hands.core.checkpoints.listed or ()) == expected
 
 
@@ -137,7 +142,7 @@ def test_a_storage_that_refuses_is_not_an_empty_one(hands: Hands) -> None:
 
 
 def test_an_answer_to_an_older_question_is_dropped(hands: Hands) -> None:
-    hands.core.on_checkpoints(2, (), read_clocks())
+    hands.core.on_checkpoints(2, {}, read_clocks())
     assert not hands.core.checkpoints.answered
 
 
@@ -146,7 +151,7 @@ def test_pruning_keeps_what_can_still_be_restored(hands: Hands) -> None:
     for generation, step in ((1, 2), (1, 3), (1, 4), (1, 9), (2, 7), (2, 12), (3, 5), (3, 6)):
         hands.publish(generation, step)
     hands.do(fx.Prune(sealed={1: 4, 2: 7}))
-    gone = CheckpointRef(generation=3, step=5)
+    gone = CheckpointId(generation=3, step=5)
     hands.wait(lambda: gone not in hands.store.complete())
     left = {(ref.generation, ref.step) for ref in hands.store.complete()}
     assert left == {(1, 4), (1, 9), (2, 7), (2, 12), (3, 6)}

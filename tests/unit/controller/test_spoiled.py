@@ -10,12 +10,12 @@ from slurm_robust.config.detect import DetectConfig
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller.journal import fold
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.progress import Progress
-from slurm_robust.policy.restore import Ref
 from tests.unit.controller.fleetwork import Job
 
-STORED = Ref(step=10, generation=1)
+STORED = CheckpointId(step=10, generation=1)
 
 
 def trained(to: int = 30) -> Job:
@@ -86,9 +86,11 @@ def test_weights_that_were_spoiled_before_the_loss_showed_it_are_left_for_older_
     job = trained()
     spoil(job, 30)
     spoil(job, 30)
-    assert [event.token for event in job.events(ev.CheckpointBanned)] == ["gen-0001/step-00000029"]
+    assert [event.checkpoint for event in job.events(ev.CheckpointBanned)] == [
+        CheckpointId(generation=1, step=29)
+    ]
     assert restored(job) < 29
-    assert job.events(ev.GenerationEnded)[-1].sealed == ""
+    assert job.events(ev.GenerationEnded)[-1].sealed_step == -1
 
 
 def test_numbers_that_come_again_without_progress_end_the_job() -> None:
@@ -103,7 +105,7 @@ def test_numbers_that_come_again_without_progress_end_the_job() -> None:
 def test_what_storage_tells_later_counts_up_to_there_too() -> None:
     job = trained()
     job.hears_storage = False
-    job.storage |= {Ref(step=20, generation=1), Ref(step=31, generation=1)}
+    job.storage |= {CheckpointId(step=20, generation=1), CheckpointId(step=31, generation=1)}
     for node in list(job.heartbeats):
         job.change(node, copies=())
     job.memory = False

@@ -218,7 +218,7 @@ class Week:
         job, state = self.job, self.job.core.state
         if 0 <= job.flush_step <= step and (state.generation, job.flush_step) not in self._stored:
             self._stored.add((state.generation, job.flush_step))
-            job.checkpoints[state.generation] = ("", job.flush_step)
+            job.checkpoints[state.generation] = job.flush_step
             for node in state.slots:
                 job.change(node, flushed=job.flush_step)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.pace import CHECKPOINT, EVALUATION, FINISHED
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
@@ -101,7 +102,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepRecord:
         run_id="run",
         generation=1,
         record=str(made.path),
-        checkpoint_dir=str(tmp_path / "ckpt"),
+        places={Tier.STORAGE: str(tmp_path / "ckpt")},
     )
     for name, value in place.to_env().items():
         monkeypatch.setenv(name, value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import CheckpointId
 from tests.sharding import needs_fsdp2
 from tests.unit.integrations import test_deepspeed, test_fsdp2, test_megatron
 from tests.unit.integrations.gloo import on_ranks
@@ -55,7 +55,7 @@ def test_it_goes_on_from_memory(
         rank: max(copy.step for copy in node.copies.inventory() if copy.rank == rank) for rank in range(ranks)
     }
     assert newest == dict.fromkeys(range(ranks), BROKEN_AT - 1)
-    chosen = CheckpointRef(generation=1, step=BROKEN_AT - 1).token()
+    chosen = str(CheckpointId(generation=1, step=BROKEN_AT - 1))
     second = [node.environ(2, rank, restore=chosen, tier="memory") for rank in range(ranks)]
     resumed = on_ranks(ranks, tmp_path / "second", program, *given, STEPS, environs=second)
     for whole, rest in zip(straight, resumed, strict=True):

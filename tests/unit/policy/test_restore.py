@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.layout import Placement
 from slurm_robust.policy.restore import (
     Holding,
-    Ref,
     choose,
     failed_to_restore,
     in_words,
@@ -25,7 +24,8 @@ from slurm_robust.policy.restore import (
 )
 
 TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
-S = Ref(step=5, generation=1)
+S = CheckpointId(step=5, generation=1)
+STORED = {S: Tier.STORAGE}
 
 
 def copy(rank: int, step: int = 5, tier: Tier = Tier.MEMORY, generation: int = 1) -> Copy:
@@ -51,7 +51,7 @@ def test_own_memory_first() -> None:
     reach = held(
         n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[copy(1), copy(0, tier=Tier.PEER), copy(1, tier=Tier.LOCAL)]
     )
-    plan = choose({1: 5}, reach, [S], TWO)
+    plan = choose({1: 5}, reach, STORED, TWO)
     assert plan is not None
     assert plan.sources == {"n1": (near(0, Tier.MEMORY),), "n2": (near(1, Tier.MEMORY),)}
     assert plan.tiers == {"memory": 2}
@@ -59,7 +59,7 @@ def test_own_memory_first() -> None:
 
 def test_a_new_node_fetches_from_the_peer() -> None:
     reach = held(n1=[copy(0), copy(1, tier=Tier.PEER)], n3=[])
-    plan = choose({1: 5}, reach, [S], Placement(slots=("n1", "n3"), nproc_per_node=1))
+    plan = choose({1: 5}, reach, STORED, Placement(slots=("n1", "n3"), nproc_per_node=1))
     assert plan is not None
     assert plan.sources["n3"] == (far(1, Tier.PEER, "n1"),)
     assert plan.tiers == {"memory": 1, "peer": 1}
@@ -68,43 +68,43 @@ def test_a_new_node_fetches_from_the_peer() -> None:
 def test_a_peer_copy_on_the_very_node_is_own_memory() -> None:
     """The peer itself moved into the slot of the lost node."""
     placement = Placement(slots=("n2", "n1"), nproc_per_node=1)
-    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), [], placement)
+    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[]), {}, placement)
     assert plan is not None
     assert plan.sources == {"n2": (far(0, Tier.MEMORY, "n1"),), "n1": (near(1, Tier.PEER),)}
 
 
 def test_the_local_disk_comes_after_all_memory() -> None:
     disk = copy(1, tier=Tier.LOCAL)
-    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), [], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0), copy(1, tier=Tier.PEER)], n2=[disk]), {}, TWO)
     assert plan is not None
     assert plan.sources["n2"] == (far(1, Tier.PEER, "n1"),)
-    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[disk]), [], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[disk]), {}, TWO)
     assert plan is not None
     assert plan.sources["n2"] == (near(1, Tier.LOCAL),)
-    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[]), [], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0), disk], n2=[]), {}, TWO)
     assert plan is not None
     assert plan.sources["n2"] == (far(1, Tier.LOCAL, "n1"),)
     assert plan.tiers == {"memory": 1, "local": 1}
 
 
 def test_storage_is_taken_whole() -> None:
-    plan = choose({1: 5}, held(n1=[copy(0)], n2=[]), [S], TWO)
+    plan = choose({1: 5}, held(n1=[copy(0)], n2=[]), STORED, TWO)
     assert plan is not None
-    assert plan.sources == {"n1": (), "n2": ()}
+    assert plan.sources == {"n1": (near(0, Tier.STORAGE),), "n2": (near(1, Tier.STORAGE),)}
     assert plan.tiers == {"storage": 2}
-    assert choose({1: 5}, held(n1=[copy(0)], n2=[]), [], TWO) is None
+    assert choose({1: 5}, held(n1=[copy(0)], n2=[]), {}, TWO) is None
 
 
 def test_a_node_that_serves_nothing_is_no_source_for_others() -> None:
     silent = Holding(node="n1", copies=(copy(0), copy(1, tier=Tier.PEER)))
-    assert choose({1: 5}, [silent], [], TWO) is None
+    assert choose({1: 5}, [silent], {}, TWO) is None
 
 
 def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
     slots = ("n1", "n2", "n3", "n4")
     reach = held(n1=[copy(0), copy(SHARED), copy(2, tier=Tier.PEER)], n2=[copy(1), copy(SHARED)])
     reach += held(n5=[copy(3, tier=Tier.PEER)])
-    plan = choose({1: 5}, reach, [], Placement(slots=slots, nproc_per_node=1))
+    plan = choose({1: 5}, reach, {}, Placement(slots=slots, nproc_per_node=1))
     assert plan is not None
     assert plan.sources["n1"] == (near(0, Tier.MEMORY), near(SHARED, Tier.MEMORY))
     shared = [s.address for n in ("n3", "n4") for s in plan.sources[n] if s.rank == SHARED]
@@ -114,29 +114,34 @@ def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
 
 def test_a_shared_part_that_was_ever_told_is_needed() -> None:
     reach = held(n1=[copy(0)], n2=[copy(1)])
-    assert choose({1: 5}, reach, [], TWO) is not None
-    assert choose({1: 5}, reach, [], TWO, shared=(1,)) is None
+    assert choose({1: 5}, reach, {}, TWO) is not None
+    assert choose({1: 5}, reach, {}, TWO, shared=(1,)) is None
     assert seal(1, reach, (), 2, shared=True) == -1
     assert seal(1, reach, (), 2, shared=False) == 5
 
 
 def test_what_was_never_sealed_does_not_exist() -> None:
     reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
-    plan = choose({1: 5}, reach, [Ref(step=9, generation=1), Ref(step=7, generation=2)], TWO)
+    stored = (CheckpointId(step=9, generation=1), CheckpointId(step=7, generation=2))
+    plan = choose({1: 5}, reach, dict.fromkeys(stored, Tier.STORAGE), TWO)
     assert plan is not None
     assert plan.ref == S
 
 
 def test_a_banned_one_is_passed_over() -> None:
     reach = held(n1=[copy(0), copy(0, step=4)], n2=[copy(1), copy(1, step=4)])
-    plan = choose({1: 5}, reach, [], TWO, banned=[S])
+    plan = choose({1: 5}, reach, {}, TWO, banned=[S])
     assert plan is not None
     assert plan.ref.step == 4
-    assert choose({1: 5}, reach, [], TWO, banned=[S, Ref(step=4, generation=1)]) is None
+    assert choose({1: 5}, reach, {}, TWO, banned=[S, CheckpointId(step=4, generation=1)]) is None
 
 
 def reachable(
-    ref: Ref, reach: list[Holding], storage: set[Ref], placement: Placement, shared: set[int]
+    ref: CheckpointId,
+    reach: list[Holding],
+    storage: set[CheckpointId],
+    placement: Placement,
+    shared: set[int],
 ) -> bool:
     """By definition, without any index: every rank of every node finds its part, or storage has it all."""
     there = [(h, c) for h in reach for c in h.copies if (c.step, c.generation) == (ref.step, ref.generation)]
@@ -162,13 +167,15 @@ NEAREST = {("memory", True): 0, ("memory", False): 1, ("local", True): 2, ("loca
 def check(
     sealed: Mapping[int, int],
     reach: list[Holding],
-    storage: set[Ref],
+    storage: set[CheckpointId],
     placement: Placement,
     shared: set[int],
-    banned: set[Ref],
+    banned: set[CheckpointId],
 ) -> None:
-    plan = choose(sealed, reach, storage, placement, shared=shared, banned=banned)
-    possible = {Ref(step=c.step, generation=c.generation) for h in reach for c in h.copies} | storage
+    plan = choose(
+        sealed, reach, dict.fromkeys(storage, Tier.STORAGE), placement, shared=shared, banned=banned
+    )
+    possible = {CheckpointId(step=c.step, generation=c.generation) for h in reach for c in h.copies} | storage
     good = {
         ref
         for ref in possible - banned
@@ -183,7 +190,9 @@ def check(
     nodes = {h.address: h for h in reach}
     for node, sources in plan.sources.items():
         if "storage" in plan.tiers:
-            assert sources == ()
+            assert {(s.rank, s.tier) for s in sources} == {
+                (rank, Tier.STORAGE) for rank in placement.ranks_of(node)
+            }
             continue
         assert {s.rank for s in sources} - {SHARED} == set(placement.ranks_of(node))
         for source in sources:
@@ -210,7 +219,7 @@ def test_all_small_cases() -> None:
             ("n1", "n2"), (0, 1), (4, 5), (Tier.MEMORY, Tier.PEER, Tier.LOCAL)
         )
     ]
-    one, two = Ref(step=4, generation=1), Ref(step=5, generation=1)
+    one, two = CheckpointId(step=4, generation=1), CheckpointId(step=5, generation=1)
     for count in range(4):
         for chosen in combinations(kinds, count):
             reach = held(**{n: [c for node, c in chosen if node == n] for n in ("n1", "n2")})
@@ -225,7 +234,7 @@ copies = st.builds(
     step=st.integers(0, 3),
     tier=st.sampled_from([Tier.MEMORY, Tier.PEER, Tier.LOCAL]),
 )
-refs = st.builds(Ref, step=st.integers(0, 3), generation=st.integers(1, 3))
+refs = st.builds(CheckpointId, step=st.integers(0, 3), generation=st.integers(1, 3))
 
 
 @settings(max_examples=150)
@@ -240,12 +249,12 @@ refs = st.builds(Ref, step=st.integers(0, 3), generation=st.integers(1, 3))
 )
 def test_any_case(
     nodes: list[list[Copy]],
-    whole: list[Ref],
+    whole: list[CheckpointId],
     ports: list[int],
-    storage: set[Ref],
+    storage: set[CheckpointId],
     sealed: dict[int, int],
     shared: set[int],
-    banned: set[Ref],
+    banned: set[CheckpointId],
 ) -> None:
     for ref in whole:  # otherwise a case with all four parts in reach would be rare
         for rank in range(4):
@@ -260,19 +269,24 @@ def test_any_case(
 
 
 @given(nodes=st.lists(st.lists(copies, max_size=12), max_size=3), storage=st.sets(refs, max_size=3))
-def test_a_seal_is_the_newest_step_with_all_parts(nodes: list[list[Copy]], storage: set[Ref]) -> None:
+def test_a_seal_is_the_newest_step_with_all_parts(
+    nodes: list[list[Copy]], storage: set[CheckpointId]
+) -> None:
     reach = [Holding(node=f"n{i}", copies=tuple(c)) for i, c in enumerate(nodes)]
     step = seal(2, reach, storage, 2, shared=False)
     ranks = {
         s: {c.rank for h in reach for c in h.copies if (c.generation, c.step) == (2, s)} for s in range(4)
     }
-    whole = [s for s in range(4) if ranks[s] >= {0, 1} or Ref(step=s, generation=2) in storage]
+    whole = [s for s in range(4) if ranks[s] >= {0, 1} or CheckpointId(step=s, generation=2) in storage]
     assert step == max(whole, default=-1)
 
 
 def test_keepers_are_only_what_could_be_restored() -> None:
-    stored = [Ref(step=s, generation=g) for s, g in ((9, 1), (5, 1), (7, 2), (4, 1), (8, 3))]
-    assert keepers({1: 5, 2: 7}, stored, 2) == [Ref(step=7, generation=2), Ref(step=5, generation=1)]
+    stored = [CheckpointId(step=s, generation=g) for s, g in ((9, 1), (5, 1), (7, 2), (4, 1), (8, 3))]
+    assert keepers({1: 5, 2: 7}, stored, 2) == [
+        CheckpointId(step=7, generation=2),
+        CheckpointId(step=5, generation=1),
+    ]
 
 
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="x")
@@ -309,7 +323,7 @@ def test_in_words() -> None:
 
 def test_nothing_after_the_newest_step_that_may_count_is_sealed() -> None:
     reach = held(n1=[copy(0), copy(0, step=6)], n2=[copy(1), copy(1, step=6)])
-    stored = [Ref(step=7, generation=1)]
+    stored = [CheckpointId(step=7, generation=1)]
     assert [seal(1, reach, stored, 2, shared=False, newest=n) for n in (None, 7, 6, 5, 4, -1)] == [
         7, 7, 6, 5, -1, -1
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from slurm_robust.controller.journal import Journal
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.alerts import Alert
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.findings import Outcome, Party, Suggestion
@@ -47,7 +48,7 @@ def opened(t: float, number: int, symptom: inc.Symptom, detail: str, detect_s: f
 def ended(t: float, generation: int, *exits: inc.NodeExit) -> ev.GenerationEnded:
     return ev.GenerationEnded(
         t=BEGIN + t, generation=generation, reason="", exits=exits,
-        sealed=f"gen-{generation}", sealed_step=100 * generation - 1,
+        sealed_step=100 * generation - 1,
     )  # fmt: skip
 
 
@@ -63,8 +64,8 @@ def decided(
 def goes_on(t: float, number: int, slots: tuple[str, ...]) -> Iterator[ev.AnyEvent]:
     """The next generation begins two steps back, and gets further a second later."""
     yield ev.GenerationLaunched(
-        t=BEGIN + t, generation=number + 1, slots=slots, master="n1:29500", restore=f"gen-{number}",
-        restore_step=100 * number - 2, tiers={"memory": 6, "peer": 2},
+        t=BEGIN + t, generation=number + 1, slots=slots, master="n1:29500",
+        restore=CheckpointId(generation=number, step=100 * number - 2), tiers={"memory": 6, "peer": 2},
     )  # fmt: skip
     yield ev.FirstStep(t=BEGIN + t + 0.8, generation=number + 1, step=100 * number - 1, reported=True)
     yield ev.ProgressMade(t=BEGIN + t + 1.8, generation=number + 1, step=100 * number + 1, reported=True)
@@ -99,9 +100,7 @@ def start() -> list[ev.AnyEvent]:
         ),
         ev.ControllerStarted(t=BEGIN, epoch=1, host="n1", pid=7, port=4000),
         ev.AllocationTaken(t=BEGIN, restart_count=0, nodes=(*slots, *spares), slots=slots, spares=spares),
-        ev.GenerationLaunched(
-            t=BEGIN + 2, generation=1, slots=slots, master="n1:29500", restore="", restore_step=-1
-        ),
+        ev.GenerationLaunched(t=BEGIN + 2, generation=1, slots=slots, master="n1:29500"),
         ev.FirstStep(t=BEGIN + 9, generation=1, step=0, reported=True),
         progress(900, 1),
     ]

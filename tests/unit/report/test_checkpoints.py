@@ -15,23 +15,24 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from slurm_robust.checkpoint.disk import DiskTier
-from slurm_robust.checkpoint.image import Buffer, ImageHeader, open_image
-from slurm_robust.checkpoint.local import LocalCopies, local_path, seal_key
+from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Buffer, open_image
+from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.unit.run_started import run_started
 
 
-def ref(generation: int, step: int) -> CheckpointRef:
-    return CheckpointRef(generation=generation, step=step)
+def ref(generation: int, step: int) -> CheckpointId:
+    return CheckpointId(generation=generation, step=step)
 
 
 def state(rank: int, step: int) -> Snapshot:
@@ -53,7 +54,7 @@ class Job:
         self.memory = MemoryFolder.create(self.run_id)
         create_keys(self.directory.keys)
         key = seal_key(load_client(self.directory.keys).client.secret)
-        self.local = LocalCopies(local_path(folder / "disk", self.run_id), self.run_id, key)
+        self.local = LocalCopies(folder / "disk", self.run_id, key)
         spec = JobSpec(
             run_id=self.run_id,
             job_id=9,
@@ -61,7 +62,7 @@ class Job:
             command=("train.py",),
             cwd="/",
             nproc_per_node=1,
-            copies=CopySpec(local_directory=str(folder / "disk")),
+            copies=CopySpec(places={Tier.LOCAL: str(folder / "disk")}),
         )
         self.directory.spec.write_bytes(msgspec.json.encode(spec))
         self.write(
@@ -70,14 +71,13 @@ class Job:
             self.launched(1),
         )
 
-    def launched(self, generation: int, restore: str = "", step: int = -1, **tiers: int) -> ev.AnyEvent:
+    def launched(self, generation: int, restore: CheckpointId | None = None, **tiers: int) -> ev.AnyEvent:
         return ev.GenerationLaunched(
             t=2.0,
             generation=generation,
             slots=("n1", "n2"),
             master="n1:1",
             restore=restore,
-            restore_step=step,
             tiers=tiers,
         )
 
@@ -85,16 +85,16 @@ class Job:
         with self.directory.journal.open("ab") as file:
             file.writelines(ev.encode_event(event) + b"\n" for event in events)
 
-    def to_storage(self, where: CheckpointRef, *ranks: int) -> None:
+    def to_storage(self, where: CheckpointId, *ranks: int) -> None:
         for rank in ranks:
             tier = DiskTier(self.store, run_id=self.run_id, rank=rank, world_size=2, layout="dp2")
             tier.save(where, state(rank, where.step))
 
-    def to_memory(self, where: CheckpointRef, rank: int, path: Path) -> Path:
+    def to_memory(self, where: CheckpointId, rank: int, path: Path) -> Path:
         snapshot = state(max(rank, 0), where.step)
         own = {"own": snapshot.own, "rng": snapshot.rng, "has_shared": True}
         tree, tensors = flatten({"shared": snapshot.shared} if rank == SHARED else own)
-        header = ImageHeader(
+        header = PartHeader(
             run_id=self.run_id,
             layout="dp2",
             generation=where.generation,
@@ -167,17 +167,17 @@ def test_a_table_of_all_tiers(job: Job, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_same_as_json_with_what_the_journal_knows(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     filled(job)
-    token = ref(1, 10).token()
+    sealed = ref(1, 10)
     job.write(
-        ev.GenerationEnded(t=3.0, generation=1, reason="x", sealed=token, sealed_step=10),
-        job.launched(2, token, 10, memory=2),
-        ev.CheckpointBanned(t=4.0, token=ref(1, 8).token(), reason="NaN"),
+        ev.GenerationEnded(t=3.0, generation=1, reason="x", sealed_step=10),
+        job.launched(2, sealed, memory=2),
+        ev.CheckpointBanned(t=4.0, checkpoint=ref(1, 8), reason="NaN"),
     )
     code, text = call(capsys, "ls", job.directory.path, "--json")
     found: dict[str, Any] = json.loads(text)
     assert code == 0
     assert found["node"] == "n1"
-    assert found["restored"] == found["latest"] == token  # 20 and 30 lie behind the seal
+    assert found["restored"] == found["latest"] == str(sealed)  # 20 and 30 lie behind the seal
     rows = {row["step"]: row for row in found["rows"]}
     assert list(rows) == [30, 20, 10, 8]
     assert rows[30]["here"] == {"memory": [-1, 0]}

@@ -7,6 +7,7 @@ from pathlib import Path
 from slurm_robust.checkpoint.local import seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
 
@@ -26,7 +27,7 @@ class Node:
         self.records: dict[int, StepRecord] = {}
 
     def environ(
-        self, generation: int, rank: int = 0, *, restore: str = "", tier: str = "", layout: str = "tp1"
+        self, generation: int, rank: int = 0, *, restore: str = "", tier: str = "storage", layout: str = "tp1"
     ) -> dict[str, str]:
         """The variables of a worker, whose record is made anew."""
         path = self.folder / f"record-{generation}-{rank}"
@@ -36,12 +37,11 @@ class Node:
             run_id=RUN,
             generation=generation,
             record=str(path),
-            restore=restore,
-            checkpoint_dir=str(self.store.path),
+            restore=CheckpointId.parse(restore) if restore else None,
+            places={Tier.LOCAL: str(self.local), Tier.STORAGE: str(self.store.path)},
             layout=layout,
             copies=str(self.copies.path),
-            local=str(self.local),
-            restore_tier=tier,
+            restore_tier=Tier(tier),
         )
         return {
             **environment.to_env(),

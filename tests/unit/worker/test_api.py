@@ -26,7 +26,8 @@ from slurm_robust.checkpoint.errors import (
     WorldSizeMismatch,
     WrongUse,
 )
-from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.wire.messages import Progress
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
@@ -73,8 +74,8 @@ class ManagedWorker:
             run_id=run_id,
             generation=generation,
             record=str(self.record.path),
-            restore=restore,
-            checkpoint_dir=str(self.store.path),
+            restore=CheckpointId.parse(restore) if restore else None,
+            places={Tier.STORAGE: str(self.store.path)},
         )
         for name, value in {**environment.to_env(), "RANK": "0", "WORLD_SIZE": str(world_size)}.items():
             self._monkeypatch.setenv(name, value)
@@ -132,7 +133,7 @@ def test_a_damaged_checkpoint_is_passed_over(caplog: pytest.LogCaptureFixture) -
 
 def test_another_world_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
-        with CheckpointStore("checkpoints").publishing(CheckpointRef(generation=1, step=3), rank, 2) as path:
+        with CheckpointStore("checkpoints").publishing(CheckpointId(generation=1, step=3), rank, 2) as path:
             path.write_bytes(b"x")
     with pytest.raises(WorldSizeMismatch, match="run with 2 ranks, or start afresh"):
         sr.Checkpointer({"c": Counter()}).restore()
@@ -168,7 +169,7 @@ def test_under_srobust_checkpoints_are_of_this_generation_and_nothing_is_removed
     checkpointer = sr.Checkpointer({"c": Counter()}, every=5, path="elsewhere", keep=1)
     for step in range(checkpointer.restore(), 20):
         checkpointer.step(step)
-    expected = [CheckpointRef(generation=3, step=step) for step in (19, 14, 9, 4)]
+    expected = [CheckpointId(generation=3, step=step) for step in (19, 14, 9, 4)]
     assert managed.store.complete() == expected
     assert managed.progress().checkpoint == 19
     assert not Path("elsewhere").exists()
@@ -218,7 +219,7 @@ def test_what_cannot_be_restored_is_named_with_the_fix(managed: ManagedWorker) -
     managed.launch(2, restore=token)
     with pytest.raises(EntryMismatch, match="holds the entries c, the script names d"):
         sr.Checkpointer({"d": Counter()}).restore()
-    part = managed.store.parts(CheckpointRef.from_token(token))[0]
+    part = managed.store.parts(CheckpointId.parse(token))[0]
     part.write_bytes(part.read_bytes()[:500])
     with pytest.raises(CorruptPart, match=part.name):
         sr.Checkpointer({"c": Counter()}).restore()
@@ -382,6 +383,6 @@ def test_two_ranks_continue_bitwise(kind: str, optimizer: str, ranks: Ranks, tmp
 def test_two_ranks_agree_to_pass_over_what_one_of_them_cannot_read(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run("ddp", "sgd", 6, "damaged")
     store = CheckpointStore(tmp_path / "damaged")
-    part = store.parts(CheckpointRef(generation=1, step=5))[1]
+    part = store.parts(CheckpointId(generation=1, step=5))[1]
     part.write_bytes(part.read_bytes()[:-700])
     assert [list(one["losses"]) for one in ranks.run("ddp", "sgd", 6, "damaged")] == [["5"], ["5"]]

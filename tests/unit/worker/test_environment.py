@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.worker.environment import BadWorkerEnvironment, WorkerEnvironment
 
 PLACE = WorkerEnvironment(
@@ -11,8 +12,8 @@ PLACE = WorkerEnvironment(
     run_id="run-1",
     generation=3,
     record="/dev/shm/rank-0",
-    restore="gen-0002/step-00000009",
-    checkpoint_dir="/job/checkpoints",
+    restore=CheckpointId(generation=2, step=9),
+    places={Tier.STORAGE: "/job/checkpoints"},
 )
 
 
@@ -28,12 +29,17 @@ def test_fresh_start_needs_no_restore() -> None:
     environ = {k: v for k, v in PLACE.to_env().items() if k != "SROBUST_RESTORE"}
     place = WorkerEnvironment.from_env(environ)
     assert place is not None
-    assert place.restore == ""
+    assert place.restore is None
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
-    [("SROBUST_RECORD", "", "SROBUST_RECORD"), ("SROBUST_GENERATION", "three", "not a whole number")],
+    [
+        ("SROBUST_RECORD", "", "SROBUST_RECORD"),
+        ("SROBUST_GENERATION", "three", "not a whole number"),
+        ("SROBUST_TIERS", '{"moon": "/x"}', "SROBUST_TIERS.*moon"),
+        ("SROBUST_RESTORE", "step 7", "SROBUST_RESTORE: 'step 7' names no checkpoint"),
+    ],
 )
 def test_what_is_missing_or_wrong_is_named(name: str, value: str, message: str) -> None:
     with pytest.raises(BadWorkerEnvironment, match=message):

@@ -33,8 +33,7 @@ from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
-from slurm_robust.checkpoint.store import CheckpointRef
-from slurm_robust.model.copies import SHARED
+from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.pace import RESERVE
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -99,7 +98,7 @@ class Model:
 
 
 def token(step: int, generation: int = 1) -> str:
-    return CheckpointRef(generation=generation, step=step).token()
+    return str(CheckpointId(generation=generation, step=step))
 
 
 def steps_of(folder: MemoryFolder, rank: int = 0) -> list[int]:
@@ -166,7 +165,7 @@ def test_without_room_checkpoints_go_to_storage(
 
 
 def parts(node: Node, step: int) -> Path:
-    path = node.copies.find(0, CheckpointRef(generation=1, step=step))
+    path = node.copies.find(0, CheckpointId(generation=1, step=step))
     assert path is not None
     return path
 
@@ -255,7 +254,7 @@ def test_a_fetch_that_takes_too_long_for_its_size_is_told(node: Node) -> None:
 
     with pytest.raises(MissingCheckpoint, match=f"is not in {re.escape(str(node.copies.path))}"):
         ImageReader(environment, 0, 1, patience=patience).load(
-            CheckpointRef(generation=1, step=5), Training(entries={})
+            CheckpointId(generation=1, step=5), Training(entries={})
         )
     assert set(asked) == {1000}
 
@@ -342,7 +341,7 @@ def test_what_does_not_fit_is_told_and_stays(
 def test_what_the_shared_part_says_is_not_waited_for_in_vain(
     trained: Model, node: Node, launch: Launcher
 ) -> None:
-    assert node.copies.find(SHARED, CheckpointRef(generation=1, step=5)) is None
+    assert node.copies.find(SHARED, CheckpointId(generation=1, step=5)) is None
     launch(2, restore=token(5), tier="peer")
     assert sr.Checkpointer(Model().entries).restore() == 6
 
@@ -396,14 +395,14 @@ def test_a_shared_part_is_fetched_too(node: Node) -> None:
     """Both ranks on another node than before: it has neither their own parts nor the shared one."""
     node.world_size = 2
     straight = run_ranks(node, "ddp", 9, 1)
-    ref = CheckpointRef(generation=1, step=7)
+    ref = CheckpointId(generation=1, step=7)
     for part in (0, 1, SHARED):
         found = node.copies.find(part, ref)
         assert found is not None
         shutil.copy(found, node.copies.fetched(part))
     for path in [*node.copies.path.glob("own-*"), *node.copies.path.glob("shared.*")]:
         path.unlink()
-    resumed = run_ranks(node, "ddp", 9, 2, restore=ref.token(), tier="peer")
+    resumed = run_ranks(node, "ddp", 9, 2, restore=str(ref), tier="peer")
     assert [one["sha256"] for one in resumed] == [one["sha256"] for one in straight]
     wait_for(lambda: steps_of(node.copies) == [8])
 
@@ -444,7 +443,7 @@ def test_memory_is_reserved_while_a_state_is_restored(node: Node, launch: Launch
     launch(1)
     Model().train(3)
     for path in node.copies.path.glob("own-00000.*"):
-        if path != node.copies.find(0, CheckpointRef(generation=1, step=1)):
+        if path != node.copies.find(0, CheckpointId(generation=1, step=1)):
             path.unlink()
     launch(2, restore=token(1), tier="memory")
     checkpointer = sr.Checkpointer(Model().entries)

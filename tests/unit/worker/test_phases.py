@@ -12,7 +12,7 @@ import pytest
 
 import slurm_robust as sr
 from slurm_robust.checkpoint.errors import MissingCheckpoint
-from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.pace import CHECKPOINT, FINISHED
 from slurm_robust.worker.environment import RECORD, WorkerEnvironment
 from slurm_robust.worker.environment import RESTORE as RESTORE_VARIABLE
@@ -48,7 +48,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepReco
         run_id="run",
         generation=1,
         record=str(made.path),
-        checkpoint_dir=str(tmp_path / "ckpt"),
+        places={Tier.STORAGE: str(tmp_path / "ckpt")},
     )
     for name, value in {**environment.to_env(), "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -133,7 +133,7 @@ def test_a_second_checkpointer_means_that_training_goes_on(record: StepRecord) -
 
 def test_a_restore_is_a_phase(record: StepRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.progress(time.monotonic()).phase_s == math.inf
-    monkeypatch.setenv(RESTORE_VARIABLE, CheckpointRef(generation=1, step=0).token())
+    monkeypatch.setenv(RESTORE_VARIABLE, str(CheckpointId(generation=1, step=0)))
     begin = time.monotonic()
     with pytest.raises(MissingCheckpoint):
         sr.Checkpointer({"spy": Spy(record)}).restore()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -104,3 +106,24 @@ def test_rank_zero_listens_on_the_socket_that_its_agent_held(tmp_path: Path) -> 
         with pytest.raises(ConnectionRefusedError):  # nobody has kept a copy
             socket.create_connection(("127.0.0.1", port), timeout=5)
     runner.close()
+
+
+WITH_AN_OLD_TORCH = """
+import os, socket, torch, torch.distributed as dist
+from slurm_robust.worker import rendezvous
+
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+os.environ["MASTER_PORT"] = str(port)
+torch.__version__ = "2.7.1+cu126"
+rendezvous.listen_on(server.detach())
+print(dist.TCPStore("127.0.0.1", port, 1, True).libuvBackend)
+"""
+
+
+@pytest.mark.slow
+def test_a_torch_whose_libuv_takes_no_socket_has_the_store_that_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_AN_OLD_TORCH], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr

@@ -33,11 +33,15 @@ def write(folder: Path, text: str, name: str = "script.py") -> str:
     return name
 
 
+# torch 2.4 adds a folder to sys.path, a new one in each process, when some of its modules are imported.
 WHO_AM_I = """
 import json, os, sys, signal
 main = sys.modules["__main__"]
+maker = sys.modules.get("torch.distributed.nn.jit.instantiator")
+of_torch = getattr(maker, "INSTANTIATED_TEMPLATE_DIR_PATH", None)
 print(json.dumps({
-    "argv": sys.argv, "path0": sys.path[0], "path": sys.path[1:], "name": __name__, "file": __file__,
+    "argv": sys.argv, "path0": sys.path[0], "path": [entry for entry in sys.path[1:] if entry != of_torch],
+    "name": __name__, "file": __file__,
     "package": __package__, "spec": repr(__spec__), "cached": main.__dict__.get("__cached__", "none"),
     "same": main.__dict__ is globals(), "orig": sys.orig_argv[1:], "cwd": os.getcwd(),
     "stdin": sys.stdin.read() if sys.stdin else None, "loader": type(__loader__).__name__,
@@ -249,7 +253,9 @@ class Slow(torch.utils.data.Dataset):
         time.sleep(0.01)
         return i
 # No tensors: whoever fetches one from a worker that is being killed may get ConnectionResetError instead.
-loaders = [iter(torch.utils.data.DataLoader(Slow(), 1, num_workers=2, collate_fn=list)) for _ in range(2)]
+# Forks, as before Python 3.14: what starts otherwise would run this script again.
+kind = dict(num_workers=2, collate_fn=list, multiprocessing_context="fork")
+loaders = [iter(torch.utils.data.DataLoader(Slow(), 1, **kind)) for _ in range(2)]
 print([next(loader) for loader in loaders], flush=True)
 for loader in loaders:
     for worker in loader._workers:

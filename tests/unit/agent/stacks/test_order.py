@@ -10,7 +10,7 @@ import pytest
 
 from slurm_robust.wire.messages import StacksTaken, TakeStacks
 from tests.unit.agent.harness import LocalJob, ScriptedController
-from tests.unit.agent.stacks.workers import functions, process
+from tests.unit.agent.stacks.workers import RECORDS_GLOO, functions, process
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -63,4 +63,5 @@ def test_an_agent_sends_the_stacks_of_its_workers(job: LocalJob) -> None:
     assert [(s.rank, s.source) for s in taken.stacks] == [(0, "py-spy"), (1, "py-spy")]
     for stacks in taken.stacks:
         assert "hangs" in functions(process(stacks))
-        assert [(c.operation, c.state) for c in stacks.collectives] == [("gloo:barrier", "completed")]
+        recorded = [("gloo:barrier", "completed")] if RECORDS_GLOO else []
+        assert [(c.operation, c.state) for c in stacks.collectives] == recorded

@@ -1,22 +1,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import resource
 import threading
 import time
 
 import pytest
 
 from slurm_robust.agent.stacks.together import together
-from tests.unit.agent.stacks.workers import AS_NOBODY, ROOT
-
-NO_MORE_THREADS = """
-import resource, time
-from slurm_robust.agent.stacks.together import together
-resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-print(together(str, [1, 2], deadline=time.monotonic() + 60, otherwise=lambda thing: "not done"))
-"""
+from tests.users import NOBODY, run_as
 
 
 def late(thing: int) -> str:
@@ -64,6 +56,8 @@ def test_no_things_need_no_time() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without processes")
 def test_no_more_threads_means_no_results_but_no_error() -> None:
-    command = [*AS_NOBODY, sys.executable, "-c", NO_MORE_THREADS]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert found.stdout == "('not done', 'not done')\n"
+    def without_threads() -> tuple[str, ...]:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        return together(str, [1, 2], deadline=time.monotonic() + 60, otherwise=lambda thing: "not done")
+
+    assert run_as(NOBODY, without_threads) == "('not done', 'not done')"

@@ -13,22 +13,28 @@ import time
 from pathlib import Path
 
 import msgspec
+import torch
+from torch._C import _distributed_c10d
 
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.rankenv import record_path
-from slurm_robust.agent.runtime import SHARED_MEMORY
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.stacks import ProcessKind, ProcessStacks, RankStacks
 from slurm_robust.worker.spawning import Exited, FromZygote, Prepare, Ready, Spawn, Spawned, WorkerSpec
 from slurm_robust.worker.step_record import StepRecord
+from tests.users import NOBODY, run_as
 from tests.waiting import wait_for
 
 TRAINING = Path(__file__).with_name("training.py")
 ROOT = Path(__file__).resolve().parents[4]
 # All that root may do by capabilities, and every other user may not.
 WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
-AS_NOBODY = ("setpriv", "--reuid", "65534", "--clear-groups")
+# Whether torch's flight recorder keeps operations of gloo.
+RECORDS_GLOO = hasattr(_distributed_c10d, "_dump_fr_trace_json")
+# Whether it gives its loaders' processes a name.
+NAMES_LOADERS = hasattr(torch.multiprocessing, "_set_thread_name")
 
 
 class Training:
@@ -119,6 +125,16 @@ def take_as(prefix: tuple[str, ...], training: Training, budget_s: float) -> tup
     command = [*prefix, sys.executable, "-m", __name__, str(training.runtime), workers, str(budget_s)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
     return msgspec.json.decode(found.stdout, type=tuple[RankStacks, ...])
+
+
+def take_as_nobody(training: Training, budget_s: float) -> tuple[RankStacks, ...]:
+    """Take the stacks in a fork of this process, for a Python below root's home starts for nobody else."""
+
+    def take() -> str:
+        taken = StackTaker(training.runtime).take(training.pids, node="here", budget_s=budget_s)
+        return msgspec.json.encode(taken).decode()
+
+    return msgspec.json.decode(run_as(NOBODY, take), type=tuple[RankStacks, ...])
 
 
 def process(stacks: RankStacks, kind: ProcessKind = ProcessKind.WORKER) -> ProcessStacks:

@@ -1,0 +1,66 @@
+"""Files that are whole or not there: whoever reads, and a power cut, finds the old content or the new one.
+
+A file is written beside its place, under a name that begins with a dot, and renamed. *Durable* means that it
+also survives a power cut from then on: it is fsynced before it is renamed, and its folder behind that.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
+    """Let ``data`` be the content of ``path``. ``mode``: of the file, less the umask. Raises ``OSError``."""
+    with replacing(path, durable=durable) as beside, os.fdopen(os.open(beside, _NEW, mode), "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool) -> Iterator[Path]:
+    """Write the path that this yields; at the end it takes the place of ``path``.
+
+    After an exception ``path`` is as before and the unfinished file is removed. Raises ``OSError``.
+    """
+    # Two hosts may write the same file at once, so a process id would not do.
+    beside = path.with_name(f".{path.name.lstrip('.')}.{uuid.uuid4().hex[:12]}")
+    try:
+        yield beside
+        if durable:
+            sync(beside)
+        os.replace(beside, path)
+        if durable:
+            sync(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """``mkdir -p`` whose result survives a power cut. Raises ``OSError``."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk. Raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, in no order; none where there is no folder. Raises ``OSError``."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
