@@ -63,7 +63,7 @@ class StartAgents(Record):
 
 
 class Knock(Record):
-    """See which of ``places`` (address and port by node) take a connection, for ``core.knocks``."""
+    """See which of ``places`` (address and port by node) take a connection; answered by ``on_knock``."""
 
     places: dict[str, tuple[str, int]]
 
