@@ -153,7 +153,8 @@ class SimulatedJob:
             "relaunch_cpu_s": cpu["Launching"][-1],
             "first_stop_s": stops[0] - failed if failed and stops else None,
             "last_stop_s": stops[-1] - failed if failed and stops else None,
-            "beat_bytes": sum(a["beat_bytes"] * a["beats"] for a in agents) / sum(a["beats"] for a in agents),
+            "heartbeat_bytes": sum(a["heartbeat_bytes"] * a["heartbeats"] for a in agents)
+            / sum(a["heartbeats"] for a in agents),
             "agents_cpu_s": sum(a["cpu_s"] for a in agents),
         }
 
@@ -179,14 +180,14 @@ def steady_state(samples: list[tuple[float, float, int, int]], full_rate: float)
 
     ``full_rate``: heartbeats per second, if none is late.
     """
-    (begun, cpu, beats, ticks), (ended, more_cpu, more_beats, more_ticks) = samples[0], samples[-1]
+    (begun, cpu, heartbeats, ticks), (ended, more_cpu, more_heartbeats, more_ticks) = samples[0], samples[-1]
     seconds, used = ended - begun, more_cpu - cpu
     return {
         "steady_share": used / seconds,
-        "beats_per_s": (more_beats - beats) / seconds,
+        "beats_per_s": (more_heartbeats - heartbeats) / seconds,
         "ticks_per_s": (more_ticks - ticks) / seconds,
         # Where agents on the same machine are held up there are fewer heartbeats than there would be.
-        "share_at_full_rate": used / (more_beats - beats) * full_rate,
+        "share_at_full_rate": used / (more_heartbeats - heartbeats) * full_rate,
     }
 
 
@@ -231,7 +232,7 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("the same per heartbeat, times all nodes", "share_at_full_rate", "{:.1%}".format),
     ("heartbeats that came, per s", "beats_per_s", "{:.0f}".format),
     ("ticks, per s", "ticks_per_s", "{:.1f}".format),
-    ("mean bytes of a heartbeat", "beat_bytes", "{:.0f}".format),
+    ("mean bytes of a heartbeat", "heartbeat_bytes", "{:.0f}".format),
     ("join of all agents, CPU s", "gather_cpu_s", "{:.2f}".format),
     ("first launch, CPU s", "launch_cpu_s", "{:.2f}".format),
     ("killed rank → first order to stop, s", "first_stop_s", "{:.2f}".format),

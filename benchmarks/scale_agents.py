@@ -1,4 +1,4 @@
-"""Agents of many nodes in one process: the agent's own state machine, Beats and socket, and made-up training.
+"""Agents of many nodes in one process: its own state machine, heartbeats and socket, and made-up training.
 
 ``python -m benchmarks.scale_agents FOLDER FIRST LAST TOTAL STEP_S HEARTBEAT_S``. What is missing of an agent
 is what belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the folder at
@@ -21,8 +21,8 @@ import zmq
 from msgspec import structs
 
 from benchmarks import stacks
-from slurm_robust.agent.beats import BeatBook
 from slurm_robust.agent.copies.service import CopyNews
+from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     DumpStacks,
@@ -33,7 +33,7 @@ from slurm_robust.agent.stimuli import (
     Kill,
     LauncherSaid,
     OrderCame,
-    SendBeat,
+    SendHeartbeat,
     SpawnWorkers,
     Stimulus,
     Terminate,
@@ -80,7 +80,7 @@ class Node:
         self.socket = socket
         self._step_s, self._heartbeat_s = step_s, heartbeat_s
         self._state = AgentState(kill_wait_s=5.0)
-        self._book = BeatBook(self.name, f"{self.name}-1-0", always_ready=False)
+        self._book = HeartbeatState(self.name, f"{self.name}-1-0", always_ready=False)
         self._book.address, self._book.port = f"10.{number >> 8}.{number & 255}.1", 4000
         self._launch: Launch | None = None
         self._launched = 0.0
@@ -90,7 +90,7 @@ class Node:
         self._taking: tuple[float, TakeStacks] | None = None
         self._taken = False
         self.ended = False
-        self.beats = self.bytes = 0
+        self.heartbeats = self.bytes = 0
         self.failed_at: float | None = None  # when a worker of ours ended by itself
         self.stopped_at: float | None = None  # when the first order to stop came
         self._take(EpochSeen(epoch=1))
@@ -109,8 +109,8 @@ class Node:
         message = self._book.make(self._state, self._progress(now), now, self._copies(now), (), traffic(now))
         if self.socket.send(message):
             self._wanted, self._due = False, now + self._heartbeat_s
-            self.beats += 1
-            if self.beats % 10 == 0:
+            self.heartbeats += 1
+            if self.heartbeats % 10 == 0:
                 self.bytes += 10 * len(msgspec.msgpack.encode(message))
 
     def _on_message(self, message: FromController) -> None:
@@ -130,7 +130,7 @@ class Node:
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case SendBeat():
+            case SendHeartbeat():
                 self._wanted = True
             case SpawnWorkers(launch=launch):
                 self._launch, self._launched, self._announced = launch, time.monotonic(), False
@@ -250,10 +250,10 @@ def main(folder: Path, first: int, last: int, total: int, step_s: float, heartbe
         for node in nodes:
             node.turn(time.monotonic())
         time.sleep(pause_s)
-    beats = sum(node.beats for node in nodes)
+    heartbeats = sum(node.heartbeats for node in nodes)
     found = {
-        "beats": beats,
-        "beat_bytes": sum(node.bytes for node in nodes) / beats,
+        "heartbeats": heartbeats,
+        "heartbeat_bytes": sum(node.bytes for node in nodes) / heartbeats,
         "failed_at": next((node.failed_at for node in nodes if node.failed_at), None),
         "stopped_at": [node.stopped_at for node in nodes if node.stopped_at is not None],
         "cpu_s": time.process_time(),

@@ -19,7 +19,6 @@ from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.config.replay import ReplayConfig
 from slurm_robust.config.schema import JobConfig, Timings
 from slurm_robust.controller import effects as fx
-from slurm_robust.controller import restoring
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage
 from slurm_robust.controller.hold import read_clocks
@@ -47,21 +46,21 @@ from slurm_robust.wire.server import ControllerSocket
 class TimedCore(Core):
     """Counts its ticks and what they cost; once a second it notes what this process has taken."""
 
-    ticks, beats, tick_s, longest_s = 0, 0, 0.0, 0.0
+    ticks, heartbeats, tick_s, longest_s = 0, 0, 0.0, 0.0
 
     def __init__(self, *given: Any) -> None:
         """As the core does."""
         self.samples: list[tuple[float, float, int, int]] = []
         super().__init__(*given)
 
-    def on_beat(self, beat: msg.Beat, now: fx.Now) -> None:
+    def on_heartbeat(self, heartbeat: msg.Heartbeat, now: fx.Now) -> None:
         """As the core does."""
-        self.beats += 1
-        super().on_beat(beat, now)
+        self.heartbeats += 1
+        super().on_heartbeat(heartbeat, now)
 
     def on_pulse(self, pulse: msg.Pulse, now: fx.Now) -> None:
         """As the core does."""
-        self.beats += 1
+        self.heartbeats += 1
         super().on_pulse(pulse, now)
 
     def on_tick(self, now: fx.Now) -> list[fx.Effect]:
@@ -72,7 +71,7 @@ class TimedCore(Core):
         self.ticks, self.tick_s = self.ticks + 1, self.tick_s + took
         self.longest_s = max(self.longest_s, took)
         if not self.samples or now.mono - self.samples[-1][0] >= 1.0:
-            self.samples.append((now.mono, time.process_time(), self.beats, self.ticks))
+            self.samples.append((now.mono, time.process_time(), self.heartbeats, self.ticks))
         return effects
 
 
@@ -132,8 +131,8 @@ def main(folder: Path, nodes: int, spares: int) -> int:
         "longest_tick_s": core.longest_s,
         "received": statistics.received,
         "sent": statistics.sent,
-        "choose_s": timed(lambda: restoring.choose(core, read_clocks())),
-        "seal_s": timed(lambda: restoring.seal(core, core.state.generation, (), read_clocks(), None)),
+        "choose_s": timed(lambda: core.checkpoints.choose(read_clocks())),
+        "seal_s": timed(lambda: core.checkpoints.seal(core.state.generation, (), read_clocks(), None)),
         "journal_events": len(journal.events),
         "journal_bytes": directory.journal.stat().st_size,
         "append_1250_s": timed(lambda: append(folder / "trial.jsonl", 1250)),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slurm_robust.version import __version__
+
 if TYPE_CHECKING:
     from slurm_robust.worker.api import Checkpointer
     from slurm_robust.worker.phases import phase
 
-__version__ = "0.1.0"
 __all__ = ["Checkpointer", "__version__", "phase"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -27,6 +28,7 @@ UNIT_FILES = ("slurm-robust.service", TIMER, WATCH)
 DROP_INS = tuple(f"{ETC}/{name}.d" for name in ("conf", "checks", "prolog", "epilog", "periodic"))
 PACKAGE_TREE = Path("/usr/lib/slurm-robust")
 
+_PROGRAM = re.compile("@[A-Z_]+@")
 _SETTING = re.compile(r"^(SROBUST_NODE|here)=.*$", re.MULTILINE)
 
 
@@ -89,7 +91,7 @@ def package_items(layout: Layout) -> list[Item]:
 
 def scripts(layout: Layout) -> dict[str, str]:
     """The hooks by name, each calling this very ``srobust-node`` and finding the others in this folder."""
-    known = {"SROBUST_NODE": layout.node_command, "here": layout.libexec}
+    known = {"SROBUST_NODE": shlex.quote(layout.node_command), "here": shlex.quote(layout.libexec)}
     return {
         path.name: _SETTING.sub(lambda found: f"{found[1]}={known[found[1]]}", path.read_text())
         for path in sorted((DATA / "scripts").glob("*.sh"))
@@ -99,7 +101,16 @@ def scripts(layout: Layout) -> dict[str, str]:
 def unit(name: str, layout: Layout) -> str:
     """A systemd unit."""
     text = (DATA / name).read_text()
-    return text.replace("@LIBEXEC@", layout.libexec).replace("@NODE@", layout.node_command)
+    programs = {"@NODE@": layout.node_command, "@HEALTH_CHECK@": f"{layout.libexec}/healthcheck.sh"}
+    return _PROGRAM.sub(lambda found: _for_systemd(programs[found[0]]), text)
+
+
+def _for_systemd(path: str) -> str:
+    """How ExecStart= has it. systemd takes no program whose name has a quote, but any word as an argument."""
+    if re.fullmatch(r"[\w/.+@:,-]+", path):
+        return path
+    escaped = path.replace("\\", r"\\").replace('"', r"\"").replace("%", "%%").replace("$", "$$")
+    return f"""/bin/sh -c 'exec "$$0" "$$@"' "{escaped}\""""
 
 
 def man_pages() -> dict[str, str]:

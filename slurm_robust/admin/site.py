@@ -16,6 +16,8 @@ from slurm_robust.health import mountinfo
 from slurm_robust.health.host import Host
 from slurm_robust.health.trust import distrust, distrust_folder
 from slurm_robust.node.steward import slurm_environment
+from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
 
 _USUAL = ("/etc/slurm/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
@@ -23,7 +25,7 @@ CONFIGLESS = "/run/slurm/conf/slurm.conf"
 
 
 class Site:
-    """This machine. ``tree``, ``live`` and ``node_command`` are others in tests only."""
+    """This machine. ``tree``, ``live``, ``slurm`` and ``node_command`` are others in tests only."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class Site:
         *,
         tree: Tree | None = None,
         live: LiveConfiguration | None = None,
+        slurm: SlurmClient | None = None,
         node_command: str = "",
     ) -> None:
         self.tree = tree or Tree()
@@ -47,7 +50,9 @@ class Site:
         self.config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
         environ = slurm_environment(self.config, os.environ.get)
         self.main = slurm_conf or environ.get("SLURM_CONF", "") or self._usual()
-        self.live = live or LiveConfiguration({**environ, **({"SLURM_CONF": self.main} if self.main else {})})
+        environ |= {"SLURM_CONF": self.main} if self.main else {}
+        self.live = live or LiveConfiguration(environ)
+        self.slurm = slurm or CliSlurmClient(self.config.hooks.slurm_s, environ=environ)
 
     def distrusted(self) -> dict[str, str]:
         """All that a hook runs, and why others than root could change it; "" for what they cannot."""

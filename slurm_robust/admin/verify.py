@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import glob
 import os
+import pwd
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,15 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodeyaml import HEALTH_CHECK_LIMIT_S
 from slurm_robust.health.host import Host
 from slurm_robust.health.registry import CHECKS
+from slurm_robust.health.runner import node_name
 from slurm_robust.health.site import checks
 from slurm_robust.health.trust import distrust
 from slurm_robust.model.record import Record
 from slurm_robust.node.allocation import log_file
+from slurm_robust.node.turn import try_turn
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused
+from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
 from slurm_robust.util.text import one_line
 
 Live = Mapping[str, tuple[str, ...]]
@@ -54,6 +59,7 @@ def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
         points += cluster_points(live, site.config, timer=site.has_timer)
         points += pattern_points(live, site.tree)
         points += allocation_points(live, site, os.uname().nodename)
+        points += turn_points(site.slurm, node_name(os.environ))
     return report(points)
 
 
@@ -240,20 +246,50 @@ def allocation_points(live: Live, site: Site, host: str) -> Iterator[Point]:
     )
 
 
+def turn_points(slurm: SlurmClient, node: str) -> Iterator[Point]:
+    """Whether Slurm gives this node what it must have to drain itself: tried, and given back."""
+    what = f"turn to drain: a reservation of {node} for root, created and deleted"
+    why = "nothing is ever drained without it"
+    try:
+        try_turn(slurm, node)
+    except InvalidNode:
+        yield Point(
+            good=True, what=f"turn to drain: not tried, for Slurm has no node {node}; verify on a node"
+        )
+    except (SlurmTimeout, ControllerUnreachable) as error:
+        yield Point(good=False, what=f"{what}: no answer: {error}", why=why, fix=error.fix)
+    except SlurmCommandError as error:
+        yield Point(good=False, what=f"{what}: refused: {error}", why=why, fix=error.fix)
+    else:
+        yield Point(good=True, what=what)
+
+
 def may_write(tree: Tree, folder: Path, uid: int) -> bool:
-    """Whether a user comes to a folder and may make files in it, by owners and modes for all."""
+    """Whether a user comes to a folder and may make files in it, by owners, groups and modes."""
     if uid == 0:
         return True
+    groups = _groups(uid)
     for place in (folder, *folder.parents):
         try:
             found = tree.path(str(place)).stat()
         except OSError:
             return False
-        own, others = (0o300, 0o003) if place == folder else (0o100, 0o001)
-        wanted = own if found.st_uid == uid else others
+        wanted = 0o003 if place == folder else 0o001
+        if found.st_uid == uid:
+            wanted <<= 6
+        elif found.st_gid in groups:
+            wanted <<= 3
         if found.st_mode & wanted != wanted:
             return False
     return True
+
+
+def _groups(uid: int) -> set[int]:
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return set()
+    return set(os.getgrouplist(user.pw_name, user.pw_gid))
 
 
 def matches(tree: Tree, pattern: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Which controller to talk to. Decides only; the loop looks up epochs and connects.
 
-A controller proves that it lives by answering Beats. Without an answer the agent looks for a newer
+A controller proves that it lives by answering heartbeats. Without an answer the agent looks for a newer
 one, again and again: training does not depend on a controller, so there is no reason to give up.
 """
 

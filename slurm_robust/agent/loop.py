@@ -13,19 +13,19 @@ import zmq
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.allocation import check_allocation
-from slurm_robust.agent.beats import BeatBook
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.dumps import Dumps, StackTaking
 from slurm_robust.agent.dying import DeathWatch
 from slurm_robust.agent.gpuwait import FREE, GpuWait
+from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.jobfiles import EpochLooked, look_up, make_log_folders, read_tail
-from slurm_robust.agent.launcher import Gone, Launcher
+from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.oomkills import OomKills
 from slurm_robust.agent.orphan import OrphanWatch
-from slurm_robust.agent.ports import PortHolder, local_address
+from slurm_robust.agent.ports import PortHolder, local_address, taken_by
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.runtime import RuntimeFolder
 from slurm_robust.agent.state import AgentState
@@ -45,7 +45,7 @@ from slurm_robust.agent.stimuli import (
     ReadTail,
     RenewPort,
     SaveCopies,
-    SendBeat,
+    SendHeartbeat,
     SetStride,
     SpawnWorkers,
     StartLauncher,
@@ -108,7 +108,7 @@ class Agent:
         self._inspection = inspection
         self._gpus = GpuWait()
         self._state = AgentState(kill_wait_s=spec.kill_wait_s, waits_for_gpus=lambda: self._gpus.possible)
-        self._book = BeatBook(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
+        self._book = HeartbeatState(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
         self._book.data_address = setup.data_address
         self._link = ControllerLink()
@@ -120,13 +120,14 @@ class Agent:
         self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
         self._wakeup = WakeUp()
-        self._beat_wanted = True
-        self._beat_due = 0.0
+        self._heartbeat_wanted = True
+        self._heartbeat_due = 0.0
         self._polled = 0.0
         self._terms = 0
         self._ended = False
         self._keep_copies = True
         self._flush = -1
+        self._master_port = 0  # of the present workers
 
     def run(self) -> None:
         """Serve until ordered to end or told so by Slurm (TERM). Main thread only."""
@@ -171,9 +172,7 @@ class Agent:
             self._take(TermCame(grace_s=TERM_GRACE_S))
         # The workers' ends before the controller's orders, which may be the answer to them.
         for message in self._launcher.read():
-            # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
-            failed = isinstance(message, Exited) and message.code != 0
-            self._take(LauncherSaid(message=message, oom=self._oom_kills.words() if failed else ""))
+            self._take(self._heard(message))
         while (order := self._socket.recv()) is not None:
             self._on_message(order)
         for result in self._files.results():
@@ -189,11 +188,19 @@ class Agent:
         self._follow_inspection(now)
         self._watch_steps(now)
         self._follow_controller(now)
-        self._beat(now)
+        self._heartbeat(now)
+
+    def _heard(self, message: LauncherMessage) -> LauncherSaid:
+        """With what this node knows of a worker's end."""
+        if not isinstance(message, Exited) or message.code == 0:
+            return LauncherSaid(message=message)
+        # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
+        taken = taken_by(self._master_port) if message.rank == 0 else ""
+        return LauncherSaid(message=message, oom=self._oom_kills.words(), taken=taken)
 
     def _wait(self) -> None:
         poller = zmq.Poller()
-        for socket, flags in self._socket.pollers(writing=self._beat_wanted):
+        for socket, flags in self._socket.pollers(writing=self._heartbeat_wanted):
             poller.register(socket, flags)
         sources = (self._wakeup, self._files, self._dumps, self._launcher, self._inspection, self._gpus)
         for source in sources:
@@ -204,7 +211,7 @@ class Agent:
 
     def _patience(self, now: float) -> float:
         """Seconds until something is due without any news."""
-        due = [self._beat_due - now, 1.0]
+        due = [self._heartbeat_due - now, 1.0]
         if self._state.deadline is not None:
             due.append(self._state.deadline - now)
         if self._steps.expects_news:
@@ -217,23 +224,23 @@ class Agent:
     def _watch_steps(self, now: float) -> None:
         if self._steps.expects_news and now - self._polled >= self._poll_interval():
             self._polled = now
-            self._beat_wanted |= self._steps.has_news(now)
+            self._heartbeat_wanted |= self._steps.has_news(now)
 
     def _follow_copies(self) -> None:
         self._copies.follow(self._state.phase, self._state.generation)
         for text in self._copies.notes():
             self._book.note(text)
-        self._beat_wanted = True
+        self._heartbeat_wanted = True
         if 0 <= self._flush <= self._copies.flush_over:
             self._flush = -1
             self._steps.ask_flush(-1)  # workers need not keep it any more
-        self._beat_wanted = True
+        self._heartbeat_wanted = True
 
     def _follow_inspection(self, now: float) -> None:
         phase = self._state.phase
         starts = phase is Phase.STARTING or (phase is Phase.RUNNING and self._steps.waiting_for_steps)
         busy = starts or phase is Phase.STOPPING
-        self._beat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
+        self._heartbeat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
         for text in self._inspection.notes():
             self._book.note(text)
 
@@ -265,7 +272,7 @@ class Agent:
         except OSError as error:
             self._book.note(f"no own address found on the way to {endpoint}: {error}; give --address")
         self._copies.pace_by(self._setup.data_address or self._book.address)
-        self._beat_wanted = True
+        self._heartbeat_wanted = True
 
     def _on_result(self, result: EpochLooked | TailRead) -> None:
         if isinstance(result, TailRead):
@@ -278,20 +285,20 @@ class Agent:
             self._take(EpochSeen(epoch=controller.epoch))
             self._socket.connect(controller.endpoints)
             self._book.forget()
-        self._beat_wanted = True
+        self._heartbeat_wanted = True
 
-    def _beat(self, now: float) -> None:
+    def _heartbeat(self, now: float) -> None:
         for text in self._state.new_notes:
             self._book.note(text)
         self._state.new_notes.clear()
-        if not self._beat_wanted and now < self._beat_due:
+        if not self._heartbeat_wanted and now < self._heartbeat_due:
             return
-        self._beat_due = now + self._setup.spec.heartbeat_s
+        self._heartbeat_due = now + self._setup.spec.heartbeat_s
         if not self._socket.connected:
-            self._beat_wanted = True  # at once when there is a connection
+            self._heartbeat_wanted = True  # at once when there is a connection
             return
         progress, seen = self._steps.read(now), self._inspection
-        beat = self._book.make(
+        heartbeat = self._book.make(
             self._state,
             progress,
             now,
@@ -300,7 +307,7 @@ class Agent:
             seen.traffic,
             self._deaths.still_s(self._state.killed, now),
         )
-        self._beat_wanted = not self._socket.send(beat)
+        self._heartbeat_wanted = not self._socket.send(heartbeat)
 
     # -- the state machine -------------------------------------------------------------------------
 
@@ -310,8 +317,8 @@ class Agent:
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case SendBeat():
-                self._beat_wanted = True
+            case SendHeartbeat():
+                self._heartbeat_wanted = True
             case StartLauncher():
                 self._start_launcher()
             case SpawnWorkers(launch=launch):
@@ -372,6 +379,7 @@ class Agent:
         self._files.submit(partial(make_log_folders, self._setup.job, launch.generation, launch.ranks))
         self._copies.launched(launch)  # parts of other nodes come in while the workers start
         spec, job = self._setup.spec, self._setup.job
+        self._master_port = launch.master_port
         # For rank 0, which listens there; the next one is held when the order is under way.
         listener = self._ports.open() if launch.master_port == self._ports.port and launch.slot == 0 else None
         order = rankenv.build_spawn(spec, job, launch, folder, self._copies.places)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import pwd
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-# For rank 0's store, to which all ranks connect at once; as far as net.core.somaxconn allows it.
-_BACKLOG = 4096
+from slurm_robust.worker.rendezvous import BACKLOG
+
+_LISTENS = "0A"  # TCP_LISTEN of net/tcp_states.h
 
 
 class PortHolder:
@@ -33,7 +37,7 @@ class PortHolder:
     def open(self) -> socket.socket | None:
         """Workers are about to start: the socket for rank 0, None if rank 0 binds the port by itself."""
         if self._hand_over:
-            self._held.listen(_BACKLOG)
+            self._held.listen(BACKLOG)
             return self._held
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         return None
@@ -113,6 +117,36 @@ def _bound(port: int, reuse: bool) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def taken_by(port: int) -> str:
+    """Which other user's process listens on ``port`` of this node, in words; "" if none is seen to."""
+    for name in ("tcp6", "tcp"):
+        try:
+            with open(f"/proc/net/{name}") as table:
+                uids = set(_listeners(table, port))
+        except OSError:
+            continue
+        for uid in uids - {os.geteuid()}:
+            return f"a process of {_user(uid)} listens on port {port}"
+    return ""
+
+
+def _listeners(table: Iterable[str], port: int) -> Iterator[int]:
+    """Uids of who listens on ``port``; as man 5 proc describes the table, which begins with who listens."""
+    for row in itertools.islice(table, 1, None):
+        fields = row.split()
+        if fields[3] != _LISTENS:
+            return
+        if int(fields[1].rpartition(":")[2], 16) == port:
+            yield int(fields[7])
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
 
 
 def local_address(peer: str, port: int) -> str:

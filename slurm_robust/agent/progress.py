@@ -84,7 +84,7 @@ class StepWatch:
 
     @property
     def expects_news(self) -> bool:
-        """Whether something is waited for; else it is enough to read the records for each Beat."""
+        """Whether something is waited for; else it is enough to read the records for each heartbeat."""
         if not self._records:
             return False
         checkpoint = self._requested >= 0 and not all(done for _, _, done in self._told)

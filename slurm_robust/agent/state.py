@@ -1,7 +1,7 @@
 """The agent's state machine: stimuli in, instructions out. No clock, no process, no file.
 
 The workers of at most one generation exist at a time. Orders are idempotent, because the controller
-repeats them until a Beat shows that they were carried out.
+repeats them until a heartbeat shows that they were carried out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurm_robust.agent.stimuli import (
     ReadTail,
     RenewPort,
     SaveCopies,
-    SendBeat,
+    SendHeartbeat,
     SetStride,
     SpawnWorkers,
     StartLauncher,
@@ -130,13 +130,13 @@ class AgentState:
                 return self._on_ready(ready, now)
             case LauncherSaid(message=Fatal(reason=reason)):
                 self.fatal, self.ready = reason, False
-                return [SendBeat()]
+                return [SendHeartbeat()]
             case LauncherSaid(message=Spawned() as spawned):
                 return self._on_spawned(spawned, now)
             case LauncherSaid(message=SpawnFailed() as failed):
                 return self._on_spawn_failed(failed, now)
-            case LauncherSaid(message=Exited() as exited, oom=oom):
-                return self._on_exited(exited, oom, now)
+            case LauncherSaid(message=Exited() as exited, oom=oom, taken=taken):
+                return self._on_exited(exited, oom, taken, now)
             case LauncherSaid(message=Gone(reason=reason)):
                 return self._on_gone(reason, now)
             case TailRead():
@@ -213,7 +213,7 @@ class AgentState:
             done.append(SpawnWorkers(launch=launch))
             if launch.slot == 0:
                 done.append(RenewPort())
-        return [*done, SendBeat()]
+        return [*done, SendHeartbeat()]
 
     def _stop(self, generation: int, grace_s: float, now: float) -> list[Instruction]:
         self._stopped_through = max(self._stopped_through, generation)
@@ -221,7 +221,7 @@ class AgentState:
             self._pending = None
             if not self.workers.living:
                 self.phase = Phase.IDLE
-                return [SendBeat()]
+                return [SendHeartbeat()]
         if self.workers.living:
             return self._stop_workers(grace_s, now) if self.generation <= generation else []
         if self.generation < generation < _EVERYTHING:
@@ -229,10 +229,10 @@ class AgentState:
             self.generation, self.phase = generation, Phase.IDLE
             done: list[Instruction] = [SweepGroups()] if self.workers else []
             self.workers = Workers()
-            return [*done, ForgetRecords(), SendBeat()]
+            return [*done, ForgetRecords(), SendHeartbeat()]
         if self.generation <= generation and self.workers:
-            return [SweepGroups(), SendBeat()]
-        return [SendBeat()]
+            return [SweepGroups(), SendHeartbeat()]
+        return [SendHeartbeat()]
 
     def _stop_workers(self, grace_s: float, now: float) -> list[Instruction]:
         if self._stop_began is not None:
@@ -247,7 +247,7 @@ class AgentState:
         done: list[Instruction] = [Terminate(pid=pid) for pid in pids]
         if grace_s <= 0:
             done = self._kill_all(now)
-        return [*done, SendBeat()]
+        return [*done, SendHeartbeat()]
 
     def _shut_down(self, grace_s: float, now: float) -> list[Instruction]:
         self._ending = True
@@ -258,7 +258,7 @@ class AgentState:
         return self._end()
 
     def _end(self) -> list[Instruction]:
-        return [SendBeat(), End(keep_copies=self._keep_copies)]
+        return [SendHeartbeat(), End(keep_copies=self._keep_copies)]
 
     # -- the launcher's news -----------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class AgentState:
         self.new_notes.extend(ready.notes)
         if self._pending is not None and not self.workers.living:
             return self._begin(now)
-        return [SendBeat()]
+        return [SendHeartbeat()]
 
     def _on_spawned(self, spawned: Spawned, now: float) -> list[Instruction]:
         worker = self.workers.get(spawned.rank)
@@ -285,22 +285,24 @@ class AgentState:
         if worker is None or failed.generation != self.generation:
             return []
         worker.bury_unstarted(failed.reason, now)
-        return [*self._if_all_started(now), *self._if_all_ended(now), SendBeat()]
+        return [*self._if_all_started(now), *self._if_all_ended(now), SendHeartbeat()]
 
-    def _on_exited(self, exited: Exited, oom: str, now: float) -> list[Instruction]:
+    def _on_exited(self, exited: Exited, oom: str, taken: str, now: float) -> list[Instruction]:
         worker = self.workers.get(exited.rank)
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
         worker.ended = exited.ended
-        # Whom we kill ourselves was not killed for want of memory.
+        # Whom we end ourselves did not end for want of memory or of its port.
+        ours = self.phase is Phase.STOPPING
         worker.exit = WorkerExit(
             rank=exited.rank,
             code=exited.code,
             signal=exited.signal,
             error=exited.error,
-            oom="" if self.phase is Phase.STOPPING else oom,
+            oom="" if ours else oom,
+            taken="" if ours else taken,
         )
-        done: list[Instruction] = [SendBeat()]
+        done: list[Instruction] = [SendHeartbeat()]
         if worker.exit.failed and self.phase is not Phase.STOPPING:
             done.append(ReadTail(generation=self.generation, rank=exited.rank))
         return [*self._if_all_ended(now), *done]
@@ -317,22 +319,22 @@ class AgentState:
             worker.ended, worker.exit = now, WorkerExit(rank=worker.rank, signal=9)
         done.extend(self._if_all_ended(now))
         if self._ending or self.fatal:
-            return [*done, SendBeat()]
+            return [*done, SendHeartbeat()]
         if self._ready_since and now - self._ready_since > LAUNCHER_PROVEN_S:
             self._launcher_failures = 0
         self._launcher_failures += 1
         if self._launcher_failures >= LAUNCHER_STARTS:
             self.fatal = f"{reason}, {self._launcher_failures} times; no more workers are started here"
-            return [*done, SendBeat()]
+            return [*done, SendHeartbeat()]
         self.new_notes.append(f"{reason}; it is started again")
-        return [*done, StartLauncher(), SendBeat()]
+        return [*done, StartLauncher(), SendHeartbeat()]
 
     def _on_tail(self, tail: TailRead) -> list[Instruction]:
         worker = self.workers.get(tail.rank)
         if worker is None or worker.exit is None or tail.generation != self.generation or not tail.lines:
             return []
         worker.exit = structs.replace(worker.exit, tail=tail.lines)
-        return [SendBeat()]
+        return [SendHeartbeat()]
 
     def _on_gpus(self, held: str, now: float) -> list[Instruction]:
         if held:
@@ -354,7 +356,7 @@ class AgentState:
                 f"unkillable: {stuck} of generation {self.generation} still there "
                 f"{now - self._killed_at:.0f} s after SIGKILL; a device or file system hangs"
             )
-            return self._end() if self._ending else [SendBeat()]
+            return self._end() if self._ending else [SendHeartbeat()]
         if self._freeing.deadline is not None and now >= self._freeing.deadline:
             self.new_notes.append(self._freeing.complaint())
             return self._on_gpus("", now)
@@ -372,7 +374,7 @@ class AgentState:
             return []
         self.phase = Phase.RUNNING
         self.timings["launch"] = now - self._ordered
-        return [SendBeat()]
+        return [SendHeartbeat()]
 
     def _if_all_ended(self, now: float) -> list[Instruction]:
         if not self.workers or self.workers.living:

@@ -36,10 +36,11 @@ class EpochSeen(Record):
 
 
 class LauncherSaid(Record):
-    """News of the workers or of the launcher itself. ``oom``: what ran out of memory before it."""
+    """News of the workers or of the launcher itself. ``oom``, ``taken``: as in ``WorkerExit``."""
 
     message: LauncherMessage
     oom: str = ""
+    taken: str = ""
 
 
 class TailRead(Record):
@@ -156,7 +157,7 @@ class ForgetRecords(Record):
     """The step records describe nothing any more."""
 
 
-class SendBeat(Record):
+class SendHeartbeat(Record):
     """Tell the controller now."""
 
 
@@ -182,6 +183,6 @@ Instruction: TypeAlias = (
     | DumpStacks
     | RenewPort
     | ForgetRecords
-    | SendBeat
+    | SendHeartbeat
     | End
 )

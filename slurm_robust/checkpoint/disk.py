@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust import __version__
 from slurm_robust.checkpoint import dcp
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
@@ -29,6 +28,7 @@ from slurm_robust.checkpoint.part import (
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import METADATA, CheckpointRef, CheckpointStore, publishing
 from slurm_robust.checkpoint.tree import unflatten
+from slurm_robust.version import __version__
 
 _log = logging.getLogger(__name__)
 

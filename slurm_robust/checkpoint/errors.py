@@ -3,9 +3,11 @@
 ::
 
     CheckpointError
-    ├── MissingCheckpoint      the checkpoint, or a part of it, is not there
-    ├── CorruptPart            a part is truncated, damaged or no part at all
-    ├── ForeignPart            a part belongs to another run, checkpoint or rank than its name says
+    ├── UnusableCopy           this copy cannot be restored; another one may do
+    │   ├── MissingCheckpoint  the checkpoint, or a part of it, is not there
+    │   ├── CorruptPart        a part is truncated, damaged or no part at all
+    │   ├── ForeignPart        a part belongs to another run, checkpoint or rank than its name says
+    │   └── UnreadableCopy     reading it failed (also an OSError)
     ├── WorldSizeMismatch      it was written by another number of ranks
     ├── EntryMismatch          it holds other entries, or an entry does not take its state
     └── WrongUse               the training script uses the library wrongly (also a ValueError)
@@ -21,16 +23,24 @@ class CheckpointError(SrobustError):
     """Root of this package's errors. Messages say what to do."""
 
 
-class MissingCheckpoint(CheckpointError):
+class UnusableCopy(CheckpointError):
+    """This copy of a checkpoint cannot be restored; another one may do."""
+
+
+class MissingCheckpoint(UnusableCopy):
     """The checkpoint, or this rank's part of it, is not there."""
 
 
-class CorruptPart(CheckpointError):
+class CorruptPart(UnusableCopy):
     """A part is truncated, damaged, or no part at all."""
 
 
-class ForeignPart(CheckpointError):
+class ForeignPart(UnusableCopy):
     """A part belongs to another run, checkpoint or rank than its place says."""
+
+
+class UnreadableCopy(UnusableCopy, OSError):
+    """A disk or a file system refused to be read."""
 
 
 class WorldSizeMismatch(CheckpointError):

@@ -210,11 +210,12 @@ class CheckpointStore:
 
         Else one that had looked a moment ago could let the pointer name what was removed since.
         """
-        if not self.path.is_dir():
-            yield True
-            return
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(self.path / _LOCK, flags, 0o600)
+        try:
+            lock = os.open(self.path / _LOCK, flags, 0o600)
+        except (FileNotFoundError, NotADirectoryError):
+            yield True  # there are no checkpoints
+            return
         try:
             yield _taken(lock)
         finally:

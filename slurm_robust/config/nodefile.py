@@ -55,24 +55,26 @@ def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
     ``compiled`` is where the compiled copy lies; None: the usual place for the usual file, none for others.
     Root takes the usual file only if nobody else may write to it, because it names commands that root runs.
     """
-    if compiled is None and path == FILE:
-        compiled = COMPILED
-    try:
-        sources = files(path)
-        identities = tuple(_identity(source) for source in sources)
-    except OSError as error:
-        raise _unreadable(error) from error
-    if not sources and path != FILE:
-        raise NodeConfigError((f"{path}: there is no such file",), "name one that is there")
+    known = load_compiled(path, compiled)
+    if known is not None:
+        return known
+    sources, identities, compiled = _find(path, compiled)
+    return _read(sources, identities, compiled, strict=path == FILE)
+
+
+def load_compiled(path: Path = FILE, compiled: Path | None = None) -> NodeConfig | None:
+    """The same as far as it takes no YAML: None where the files are other ones than those compiled last.
+
+    Raises :class:`NodeConfigError`.
+    """
+    sources, identities, compiled = _find(path, compiled)
     if not sources:
         return NodeConfig()
     values = _read_compiled(compiled, identities) if compiled else None
-    if values is not None:
-        try:
-            return msgspec.convert(values, NodeConfig)
-        except msgspec.ValidationError:
-            pass  # Of another version of this package: the YAML tells more.
-    return _read(sources, identities, compiled, strict=path == FILE)
+    try:
+        return None if values is None else msgspec.convert(values, NodeConfig)
+    except msgspec.ValidationError:
+        return None  # Of another version of this package: the YAML tells more.
 
 
 def check_file(path: Path) -> int:
@@ -97,6 +99,18 @@ def files(path: Path = FILE) -> tuple[Path, ...]:
         drop_ins = []
     main = (path,) if path.exists() else ()
     return (*main, *(path.parent / DROP_INS / name for name in drop_ins))
+
+
+def _find(path: Path, compiled: Path | None) -> tuple[tuple[Path, ...], tuple[_Identity, ...], Path | None]:
+    """The files, what they are known by, and where their compiled copy is."""
+    try:
+        sources = files(path)
+        identities = tuple(_identity(source) for source in sources)
+    except OSError as error:
+        raise _unreadable(error) from error
+    if not sources and path != FILE:
+        raise NodeConfigError((f"{path}: there is no such file",), "name one that is there")
+    return sources, identities, COMPILED if compiled is None and path == FILE else compiled
 
 
 def _identity(path: Path) -> _Identity:

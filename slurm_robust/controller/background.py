@@ -1,4 +1,4 @@
-"""Work that may block (Slurm, shared storage), away from the loop that must answer every Beat."""
+"""Work that may block (Slurm, shared storage), away from the loop that must answer every heartbeat."""
 
 from __future__ import annotations
 

@@ -1,21 +1,23 @@
-"""What the controller knows of its agents: the newest Beat of each node and when it came."""
+"""What the controller knows of its agents: the newest heartbeat of each node and when it came."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import structs
 
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.policy.silence import counted
-from slurm_robust.wire.messages import Beat, Phase, Progress, Pulse
+from slurm_robust.wire.messages import Heartbeat, Phase, Progress, Pulse
 
 
 class Heard(Enum):
-    """What a Beat means for our picture of the node."""
+    """What a heartbeat means for our picture of the node."""
 
     JOINED = "joined"  # the first of this node
     RESTARTED = "restarted"  # the node had another agent before: its workers are gone
@@ -24,91 +26,103 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest Beat of one node, which came at ``told``; ``replaced`` counts agent changes.
+    """The newest heartbeat of one node, which came at ``told``; ``replaced`` counts agent changes.
 
-    ``heard``: when the newest Beat or Pulse came; ``sign``: when the node last gave another sign of life.
-    All are monotonic time.
+    ``heard``: when the newest heartbeat or Pulse came; ``sign``: when the node last gave another sign of
+    life. All are monotonic time.
     """
 
-    beat: Beat
+    heartbeat: Heartbeat
     heard: float
     told: float
     replaced: int = 0
     sign: float = -math.inf
 
 
-@dataclass
 class Fleet:
     """All agents that ever spoke to this controller, by node."""
 
-    views: dict[str, AgentView] = field(default_factory=dict)
-    # The newest answer of progress(), which is asked for several times in one turn.
-    _aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
-    _joined: float = -math.inf  # when the newest agent came
+    def __init__(self) -> None:
+        self._views: dict[str, AgentView] = {}
+        self.views: Final[Mapping[str, AgentView]] = MappingProxyType(self._views)
+        """What is known of each agent; only to be read."""
+        # The newest answer of progress(), which is asked for several times in one turn.
+        self._aged: tuple[tuple[str, ...], int, float, list[Progress]] | None = None
+        self._joined = -math.inf  # when the newest agent came
 
-    def hear(self, beat: Beat, now: float) -> Heard:
-        """Take in a Beat that came at ``now``."""
+    def hear(self, heartbeat: Heartbeat, now: float) -> Heard:
+        """Take in a heartbeat that came at ``now``."""
         self._aged = None
-        known = self.views.get(beat.node)
+        known = self._views.get(heartbeat.node)
         if known is None:
-            self.views[beat.node] = AgentView(beat, now, now)
+            self._views[heartbeat.node] = AgentView(heartbeat, now, now)
             self._joined = now
             return Heard.JOINED
-        if known.beat.agent != beat.agent:
-            self.views[beat.node] = AgentView(beat, now, now, known.replaced + 1)
+        if known.heartbeat.agent != heartbeat.agent:
+            self._views[heartbeat.node] = AgentView(heartbeat, now, now, known.replaced + 1)
             return Heard.RESTARTED
-        if beat.seq >= known.beat.seq:
-            known.beat, known.told = beat, now
+        if heartbeat.seq >= known.heartbeat.seq:
+            known.heartbeat, known.told = heartbeat, now
         known.heard = now
         return Heard.SAME
 
-    def feel(self, pulse: Pulse, now: float) -> Beat | None:
-        """Take in a Pulse that came at ``now``; the Beat that still holds, None if it is not here."""
-        known = self.views.get(pulse.node)
-        if known is None or known.beat.agent != pulse.agent:
+    def feel(self, pulse: Pulse, now: float) -> Heartbeat | None:
+        """Take in a Pulse that came at ``now``; the heartbeat that still holds, None if it is not here."""
+        known = self._views.get(pulse.node)
+        if known is None or known.heartbeat.agent != pulse.agent:
             return None
         known.heard = now
-        return known.beat if known.beat.seq == pulse.base else None
+        return known.heartbeat if known.heartbeat.seq == pulse.base else None
 
-    def forget(self, node: str) -> AgentView:
-        """``node`` has no agent any more; what was known of it. Raises ``KeyError``."""
+    def forget(self, node: str) -> AgentView | None:
+        """``node`` has no agent any more; what was known of it."""
         self._aged = None
-        return self.views.pop(node)
+        return self._views.pop(node, None)
+
+    def forget_all(self) -> None:
+        """No node has an agent any more."""
+        self._aged = None
+        self._views.clear()
+
+    def give_sign(self, node: str, at: float) -> None:
+        """``node`` gave another sign of life than a heartbeat. Raises ``KeyError``."""
+        view = self._views[node]
+        view.sign = max(view.sign, at)
 
     def forgive(self, seconds: float) -> None:
         """Do not count the last ``seconds`` as silence of anybody."""
         self._aged = None
-        for view in self.views.values():
+        for view in self._views.values():
             view.heard += seconds
             view.told += seconds
 
     def joined_s(self, now: float) -> float | None:
         """Seconds since the newest agent came, None while there is none."""
-        return now - self._joined if self.views else None
+        return now - self._joined if self._views else None
 
-    def beat(self, node: str) -> Beat | None:
-        """Newest Beat of ``node``."""
-        view = self.views.get(node)
-        return view.beat if view else None
+    def heartbeat(self, node: str) -> Heartbeat | None:
+        """Newest heartbeat of ``node``."""
+        view = self._views.get(node)
+        return view.heartbeat if view else None
 
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
-        view = self.views.get(node)
+        view = self._views.get(node)
         return counted(now - view.heard, now - view.sign) if view else now - since
 
     def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
         """Whether every node describes workers of ``generation`` in one of ``phases``."""
-        beats = [self.beat(n) for n in nodes]
-        return all(b is not None and b.generation == generation and b.phase in phases for b in beats)
+        heartbeats = [self.heartbeat(n) for n in nodes]
+        return all(b is not None and b.generation == generation and b.phase in phases for b in heartbeats)
 
     def exits(self, nodes: Iterable[str], generation: int, now: float) -> list[NodeExit]:
         """Ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""
         found = []
         for node in nodes:
-            view = self.views.get(node)
-            if view is None or view.beat.generation != generation:
+            view = self._views.get(node)
+            if view is None or view.heartbeat.generation != generation:
                 continue
-            for exit in view.beat.exits:
+            for exit in view.heartbeat.exits:
                 aged = structs.replace(exit, age_s=exit.age_s + now - view.told)
                 found.append(NodeExit(node=node, exit=aged))
         return found
@@ -119,9 +133,9 @@ class Fleet:
             return self._aged[3]
         found: list[Progress] = []
         for node in nodes:
-            view = self.views.get(node)
-            if view is not None and view.beat.generation == generation:
+            view = self._views.get(node)
+            if view is not None and view.heartbeat.generation == generation:
                 seconds = max(0.0, now - view.told)
-                found.extend(record.aged(seconds) for record in view.beat.progress)
+                found.extend(record.aged(seconds) for record in view.heartbeat.progress)
         self._aged = nodes, generation, now, found
         return found

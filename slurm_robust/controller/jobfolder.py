@@ -2,24 +2,27 @@
 
 Agents and controllers that start later take their orders from that folder, and all write to it by its path.
 Who may rename it, or a folder above it, can have them run anything as the job's user. So each folder from the
-job's up to the one where the job was submitted must be this user's or root's; and where others may write to
-one, it must have the sticky bit, with which only owners rename. What is higher up, the site has arranged.
+job's up to the one where the job was submitted must be this user's or root's; and where everybody may write
+to one, it must have the sticky bit, with which only owners rename. What is higher up, the site has arranged.
+
+A group that may write to a folder is only warned of: it is made of people whom somebody has chosen, and who
+may exchange what lies there, the job's script as a rule, whatever we do about the job's own folder.
 """
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_robust.health.trust import group_name, is_private
+from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
-from slurm_robust.util.ours import make_own_folder
+from slurm_robust.util.ours import make_own_folder, stands_for_many
 
 _ROOT_MODE = 0o755
-_ACL = "system.posix_acl_access"
 
 
 class Folder(Record):
@@ -37,11 +40,15 @@ class Folder(Record):
 
 
 class Exchangeable(Record):
-    """Who could exchange the job's folder, in words, and what to do about it. ``is_job`` as in Folder."""
+    """Who could exchange the job's folder, in words, and what to do about it.
+
+    ``is_chosen``: only people whom the owner or the site has let in, above the job's own folder.
+    """
 
     text: str
     fix: str
     is_job: bool
+    is_chosen: bool = False
 
 
 def judge(folder: Folder, uid: int) -> Exchangeable | None:
@@ -51,13 +58,14 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
     )
     if folder.owner not in (0, uid):
         text = f"{folder.path} belongs to {_user(folder.owner)}, who could exchange the job's folder"
+        text += stands_for_many(folder.owner)
         return Exchangeable(text=text, fix=elsewhere, is_job=folder.is_job)
     if stat.S_ISLNK(folder.mode) or folder.mode & stat.S_ISVTX:
         return None
     if folder.mode & stat.S_IWOTH:
         who = "everybody"
     elif folder.mode & stat.S_IWGRP and not folder.is_private:
-        who = f"group {_group(folder.group)}"
+        who = f"group {group_name(folder.group)}"
     else:
         return None
     mode = f"{stat.S_IMODE(folder.mode):04o}"
@@ -66,7 +74,10 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
         f"chmod +t {folder.path} (others may write there as before, but rename only what is theirs), or "
     )
     return Exchangeable(
-        text=text, fix=(by_mode if folder.owner == uid else "") + elsewhere, is_job=folder.is_job
+        text=text,
+        fix=(by_mode if folder.owner == uid else "") + elsewhere,
+        is_job=folder.is_job,
+        is_chosen=not folder.mode & stat.S_IWOTH and not folder.is_job,
     )
 
 
@@ -100,9 +111,11 @@ def mend(job: Path) -> None:
     """Close what is the user's own and was left open, by an umask of 002 say. Raises ``OSError``.
 
     The job's folder to all others. The one of all jobs gets the sticky bit where others may write to it: they
-    go on making folders there, and exchange only their own.
+    go on making folders there, and exchange only their own. A folder that the user has named stays as it is.
     """
     for folder, others, closed in ((job, 0o077, 0o700), (job.parent, 0o022, None)):
+        if folder != job and folder.name != JOBS_FOLDER:
+            continue
         try:
             info = os.lstat(folder)
         except (FileNotFoundError, NotADirectoryError):
@@ -122,29 +135,9 @@ def _facts(path: Path, *, is_job: bool) -> Folder | None:
         owner=info.st_uid,
         mode=info.st_mode,
         group=info.st_gid,
-        is_private=bool(info.st_mode & stat.S_IWGRP) and _is_private(path, info.st_gid),
+        is_private=bool(info.st_mode & stat.S_IWGRP) and is_private(path, info.st_gid, {os.geteuid()}),
         is_job=is_job,
     )
-
-
-def _is_private(path: Path, group: int) -> bool:
-    """Whether that group is nobody's but this user's: many sites give each user one, and an umask of 002.
-
-    Where there is an access list, the group's bits are a limit for whoever is in the list.
-    """
-    try:
-        name = pwd.getpwuid(os.geteuid()).pw_name
-        found = grp.getgrgid(group)
-    except KeyError:
-        return False
-    return found.gr_name == name and set(found.gr_mem) <= {name} and not _has_list(path)
-
-
-def _has_list(path: Path) -> bool:
-    try:
-        return bool(os.getxattr(path, _ACL))
-    except OSError:
-        return False  # none, or none of this kind on this file system
 
 
 def _user(uid: int) -> str:
@@ -152,10 +145,3 @@ def _user(uid: int) -> str:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"uid {uid}"
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"gid {gid}"

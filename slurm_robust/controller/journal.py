@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_robust.controller.disk import Disk
 from slurm_robust.model.events import AnyEvent, encode_event
-from slurm_robust.model.journal import parse
+from slurm_robust.model.journal import content, parse
 
 # A healthy storage takes what is written within this time, and what follows from it is done at once.
 PATIENCE_S = 0.2
@@ -46,7 +46,7 @@ class Journal:
         self.wake: Callable[[], None] = lambda: None
         """Called by the writing thread when :attr:`written` or :attr:`trouble` may have changed."""
         self._disk = disk or Disk()
-        data = path.read_bytes() if path.exists() else b""
+        data = content(path)
         self.events, self._durable = parse(data, str(path))
         self._fd = self._disk.open(path, _FLAGS | os.O_CREAT)
         if self._durable < len(data):
@@ -161,8 +161,7 @@ class Journal:
             self._write(data)
         except OSError as error:
             self._is_retry = True
-            if error.errno == errno.ESTALE:
-                self._reopen()
+            self._reopen()
             return error.strerror or str(error)
         self._is_retry = False
         return ""
@@ -171,6 +170,8 @@ class Journal:
         disk, fd = self._disk, self._fd
         # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it again.
         # What is not ours another controller has written.
+        if self._is_retry and disk.size(fd) < self._durable:
+            raise OSError(errno.ESTALE, "an older copy of the journal is in its place")
         if self._is_retry and data.startswith(disk.tail(fd, self._durable)):
             disk.cut(fd, self._durable)
         while data:
@@ -179,6 +180,7 @@ class Journal:
         self._durable = disk.size(fd)
 
     def _reopen(self) -> None:
+        """A descriptor may be dead for good: stale, or of a client that its file server has thrown out."""
         try:
             fd = self._disk.open(self.path, _FLAGS)
         except OSError:

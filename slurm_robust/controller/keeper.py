@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import select
 import signal
@@ -36,6 +37,8 @@ PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 LIVED_S = 60.0
 # Without agents nothing trains, and nobody makes room on storage any more.
 STORAGE_S = 1800.0
+# A controller that has said the end has ended within this time, or hangs in the kernel, as on a dead mount.
+END_S = 10.0
 _OTHERS = (signal.SIGUSR2, signal.SIGHUP)  # would end us, and mean nothing to a controller
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _KILLED = range(-signal.NSIG, 0)
@@ -83,10 +86,14 @@ class Keeper:
     def run(self) -> int:
         """Until it is over, or there is no use in another start."""
         _adopt_orphans()
-        # Wakes a pause.
+        # Wakes whatever waits here: signals for a controller, and ends of children.
         self._wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         woken_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        before = {number: signal.signal(number, self._pass_on) for number in (*Signals.WATCHED, *_OTHERS)}
+        numbers = (*Signals.WATCHED, *_OTHERS, signal.SIGCHLD)
+        before = {number: signal.signal(number, self._pass_on) for number in numbers}
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, (signal.SIGCHLD,)
+        )  # as whoever started us may have left it
         try:
             while True:
                 begun, told_to_end = time.monotonic(), self._told_to_end()
@@ -124,21 +131,37 @@ class Keeper:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.WATCHED)
             os.close(theirs)
-        code = self._wait(self._child)
-        told = _read(ours)
+        code, told = self._wait(self._child, ours)
         os.close(ours)
         # Who died has not done what it was told.
         self._pending[:0] = [] if told else list(dict.fromkeys(self._given))
         return code, int(told) if told else None
 
-    def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        """The exit code of ``child``; whatever of the orphans ends meanwhile is buried."""
-        pid = status = 0
-        while pid != child.pid:
-            pid, status = os.waitpid(-1, 0)
-        self._child = None
-        child.returncode = os.waitstatus_to_exitcode(status)
-        return child.returncode
+    def _wait(self, child: subprocess.Popen[bytes], words: int) -> tuple[int, bytes]:
+        """The exit code of ``child``, and what it said on ``words``; the dead of the orphans are buried.
+
+        A child that has said the end is waited for no longer than :data:`END_S`, and killed.
+        """
+        told, until, watched = b"", math.inf, [self._wake, words]
+        while (code := self._ended(child)) is None and (left := until - time.monotonic()) > 0:
+            ready, _, _ = select.select(watched, [], [], left if told else None)
+            _read(self._wake)
+            if words in ready:
+                watched.remove(words)
+                told = _read(words)
+                until = time.monotonic() + END_S if told else math.inf
+        if code is None:
+            say(f"the controller has told the end and is still there after {END_S:.0f} s: it is left behind")
+            code = -signal.SIGKILL
+            os.kill(child.pid, signal.SIGKILL)
+        self._child, child.returncode = None, code
+        return code, told or _read(words)
+
+    def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
+        """The exit code of ``child``, None while it lives."""
+        while (found := os.waitpid(-1, os.WNOHANG))[0] not in (0, child.pid):
+            pass
+        return os.waitstatus_to_exitcode(found[1]) if found[0] else None
 
     def _judge(self, code: int, lived_s: float) -> int | None:
         """Pause as long as it takes; the exit code where another controller is of no use."""
@@ -192,7 +215,7 @@ class Keeper:
         return next((number for number in self._pending if number in _ENDING), None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if number in _OTHERS:
+        if number in (*_OTHERS, signal.SIGCHLD):
             return
         # One that comes between two controllers is kept for the next.
         if self._child is None:

@@ -139,9 +139,9 @@ class Loop:
     def _on_message(self, identity: bytes, message: msg.ToController) -> None:
         now = self._now()
         match message:
-            case msg.Beat():
+            case msg.Heartbeat():
                 self._identities[message.node] = self._identities[message.agent] = identity
-                self._core.on_beat(message, now)
+                self._core.on_heartbeat(message, now)
             case msg.Pulse():
                 self._core.on_pulse(message, now)
             case msg.StacksTaken():
@@ -178,7 +178,7 @@ class Loop:
         behind = self._journal.written < len(self._journal.events)
         urgent = core.leaving is not None or core.ending is not None
         held_s = self._hold.follow(behind=behind, urgent=urgent)
-        core.held = self._hold.holds
+        core.hold(self._hold.holds)
         self._tell_trouble(behind)
         if held_s:
             core.on_hold_over(held_s, self._now())
@@ -211,9 +211,9 @@ class Loop:
         def tell() -> None:
             self._slow_busy = False
             for refusal in news.refusals:
-                self._core.starts.on_refusal(refusal.node, refusal.text, refusal.job_code)
+                self._core.on_refusal(refusal.node, refusal.text, refusal.job_code)
             for end in news.ends:
-                self._core.starts.on_end(self._core, end, self._now())
+                self._core.on_step_end(end, self._now())
             if gone and not self._gone_told:
                 self._gone_told = True
                 self._do(self._core.on_agents_gone(self._now()))
@@ -232,7 +232,7 @@ class Loop:
             return lambda: self._core.note(text, "", self._now())
         # Higher switches list the nodes below them too.
         leaves = {node: switch.name for switch in switches if not switch.level for node in switch.nodes}
-        return lambda: self._core.switches.update(leaves)
+        return lambda: self._core.on_switches(leaves)
 
     def _looked_in_vain(self, text: str) -> None:
         """Who cannot look would not see that another controller has taken over: the next one can."""
@@ -302,7 +302,7 @@ class Loop:
             except (SlurmError, OSError) as error:
                 text = f"agents could not be started: {error}"
                 end = StepEnd(nodes=effect.nodes, code=-1, words=text, fix=getattr(error, "fix", ""))
-                return lambda: self._core.starts.on_end(self._core, end, self._now())
+                return lambda: self._core.on_step_end(end, self._now())
             return lambda: None
 
         self._in_background("start agents", work, lambda text: None)
@@ -325,7 +325,7 @@ class Loop:
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:
             found = answering(effect.places)
-            return lambda: self._core.knocks.hear(self._core, found, self._now())
+            return lambda: self._core.on_knock(found, self._now())
 
         self._in_background("knock", work, lambda text: None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import jobfolder
-from slurm_robust.controller.restoring import layout_of
+from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.exitcodes import ExitCode
@@ -27,7 +28,7 @@ from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.worker.lookup import missing, missing_module
+from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0
 
@@ -80,7 +81,10 @@ def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> Non
             raise PreflightError(found.text, fix=found.fix, code=ExitCode.NO_INPUT)
         return
     script = cwd / command[0]
-    if not script.is_file():
+    mode = mode_of(script)
+    if mode is None:
+        return  # storage does not tell now; the agents look once more
+    if not stat.S_ISREG(mode):
         raise PreflightError(
             f"script not found: {script}",
             fix=f"give the path of a Python file, relative to {cwd}; any other command goes after '--'",
@@ -135,8 +139,8 @@ def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, na
 def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_run: bool) -> tuple[str, ...]:
     """Nobody else may be able to exchange the job directory, as far as it is there. Raises PreflightError.
 
-    Returns warnings: in a ``later_run`` of a job, which was accepted once, what is wrong above its directory
-    ends nothing.
+    Returns warnings: of a group that may write above its directory; and in a ``later_run`` of a job, which
+    was accepted once, of all that is wrong there.
     """
     submitted = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
     warnings = []
@@ -148,7 +152,7 @@ def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_ru
     except OSError as error:
         raise _no_directory(directory, error) from error
     for one in filter(None, found):
-        if one.is_job or not later_run:
+        if one.is_job or not (later_run or one.is_chosen):
             raise PreflightError(one.text, fix=one.fix, code=ExitCode.JOB_DIR)
         warnings.append(f"{one.text}: {one.fix}")
     return tuple(warnings)

@@ -7,8 +7,8 @@ import signal
 import sys
 
 from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.preflight import job_directory, sizes
-from slurm_robust.controller.restoring import layout_of
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.steps import StepReplayer
 from slurm_robust.model.job import CommandKind

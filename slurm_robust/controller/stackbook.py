@@ -15,7 +15,7 @@ FRESH_S = 2.0
 """A person who asks again so soon is shown the same look: a script must not keep all nodes at it."""
 
 MOST_NODES = 8
-"""Nodes whose stacks go into one message: a node's may be megabytes, and Beats wait meanwhile."""
+"""Nodes whose stacks go into one message: a node's may be megabytes, and heartbeats wait meanwhile."""
 
 KEEP_S = 60.0
 """Stacks of ten thousand ranks are hundreds of megabytes; whoever wanted them has them by then."""

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import Final
 
+from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.steps import Outlook, StepEnd, Witness
-from slurm_robust.policy.lateness import patience_s
+from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Beat, Shutdown
-
-if TYPE_CHECKING:
-    from slurm_robust.controller.core import Core
-
-# An agent has at least this time to come, however early the others came.
-LEAST_S = 60.0
+from slurm_robust.wire.messages import Heartbeat, Shutdown
 
 
 @dataclass
@@ -51,23 +47,37 @@ class Unstarted:
 
 
 class AgentStarts:
-    """Starts by node, of nodes whose agent is wanted; ``refused``: why an agent could not begin."""
+    """Starts by node, of nodes whose agent is wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._nodes: dict[str, _NodeStart] = {}
-        self.refused: dict[str, str] = {}
-        self.refusal_code: int = ExitCode.JOB_DIR  # what the job ends with where too many are refused
+        self._refused: dict[str, str] = {}
+        self.refused: Final[Mapping[str, str]] = MappingProxyType(self._refused)
+        """Why the agent of a node could not begin; only to be read."""
+        self._refusal_code: int = ExitCode.JOB_DIR
+        self._all_ended = False
 
-    def begin(self, core: Core, nodes: tuple[str, ...], now: Now) -> None:
+    @property
+    def refusal_code(self) -> int:
+        """The exit code of the job where too many agents are refused."""
+        return self._refusal_code
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether the step of the agents has ended since the last start."""
+        return self._all_ended
+
+    def begin(self, nodes: tuple[str, ...], now: Now) -> None:
         """Start agents on ``nodes``: nothing that was before counts."""
         for node in nodes:
             self._nodes[node] = _NodeStart(first=now.mono, at=now.mono)
-            core.fleet.views.pop(node, None)
-            self.refused.pop(node, None)
+            self._context.fleet.forget(node)
+            self._refused.pop(node, None)
         if nodes:
-            core.agents_gone = False
-            core.emit(Say(text=f"starting agents on {fold(nodes)}"))
-            core.emit(StartAgents(nodes=nodes))
+            self._all_ended = False
+            self._context.emit(Say(text=f"starting agents on {fold(nodes)}"))
+            self._context.emit(StartAgents(nodes=nodes))
 
     def expect(self, nodes: Iterable[str], now: Now) -> None:
         """Agents of ``nodes`` may come by themselves, and have the time of a start."""
@@ -76,16 +86,21 @@ class AgentStarts:
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """The agent of ``node`` could not begin (its own words from the step's output)."""
-        self.refused.setdefault(node, text)
-        self.refusal_code = code
+        self._refused.setdefault(node, text)
+        self._refusal_code = code
 
-    def on_end(self, core: Core, end: StepEnd, now: Now) -> None:
+    def on_all_ended(self) -> None:
+        """The step of the agents has ended."""
+        self._all_ended = True
+
+    def on_end(self, end: StepEnd, now: Now) -> None:
         """An srun, or some of its tasks, ended: whoever of them is still there speaks again at once."""
-        if end.code and not core.leaving:
-            core.note(f"agents on {fold(end.nodes)} ended: {end.words}", "", now)
+        context = self._context
+        if end.code and not context.leaving:
+            context.note(f"agents on {fold(end.nodes)} ended: {end.words}", "", now)
         for node in end.nodes:
-            if not core.state.running:
-                core.fleet.views.pop(node, None)
+            if not context.state.running:
+                context.fleet.forget(node)
             start = self._nodes.get(node)
             if start is not None and not (start.end is not None and node in start.end.named):
                 start.end, start.ended = end, now.mono
@@ -99,36 +114,38 @@ class AgentStarts:
             if (start := self._nodes.get(witness.node)) is not None:
                 start.witness = witness
 
-    def dismissed(self, core: Core, beat: Beat, now: Now) -> bool:
+    def dismissed(self, heartbeat: Heartbeat, now: Now) -> bool:
         """End the second agent of a node on which one was started twice, and both came."""
-        known, start = core.fleet.views.get(beat.node), self._nodes.get(beat.node)
-        if known is None or known.beat.agent == beat.agent or start is None or start.times < 2:
+        context = self._context
+        known, start = context.fleet.views.get(heartbeat.node), self._nodes.get(heartbeat.node)
+        if known is None or known.heartbeat.agent == heartbeat.agent or start is None or start.times < 2:
             return False
-        if now.mono - known.heard > core.config.timings.node_dead_s:
+        if now.mono - known.heard > context.config.timings.node_dead_s:
             return False
-        core.send(beat.agent, Shutdown(epoch=core.state.epoch, grace_s=0.0, keep_copies=True))
+        context.send(heartbeat.agent, Shutdown(epoch=context.state.epoch, grace_s=0.0, keep_copies=True))
         return True
 
-    def look(self, core: Core, nodes: Iterable[str], now: Now) -> Unstarted:
+    def look(self, nodes: Iterable[str], now: Now) -> Unstarted:
         """Of ``nodes``, none of which has an agent: ask, start again, and tell for which waiting is over."""
-        missing = tuple(nodes)
+        context, missing = self._context, tuple(nodes)
         self.expect(missing, now)
         starts = {node: self._seen(node, now) for node in missing}
-        joined_s = core.fleet.joined_s(now.mono)
-        patience = patience_s(core.config.timings.agent_start_s, LEAST_S, joined_s)
+        joined_s = context.fleet.joined_s(now.mono)
+        patience = patience_s(context.config.timings.agent_start_s, AGENT_LEAST_S, joined_s)
         answers = {node: judge(start, patience) for node, start in starts.items()}
         if asked := _nodes_of(answers, Answer.ASK):
             for node in asked:
                 self._nodes[node].asked = now.mono
-            core.emit(AskAboutNodes(nodes=asked))
+            context.emit(AskAboutNodes(nodes=asked))
         found = {answer: {n: self._why(starts[n]) for n in _nodes_of(answers, answer)} for answer in _TOLD}
         if again := found[Answer.AGAIN]:
-            self._start_again(core, again, now)
+            self._start_again(again, now)
         return Unstarted(found[Answer.DOWN], found[Answer.UNSTARTED], found[Answer.REFUSED])
 
-    def missed(self, core: Core, node: str, now: Now) -> None:
+    def missed(self, node: str, now: Now) -> None:
         """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""
-        heard = core.fleet.forget(node).heard
+        known = self._context.fleet.forget(node)
+        heard = known.heard if known is not None else -math.inf
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
         new = _NodeStart(first=now.mono, at=now.mono, times=old.times)
         if old.ended >= heard:
@@ -140,11 +157,11 @@ class AgentStarts:
         ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
         return {node: end.words for node, end in ends.items() if end is not None and _OOM.search(end.words)}
 
-    def ended(self, core: Core, nodes: Iterable[str]) -> dict[str, str]:
+    def ended(self, nodes: Iterable[str]) -> dict[str, str]:
         """Of ``nodes`` those whose agent Slurm says ended and was not heard since, with its words."""
         found: dict[str, str] = {}
         for node in nodes:
-            start, view = self._nodes.get(node), core.fleet.views.get(node)
+            start, view = self._nodes.get(node), self._context.fleet.views.get(node)
             if start is None or start.end is None or not start.end.is_task or view is None:
                 continue
             if view.heard <= start.ended:
@@ -174,7 +191,7 @@ class AgentStarts:
             unsettled=start.unsettled,
         )
 
-    def _start_again(self, core: Core, why: dict[str, str], now: Now) -> None:
+    def _start_again(self, why: dict[str, str], now: Now) -> None:
         for node, failed in why.items():
             old = self._nodes[node]
             was_away = old.end is not None and old.end.outlook is Outlook.PASSES
@@ -185,12 +202,12 @@ class AgentStarts:
                 failed=failed,
                 unsettled=old.unsettled or was_away,
             )
-            self.refused.pop(node, None)
-        core.agents_gone = False
+            self._refused.pop(node, None)
+        self._all_ended = False
         text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"
-        core.note(text, "", now)
-        core.emit(Say(text=text))
-        core.emit(StartAgents(nodes=tuple(why)))
+        self._context.note(text, "", now)
+        self._context.emit(Say(text=text))
+        self._context.emit(StartAgents(nodes=tuple(why)))
 
 
 _OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)

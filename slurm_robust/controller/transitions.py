@@ -4,34 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from slurm_robust.model.incident import Diagnose, GenerationFailed, Replay, Symptom
+from slurm_robust.model.incident import Diagnose, Fault, Replay
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Localisation
-
-
-class Trouble(Record):
-    """Something that ends productive training. ``detect_s``: how long it took to be seen.
-
-    ``named``: nodes that the observation names by itself, with the reason. ``hint``: it may as well be none,
-    so training is ended only if its stacks show a culprit. ``good_step``: checkpoints of this generation
-    count up to there only, -1: none does, None: nothing speaks against the weights. ``times``: how often it
-    was told while it went on.
-    """
-
-    symptom: Symptom
-    detail: str
-    detect_s: float
-    named: dict[str, str] = {}
-    hint: bool = False
-    good_step: int | None = None
-    times: int = 1
-
-
-class Why(Record):
-    """Why a generation is ended, and where its stacks place the fault."""
-
-    trouble: Trouble
-    localisation: Localisation | None = None
 
 
 class ToGathering(Record):
@@ -59,33 +33,33 @@ class ToRunning(Record):
     launched: float | None = None
 
 
+class ToLocalising(Record):
+    """Find out by the stacks of all ranks where ``fault`` lies, while they stand."""
+
+    agents: dict[str, str]
+    fault: Fault
+
+
 class ToReconnecting(Record):
     """Another controller launched the generation that runs; find its agents again."""
 
 
-class ToLocalising(Record):
-    """Training hangs, or is slow: see by the stacks of all ranks where. The workers go on meanwhile."""
-
-    agents: dict[str, str]
-    trouble: Trouble
-
-
 class ToObserving(Record):
-    """Observe mode: trouble came, and the training is left to its fate."""
+    """Observe mode: something is wrong, and training is left to its fate."""
 
     agents: dict[str, str]
-    why: Why
+    fault: Fault
 
 
 class ToUnreachable(Record):
     """Many nodes fell silent at once, which convicts none of them: wait for them.
 
-    ``failed``: how the generation ended, where it has ended; else it is left to train.
+    ``ended``: the generation has ended; else it is left to train, on ``agents``.
     """
 
+    fault: Fault
     agents: dict[str, str] = {}
-    why: Why | None = None
-    failed: GenerationFailed | None = None
+    ended: bool = False
 
 
 class ToCheckpointing(Record):
@@ -95,26 +69,27 @@ class ToCheckpointing(Record):
 
 
 class ToStopping(Record):
-    """End all workers of the generation. ``why``: none where nothing is wrong with it.
+    """End all workers of the generation.
 
-    ``waited``: nodes that cannot be reached have been waited for.
+    ``fault``: None where nothing is wrong with it; ``waited``: nodes that cannot be reached have been waited
+    for.
     """
 
     reason: str
-    why: Why | None = None
+    fault: Fault | None = None
     waited: bool = False
 
 
 class ToDeciding(Record):
-    """Ask the policy about a failure."""
+    """Ask the policy about ``fault``, with which a generation has ended."""
 
-    failed: GenerationFailed
+    fault: Fault
 
 
 class ToTesting(Record):
-    """Test the held nodes, by ``action``, before the policy is asked about ``failed`` again."""
+    """Test the held nodes, by ``action``, before the policy is asked about ``fault`` again."""
 
-    failed: GenerationFailed
+    fault: Fault
     action: Diagnose | Replay
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.host import Host
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 F = TypeVar("F", bound=Record)
@@ -100,7 +100,9 @@ class Check(Record, Generic[F], kw_only=False):
     ``judge`` is pure and returns one finding for each subject; nothing for hardware that is not there.
     ``hangs``: this check speaks for the source when it hangs (one check of each source).
     ``written_by``: the least of those who can bring about a failure that keeps jobs away, or any failure of a
-    check that never does. ``second``: the other, unlike look that the judge takes at what users can write.
+    check that never does. ``effect``: on a training that runs; ``warns_training``: what keeps no jobs away
+    is an alert there all the same. ``second``: the other, unlike look that the judge takes at what users can
+    write.
     """
 
     name: str
@@ -111,6 +113,8 @@ class Check(Record, Generic[F], kw_only=False):
     second: str = ""
     contexts: frozenset[Context] = EVERYWHERE
     hangs: bool = False
+    effect: Effect = Effect.FAULT
+    warns_training: bool = False
 
     @property
     def confirm(self) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Collection
 _MOST_LINKS = 40
 """As the kernel has it."""
 
+_ACL = "system.posix_acl_access"
+
 ROOT = (0,)
 _PACKAGES = ("site-packages", "dist-packages")
 
@@ -70,5 +72,49 @@ def _open_to_others(path: str, found: os.stat_result, owners: Collection[int]) -
         return f"{path} does not belong to root, but to uid {found.st_uid}"
     if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
         return ""  # Links have no mode; in a folder like /tmp nobody can replace what is another's.
-    by_group = found.st_mode & stat.S_IWGRP and found.st_gid != 0
-    return f"{path} can be written by others" if by_group or found.st_mode & stat.S_IWOTH else ""
+    if found.st_mode & stat.S_IWOTH:
+        return f"{path} can be written by others"
+    if found.st_mode & stat.S_IWGRP and not is_private(path, found.st_gid, owners):
+        return f"{path} can be written by group {group_name(found.st_gid)}"
+    return ""
+
+
+def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]) -> bool:
+    """Whether what the mode of ``path`` lets its group do, it lets nobody do but ``owners``.
+
+    So it is where the group has the name of one of them and nobody else in it: many sites give each user such
+    a group, and an umask of 002. Where there is an access list, the group's bits are a limit for whoever is
+    in the list.
+    """
+    # Here, because hooks hardly ever meet what a group may write to; and a directory service may be asked.
+    import grp
+    import pwd
+
+    names = set()
+    for owner in owners:
+        try:
+            names.add(pwd.getpwuid(owner).pw_name)
+        except KeyError:
+            pass
+    try:
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name in names and names.issuperset(found.gr_mem) and not _has_list(path)
+
+
+def group_name(group: int) -> str:
+    """Its name, or its number."""
+    import grp
+
+    try:
+        return grp.getgrgid(group).gr_name
+    except KeyError:
+        return f"gid {group}"
+
+
+def _has_list(path: str | os.PathLike[str]) -> bool:
+    try:
+        return bool(os.getxattr(path, _ACL))
+    except OSError:
+        return False  # none, or none of this kind on this file system

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -11,12 +12,14 @@ from slurm_robust.model.record import Record
 # linux/netlink.h, linux/sock_diag.h, linux/unix_diag.h
 _SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
 _ERROR, _DONE = 2, 3
-_NAME, _PEER, _PENDING, _UID = 0, 2, 3, 7
-_SHOW = 0x01 | 0x04 | 0x08 | 0x40  # name, peer, pending connections, uid (since Linux 5.3)
+_FILE, _PEER, _PENDING, _UID = 1, 2, 3, 7
+_SHOW = 0x02 | 0x04 | 0x08 | 0x40  # file, peer, pending connections, uid (since Linux 5.3)
 _HEADER = struct.Struct("=IHHII")
 _SOCKET = struct.Struct("=BBBBIII")
 _ATTRIBUTE = struct.Struct("=HH")
 _NUMBER = struct.Struct("=I")
+_INODE_AND_DEVICE = struct.Struct("=II")
+_MINOR_BITS = 20
 _ANSWER_S = 1.0
 
 
@@ -32,18 +35,28 @@ class Connections(Record):
 
 
 def connections(path: str) -> Connections:
-    """Those of the socket that is bound to ``path``. Raises ``OSError`` where the kernel does not tell."""
+    """Those of the socket that is bound to the file at ``path``, by whatever name.
+
+    Raises ``OSError`` where the kernel does not tell, or names no socket there.
+    """
+    found = os.stat(path)
+    device = os.major(found.st_dev) << _MINOR_BITS | os.minor(found.st_dev)
+    wanted = _INODE_AND_DEVICE.pack(found.st_ino & 2**32 - 1, device)
+    is_bound = False
     accepted: set[int] = set()
     pending: set[int] = set()
     owners: dict[int, int] = {}
     for inode, attributes in _sockets():
         if _UID in attributes:
             owners[inode] = _NUMBER.unpack(attributes[_UID])[0]
-        if attributes.get(_NAME, b"").rstrip(b"\0") != os.fsencode(path):
+        if attributes.get(_FILE) != wanted:
             continue
+        is_bound = True
         if _PEER in attributes and inode:
             accepted.add(_NUMBER.unpack(attributes[_PEER])[0])
         pending.update(inode for (inode,) in _NUMBER.iter_unpack(attributes.get(_PENDING, b"")))
+    if not is_bound:
+        raise OSError(errno.ENOTCONN, "the kernel names no socket that is bound to it", path)
     # An end that was closed has no inode any more.
     return Connections(
         accepted={inode: owners.get(inode) for inode in accepted if inode},

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.findings import Effect, Party, Suggestion
 from slurm_robust.model.record import Record
 
 MOST_ALERTS = 32
-"""In one Beat; the newest."""
+"""In one heartbeat; the newest."""
 
 REMEMBERED_S = 600.0
 """How long an alert that has ended is still told, so that a restarted controller counts it too."""
@@ -18,7 +18,7 @@ class Alert(Record):
     ``number`` counts the alerts of one agent, so that each is counted once. ``check``, ``subject``, ``text``,
     ``blame`` and ``suggestion`` are those of :class:`~slurm_robust.model.findings.Finding`. ``age_s``: since
     it began, ``ended_s``: since it was seen to be over (None while it stands), in seconds of the node's own
-    clock. ``is_link``: it is about one end of a link, which may heal by itself.
+    clock. ``effect``: that of the check. ``is_link``: it is about one end of a link, which may heal.
     """
 
     number: int
@@ -29,4 +29,5 @@ class Alert(Record):
     suggestion: Suggestion
     age_s: float
     ended_s: float | None = None
+    effect: Effect = Effect.FAULT
     is_link: bool = False

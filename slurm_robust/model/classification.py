@@ -7,7 +7,7 @@ from enum import Enum
 from slurm_robust.model.record import Record
 
 
-class Fault(str, Enum):
+class Cause(str, Enum):
     """To whom or what a log points."""
 
     INFRASTRUCTURE = "infrastructure"
@@ -43,7 +43,7 @@ class Classification(Record):
     """
 
     symptom: str
-    blame: Fault
+    blame: Cause
     action: Remedy
     symptoms: tuple[str, ...] = ()
     line: str = ""

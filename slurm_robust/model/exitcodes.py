@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+UNUSABLE_COPY = 94
+"""A worker's exit code where the exception that ended it says that a copy of a checkpoint cannot be restored.
+
+None of ``srobust`` itself: the controller answers it.
+"""
+
 
 class ExitCode(IntEnum):
     """Codes of our own; any other code of ``srobust run`` is the training's.

@@ -28,7 +28,8 @@ class WorkerExit(Record):
 
     ``age_s`` is how long ago it ended when the agent sent the record (the node's monotonic clock),
     so that the controller orders exits of different nodes without trusting their wall clocks. ``oom``: the
-    kernel had killed it, or a child, for want of memory; in words.
+    kernel had killed it, or a child, for want of memory; in words. ``taken``: of rank 0, who else listened on
+    its ``MASTER_PORT``, in words.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class WorkerExit(Record):
     error: WorkerError | None = None
     tail: tuple[str, ...] = ()
     oom: str = ""
+    taken: str = ""
 
     @property
     def failed(self) -> bool:

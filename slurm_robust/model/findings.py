@@ -89,6 +89,19 @@ class Suggestion(str, Enum):
         return self not in (Suggestion.NONE, Suggestion.MONITOR)
 
 
+class Effect(str, Enum):
+    """What a check's failure means to a training that runs."""
+
+    FAULT = "fault"
+    """Something is broken, or has happened."""
+
+    LINK_DOWN = "link down"
+    """One end of a link is down or slow for as long as the check fails; it may heal."""
+
+    SLOW = "slow"
+    """The node is slow at most: the pace of the training tells whether that matters."""
+
+
 class Finding(Record):
     """One result. Texts are for people, in one line; numbers in them have their unit.
 

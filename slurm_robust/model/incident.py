@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
@@ -40,44 +40,65 @@ class NodeExit(Record):
     exit: WorkerExit
 
 
-class GenerationFailed(Record, tag_field="kind", tag="generation failed"):
-    """A generation is stopped and all that could be learnt about its end is here.
+class Fault(Record, tag_field="kind", tag="fault"):
+    """Why training is not productive any more: one record from the first sign to the decision.
 
-    ``root`` is the exit that came first by cause, not by clock (None when no worker failed, say when
-    a node went silent). ``lost`` are nodes without a sign of life, ``unable`` nodes that answer but
-    could start no worker, with the reason; ``alive`` are nodes of the placement that answer. ``stuck``: those
-    on which workers that got SIGKILL are still there.
-    ``unreachable``: one cause of all that are lost, in words, "" where each speaks for itself.
-    ``restore``: the checkpoint that the generation began with, "" for none. Where no agent came, with the
-    reason: ``unstarted``, although those of other nodes did; ``refused``, because Slurm starts none.
-    ``ended``: of ``lost`` nodes, those whose agent ended, in Slurm's words; ``oom``: for want of memory.
-
-    What else was found out: ``symptom``, why the generation was stopped, and ``detail`` of that; ``named``,
-    nodes that the inspection wants evicted, with the reason; ``cause``, what the output of ``root`` says;
-    ``localisation``, where stacks place a hang or decline; ``diagnosis``, once the nodes were tested;
-    ``replayed``, once the training was replayed in small groups.
+    Detection makes it; stack samples, the end of the generation, tests and a replay add what they found.
     """
 
-    generation: int
-    root: NodeExit | None = None
-    exits: tuple[NodeExit, ...] = ()
-    lost: tuple[str, ...] = ()
-    unable: dict[str, str] = {}
-    stuck: tuple[str, ...] = ()
-    alive: tuple[str, ...] = ()
-    unreachable: str = ""
-    restore: str = ""
-    unstarted: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    ended: dict[str, str] = {}
-    oom: dict[str, str] = {}
+    # -- as detected
     symptom: Symptom | None = None
+    """What was seen first; None where the generation ended before anything was detected."""
     detail: str = ""
+    """The same in words."""
+    detect_s: float = 0.0
+    """Seconds from the fault as seen from outside until it was detected."""
+    times: int = 1
+    """How often it was detected while training went on."""
     named: dict[str, str] = {}
-    cause: Classification | None = None
+    """Nodes that the observation names by itself, with the reason."""
+    low_confidence: bool = False
+    """Stop training only if the stacks identify a culprit."""
+    good_step: int | None = None
+    """Checkpoints of this generation count up to this step only (-1: none); None: all do."""
+
+    # -- as localised
     localisation: Localisation | None = None
+    """Where the stacks of all ranks place it."""
+
+    # -- as the generation ended
+    generation: int = 0
+    root: NodeExit | None = None
+    """The exit that came first by cause, not by clock; None when no worker failed."""
+    exits: tuple[NodeExit, ...] = ()
+    cause: Classification | None = None
+    """What the output of ``root`` says."""
+    lost: tuple[str, ...] = ()
+    """Nodes without a sign of life."""
+    unreachable: str = ""
+    """One cause of all that are lost, in words; "" where each speaks for itself."""
+    ended: dict[str, str] = {}
+    """Of ``lost``, those whose agent ended, in Slurm's words."""
+    oom: dict[str, str] = {}
+    """Of ``lost``, those whose agent ended for want of memory, in Slurm's words."""
+    alive: tuple[str, ...] = ()
+    """Nodes of the placement that answer."""
+    unable: dict[str, str] = {}
+    """Nodes that answer but could start no worker, with the reason."""
+    unstarted: dict[str, str] = {}
+    """Nodes where no agent came although those of other nodes did, with the reason."""
+    refused: dict[str, str] = {}
+    """Nodes where no agent came because Slurm starts none, with the reason."""
+    stuck: tuple[str, ...] = ()
+    """Nodes on which workers that got SIGKILL are still there."""
+    restore: str = ""
+    """The checkpoint that the generation began with, "" for none."""
+
+    # -- as tested
     diagnosis: Diagnosis | None = None
+    """Results, once the nodes were tested."""
     replayed: Diagnosis | None = None
+    """Results, once the training was replayed in small groups."""
 
 
 class SpareLost(Record, tag_field="kind", tag="spare lost"):
@@ -103,7 +124,7 @@ class AllRanksDone(Record, tag_field="kind", tag="all ranks done"):
     generation: int
 
 
-Observation: TypeAlias = GenerationFailed | SpareLost | EndApproaching | AllRanksDone
+Observation: TypeAlias = Fault | SpareLost | EndApproaching | AllRanksDone
 
 
 # -- verdict ---------------------------------------------------------------------------------------
@@ -115,6 +136,57 @@ class Blame(str, Enum):
     NODE = "node"
     CODE = "code"
     NOBODY = "nobody"
+
+
+class FaultKind(str, Enum):
+    """What kind of fault it is, so that the same one is recognised when it comes again."""
+
+    NODE = "node"
+    DISK_FULL = "full disk of node"
+    UNREACHABLE = "nodes unreachable"
+    AGENTS_LOST = "agents lost"
+    AGENT_ENDED = "agent ended on"
+    AGENTS_REFUSED = "agents not started"
+    NO_WORKER_STARTS = "no worker can be started"
+    RESTORE = "restore failed:"
+    OUT_OF_MEMORY = "out of memory"
+    PORT_TAKEN = "MASTER_PORT taken"
+    """It counts as no attempt of the job's: somebody else was faster."""
+
+    GPU_NOT_FREE = "GPU memory not free yet"
+    SLOW_TO_DIE = "workers slow to die"
+    EXCEPTION = "exception"
+    """Keyed by its type and place."""
+
+    EXIT = "exit"
+    """Keyed by the exit code or signal."""
+
+    RANKS = "ranks"
+    """Stacks place it; keyed by the symptom and the ranks."""
+
+    SYMPTOM = "symptom"
+    """Nothing but the symptom is known, which is the key."""
+
+    SILENT_END = "silent end"
+    REPLAYED = "replayed"
+
+
+_KEY_SAYS_IT = (FaultKind.EXCEPTION, FaultKind.EXIT, FaultKind.RANKS, FaultKind.SYMPTOM)
+
+
+class Signature(Record):
+    """Names a fault. ``key``: which of its kind: nodes, a checkpoint, a place in code …"""
+
+    kind: FaultKind
+    key: str = ""
+
+    @classmethod
+    def of_nodes(cls, kind: FaultKind, nodes: Iterable[str]) -> Signature:
+        """Keyed by ``nodes``, in whatever order they come."""
+        return cls(kind=kind, key=",".join(sorted(nodes)))
+
+    def __str__(self) -> str:
+        return self.key if self.kind in _KEY_SAYS_IT else f"{self.kind.value} {self.key}".strip()
 
 
 class Place(Record):
@@ -139,7 +211,7 @@ class Verdict(Record):
 
     rung: int
     blame: Blame
-    signature: str
+    signature: Signature
     reason: str
     suspects: tuple[str, ...] = ()
     confidence: float = 1.0
@@ -187,12 +259,6 @@ class Requeue(Record, tag_field="action", tag="requeue"):
     reason: str
 
 
-class RollBack(Record, tag_field="action", tag="roll back"):
-    """Go back to the ``release`` before, then restart."""
-
-    release: str
-
-
 class Replay(Record, tag_field="action", tag="replay"):
     """Replay the training in small groups of the held nodes, then decide again."""
 
@@ -220,7 +286,7 @@ class Finish(Record, tag_field="action", tag="finish"):
 
 
 Action: TypeAlias = (
-    Evict | Replace | Swap | StartAgents | Restart | RollBack | Diagnose | Replay | Requeue | GiveUp | Finish
+    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Requeue | GiveUp | Finish
 )
 
 

@@ -62,10 +62,18 @@ def read(path: Path) -> list[ev.AnyEvent]:
 
     Raises :class:`JournalDamaged`, ``OSError``.
     """
+    return parse(content(path), str(path))[0]
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a journal; b"" only where storage says that there is none. Raises ``OSError``.
+
+    Not by ``exists()``, which says no where storage refuses (Python 3.14): the job would begin anew.
+    """
     try:
-        return parse(path.read_bytes(), str(path))[0]
+        return path.read_bytes()
     except FileNotFoundError:
-        return []
+        return b""
 
 
 def another_job(

@@ -7,7 +7,7 @@ from functools import cached_property, singledispatch
 import msgspec
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Evict, Place, Replace, Swap, Symptom, finds_out_more
+from slurm_robust.model.incident import Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.pace import PaceHistory
 from slurm_robust.model.record import Record
@@ -31,7 +31,7 @@ class Attempt(Record):
     which failed had completed where the script does not report them (-1: it does, or made none).
     """
 
-    signature: str
+    signature: Signature
     t: float
     step: int
     work: int = -1
@@ -211,7 +211,7 @@ def _advance(state: JobState, step: int, reported: bool) -> JobState:
     is_new = best > state.best_step if reported else step >= 0
     incident = state.incident
     if incident is not None and incident.generation == state.generation and reported:
-        # Beats lag by up to a heartbeat: how far training really was is known a moment later.
+        # Heartbeats lag by up to a heartbeat: how far training really was is known a moment later.
         incident = msgspec.structs.replace(incident, step=max(incident.step, step))
     return msgspec.structs.replace(
         state,

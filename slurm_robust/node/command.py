@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from slurm_robust.health.isolate import call, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
     from types import FrameType, ModuleType
+    from typing import TypeVar
 
     from slurm_robust.config.node import NodeConfig
     from slurm_robust.health.isolate import Answer
+
+    T = TypeVar("T")
 
 USAGE = """usage: srobust-node prolog|epilog|periodic|watch|prolog_slurmctld|epilog_slurmctld [--config FILE]
 The programs that Slurm calls on a node or beside slurmctld; see srobust-node(8)."""
@@ -30,8 +34,22 @@ WATCH = "watch"
 OPEN, CLOSED = 0, 1
 BAD_USAGE = 64
 
+START_S = 20.0
+"""How long Python may take to import what a hook needs: from slow storage, on a node that is busy. What
+follows when it takes longer ends before the scripts' own limits, of 30 s and more."""
+
 CONFIGURATION_S = 4.0
 """How long reading the configuration may take, which may lie on a file system that hangs."""
+
+TELL_S = 3.0
+"""How long it may take to tell of a hook that failed, maybe because nothing can be imported."""
+
+SLOW_SHARE = 0.25
+"""Of a hook's budget: a start that takes longer is told."""
+
+# What the child says of itself: first that it imports, then that it reads, then, with the paths of its
+# configuration, whether its failure lets jobs start.
+_IMPORTING, _READING, _IF_OPEN, _IF_CLOSED = b"", b"r", b"o", b"c"
 
 _NO_LIMIT_S = 86400.0
 
@@ -70,12 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
     """Run the hook in a child that is left behind at the end of its time, whatever it hangs in."""
+    begun = time.monotonic()
 
     def task() -> bytes:
-        config, limit_s = _begin(name, file, environ)
+        config, limit_s = _begin(name, file, environ, begun)
         return _run(name, config, environ, limit_s)
 
-    answer = call({name: task}, {name: CONFIGURATION_S}, _NO_LIMIT_S)[name]
+    answer = call({name: task}, {name: START_S}, _NO_LIMIT_S)[name]
     if answer.value is None:
         return CLOSED if _tell_failure(name, answer, environ) else OPEN
     code, _, message = answer.value.partition(b" ")
@@ -101,12 +120,12 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
 
     def look(one: Round, known: str) -> str | None:
         def task() -> bytes:
-            config, limit_s = _begin(WATCH, file, environ)
+            config, limit_s = _begin(WATCH, file, environ, time.monotonic())
             before = known if one.only else None
             ended = run(Hook.PERIODIC, config, environ, limit_s, only=one.only, known=before)
             return ended.failing.encode()
 
-        answer = call({WATCH: task}, {WATCH: CONFIGURATION_S}, _NO_LIMIT_S)[WATCH]
+        answer = call({WATCH: task}, {WATCH: START_S}, _NO_LIMIT_S)[WATCH]
         if answer.value is None:
             _tell_failure(WATCH, answer, environ)
             return None
@@ -118,23 +137,48 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
 # -- in the child -----------------------------------------------------------------------------------------
 
 
-def _begin(name: str, file: str, environ: Mapping[str, str]) -> tuple[NodeConfig, float]:
-    """The configuration, and how long the hook may still take, which the parent learns as well."""
-    _import_msgspec()
+def _begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tuple[NodeConfig, float]:
+    """The configuration, and how long the hook may still take, which the parent learns as well.
+
+    ``begun``: when the hook did. Raises ``RuntimeError`` where the start has used up its time.
+    """
+    _import_all(name)
     import msgspec
 
-    from slurm_robust.config import nodefile  # noqa: F401 - before the clock runs
     from slurm_robust.health.runner import node_name
     from slurm_robust.node.log import EventLog
 
-    begun = time.monotonic()
-    config, problem = _configuration(file)
-    limit_s = max(0.0, _budget_s(name, config) - (time.monotonic() - begun))
+    config, problem, reading_s = _configuration(file, begun)
+    budget_s = _budget_s(name, config)
+    start_s = time.monotonic() - begun
+    left_s = budget_s - start_s
     is_closed = name == "prolog" and config.hooks.on_error == "closed"
-    tell(msgspec.msgpack.encode((is_closed, config.paths)), limit_s)
+    told = (_IF_CLOSED if is_closed else _IF_OPEN) + msgspec.msgpack.encode(config.paths)
+    tell(told, left_s if left_s > 0 else TELL_S)
+    log = EventLog(config.paths, node_name(environ))
     if problem:
-        EventLog(config.paths, node_name(environ)).write("configuration_refused", problem=problem)
-    return config, limit_s
+        log.write("configuration_refused", problem=problem)
+    slow = _slow(f"{start_s - reading_s:.1f} s")
+    if left_s <= 0:
+        raise RuntimeError(
+            f"nothing is left of the hook's {budget_s:g} s: reading the configuration took "
+            f"{reading_s:.1f} s, and {slow}"
+        )
+    if start_s - reading_s > SLOW_SHARE * budget_s:
+        log.write("slow_start", hook=name, why=f"{slow}, of {budget_s:g} s for the hook")
+    return config, left_s
+
+
+def _import_all(name: str) -> None:
+    """What this hook needs, so that none of it counts as time of what is done with it."""
+    _import_msgspec()
+    from slurm_robust.config import nodefile  # noqa: F401
+
+    if name in RECORDS:
+        from slurm_robust.node import allocation  # noqa: F401
+    else:
+        from slurm_robust.health import registry  # noqa: F401
+        from slurm_robust.node import hooks  # noqa: F401
 
 
 def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: float) -> bytes:
@@ -161,17 +205,37 @@ def _budget_s(name: str, config: NodeConfig) -> float:
     return budgets.get(name, 2 * hooks.slurm_s)
 
 
-def _configuration(file: str) -> tuple[NodeConfig, str]:
-    """What the files say; the defaults, which only observe, where they cannot be used, and why."""
+def _configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
+    """What the files say, or the defaults, which only observe, and why; and how long reading them took.
+
+    The parent learns what is being done, and so what it was that did not end.
+    """
     from pathlib import Path
 
     from slurm_robust.config.node import NodeConfig
-    from slurm_robust.config.nodefile import FILE, NodeConfigError, load
+    from slurm_robust.config.nodefile import FILE, NodeConfigError, load, load_compiled
+
+    path = Path(file) if file else FILE
+    spent: list[float] = []
+
+    def read(how: Callable[[Path], T]) -> T:
+        since = time.monotonic()
+        tell(_READING, CONFIGURATION_S)
+        try:
+            return how(path)
+        finally:
+            spent.append(time.monotonic() - since)
 
     try:
-        return load(Path(file) if file else FILE), ""
+        config = read(load_compiled)
+        if config is None:
+            tell(_IMPORTING, max(0.0, begun + START_S - time.monotonic()))
+            from slurm_robust.config import nodeyaml  # noqa: F401
+
+            config = read(load)
+        return config, "", sum(spent)
     except NodeConfigError as error:
-        return NodeConfig(), str(error)
+        return NodeConfig(), str(error), sum(spent)
 
 
 def _import_msgspec() -> None:
@@ -193,29 +257,52 @@ def _configuration_of_watch(file: str) -> NodeConfig:
     from slurm_robust.config.node import NodeConfig
 
     def task() -> bytes:
-        return msgspec.msgpack.encode(_configuration(file)[0])
+        return msgspec.msgpack.encode(_configuration(file, time.monotonic())[0])
 
-    answer = call({WATCH: task}, {WATCH: CONFIGURATION_S}, CONFIGURATION_S)[WATCH]
+    answer = call({WATCH: task}, {WATCH: START_S}, _NO_LIMIT_S)[WATCH]
     return NodeConfig() if answer.value is None else msgspec.msgpack.decode(answer.value, type=NodeConfig)
 
 
 def _tell_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool:
-    """Whether the site wants this hook to be closed then."""
-    import msgspec
+    """Whether the site wants this hook to be closed then.
 
-    from slurm_robust.config.node import Paths
-    from slurm_robust.health.runner import node_name
-    from slurm_robust.node.log import EventLog
-    from slurm_robust.util.text import one_line
+    A child tells of it, since what that needs may not be importable in time either.
+    """
+    stage, paths = answer.told[:1], answer.told[1:]
+    closed, error = stage == _IF_CLOSED, answer.error
+    if answer.hung and stage == _IMPORTING:
+        error = _slow(f"longer than {START_S:g} s")
+    elif answer.hung and stage == _READING:
+        error = (
+            f"reading the configuration took longer than {CONFIGURATION_S:g} s: mend the file system that it "
+            "is on, or keep it on a local disk"
+        )
 
-    closed, paths, error = False, Paths(), answer.error
-    if answer.told:
-        closed, paths = msgspec.msgpack.decode(answer.told, type=tuple[bool, Paths])
-    elif answer.hung:
-        error = f"reading the configuration took longer than {CONFIGURATION_S:g} s"
-    EventLog(paths, node_name(environ)).write("hook_failed", hook=name, error=error, closed=closed)
-    print(f"srobust-node: {name} failed: {one_line(error)}", file=sys.stderr)
+    def task() -> bytes:
+        _import_msgspec()
+        import msgspec
+
+        from slurm_robust.config.node import Paths
+        from slurm_robust.health.runner import node_name
+        from slurm_robust.node.log import EventLog
+        from slurm_robust.util.text import one_line
+
+        log = EventLog(msgspec.msgpack.decode(paths, type=Paths) if paths else Paths(), node_name(environ))
+        log.write("hook_failed", hook=name, error=error, closed=closed)
+        return one_line(error).encode(errors="replace")
+
+    told = call({name: task}, {name: TELL_S}, TELL_S)[name].value
+    words = ascii(error)[1:-1] if told is None else told.decode()
+    print(f"srobust-node: {name} failed: {words}", file=sys.stderr)
     return closed
+
+
+def _slow(took: str) -> str:
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return (
+        f"importing Python modules took {took}: the node is overloaded, or the file system of {folder} is "
+        "slow (install slurm_robust on a local disk)"
+    )
 
 
 def _open_standard_files() -> None:

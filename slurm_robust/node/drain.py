@@ -114,7 +114,7 @@ def is_tagged(node: Node) -> bool:
 
 
 def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]:
-    """Drains of ours in each partition of the node ``name``, itself left out."""
+    """Drains of ours in each partition of the node ``name``, itself left out. ``now`` is slurmctld's."""
     every = tuple(nodes)
     return tuple(
         Share(
@@ -127,27 +127,18 @@ def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]
     )
 
 
-def beyond_cap(nodes: Iterable[Node], name: str, config: Drain, now: float) -> str:
-    """Why the drain of ``name``, which stands now, exceeds a cap; empty when it does not.
+def beyond_cap(nodes: Iterable[Node], name: str, config: Drain) -> str:
+    """Why the drain of ``name``, which stands now, is one too many; empty when it is not.
 
-    For a drain that Slurm took without an answer, perhaps after the turn of its node. When Slurm's clock has
-    left the second of the drain, all nodes see the same order: by time, then by name.
+    For a drain that Slurm took perhaps after the turn of its node: it makes way for those of all others.
     """
     every = tuple(nodes)
     mine = next((node for node in every if node.name == name), None)
     if mine is None or mine.reason_time is None:
         return ""
-    own = _rank(mine)
-    for partition in mine.partitions:
-        share = Share(
-            partition=partition,
-            nodes=sum(partition in node.partitions for node in every),
-            drained=sum(_rank(n) < own for n in _standing(every, partition, name)),
-            this_hour=sum(_rank(n) < own for n in _recent(every, partition, name, now)),
-        )
-        if full := _full(share, config):
-            return full
-    return ""
+    return next(
+        filter(None, (_full(share, config) for share in shares_of(every, name, mine.reason_time))), ""
+    )
 
 
 def hindrance(
@@ -274,7 +265,3 @@ def _recent(nodes: Sequence[Node], partition: str, name: str, now: float) -> tup
         and n.reason.startswith(TAG)
         and (n.reason_time or 0.0) > now - HOUR_S
     )
-
-
-def _rank(node: Node) -> tuple[float, str]:
-    return (node.reason_time or 0.0, node.name)

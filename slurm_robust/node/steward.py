@@ -33,19 +33,17 @@ from slurm_robust.node.record import (
     causes_of,
     has_passed,
 )
-from slurm_robust.node.turn import turn
+from slurm_robust.node.turn import LASTS_S, NoTurn, Turn, turn
 
 if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
     from slurm_robust.node.hints import Hint
     from slurm_robust.slurm.client import SlurmClient
+    from slurm_robust.slurm.errors import SlurmCommandError
     from slurm_robust.slurm.records import Node
 
 BUDGET_S = 20.0
 LOCK_S = 2.0
-SETTLE_S = 1.1
-"""Until Slurm's clock has left the second in which a drain was made."""
-
 SPREAD_S, OWN_SPREAD_S = 10.0, 1.0
 """What many nodes find in the same second they do not ask Slurm about in the same second. The second is for
 faults of a node's own hardware, which seldom fails on many."""
@@ -63,10 +61,11 @@ LATE_S = 600.0
 """After so long an order to which Slurm gave no answer takes effect no more."""
 
 _WAITS = "it could not be drained a short time ago"
-_OTHERS = drain.Decision(
-    action=Action.NOTHING,
-    why="other nodes have the turn to drain, or found no room a moment ago; it waits",
-    later=True,
+_LATE = (
+    "its turn to drain was over before the order could go out: slurmctld or the disk of paths.state is slow"
+)
+_UNSURE = (
+    "Slurm took the order when the turn to drain may have been over; the next run compares it with the caps"
 )
 _MOST_PARENTS = 10
 _USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin")
@@ -135,9 +134,9 @@ def after(
             if not conclusion.fit and config.drain.mode == "act":
                 file.leave(Left(conclusion=conclusion, boot_id=report.boot_id))
             return Done(action=Action.NOTHING, why="another hook is at it")
-        surroundings = _Surroundings(now, job, whole, clock, pause, chance)
+        surroundings = _Surroundings(now, job, whole, clock, deadline, pause, chance)
         stewardship = _Stewardship(file, report, config, log, surroundings)
-        return stewardship.run(conclusion, slurm, deadline)
+        return stewardship.run(conclusion, slurm)
 
 
 def _is_new(file: DrainFile, now: float) -> bool:
@@ -162,6 +161,7 @@ class _Surroundings(NamedTuple):
     job: str
     whole: bool
     clock: Callable[[], float]
+    deadline: float
     pause: Callable[[float], None]
     chance: Callable[[], float]
 
@@ -184,7 +184,7 @@ class _Stewardship:
         recent = self._now < self._record.waits_until + LONGEST_S
         self._tries = self._record.tries if recent else 0
 
-    def run(self, conclusion: Conclusion, slurm: SlurmClient | None, deadline: float) -> Done:
+    def run(self, conclusion: Conclusion, slurm: SlurmClient | None) -> Done:
         """Count the run, ask Slurm if there is something to do there, and do it."""
         found = set(causes_of(conclusion))
         conclusion = self._with_pending(conclusion)
@@ -199,12 +199,12 @@ class _Stewardship:
         from slurm_robust.slurm.errors import SlurmCommandError
 
         try:
-            done = self._act(conclusion, slurm or slurm_client(self._config, deadline))
+            done = self._act(conclusion, slurm or slurm_client(self._config, self._around.deadline))
         except SlurmCommandError as error:
             # Whether an order took effect is unknown now; a later run sees it in Slurm.
             self._wait(NO_ANSWER_S)
             self._keep(conclusion)
-            self._tell("slurm_unreachable", error=str(error)[:500], reason=conclusion.reason)
+            self._tell_error(error, conclusion)
             done = Done(action=Action.NOTHING, why="Slurm has not done it", error=str(error))
         self._save()
         return done
@@ -269,7 +269,7 @@ class _Stewardship:
         node = slurm.node(self._report.node)
         self._recognise(node)
         is_open = self._record.unverified and drain.is_own(node, self._record)
-        if is_open and (excess := self._excess(slurm)):
+        if is_open and (excess := self._excess(node, slurm)):
             self._keep(conclusion)
             return self._take_back(excess, slurm)
         decision = self._decide(node, conclusion, ())
@@ -333,45 +333,54 @@ class _Stewardship:
         self._wait(NO_ANSWER_S)
         self._save()  # So that it waits as well if it is killed.
         around = self._around
-        with turn(slurm, node.name, node.partitions, around.clock, around.pause, around.chance) as held:
-            if held is None:
-                return self._no_drain(_OTHERS, conclusion)
-            decision = self._look_around(conclusion, slurm)
+        where = (slurm, node.name, node.partitions)
+        with turn(*where, around.clock, around.deadline, around.pause, around.chance) as held:
+            if isinstance(held, NoTurn):
+                return self._no_drain(_not_now(held.why), conclusion)
+            decision = self._look_around(conclusion, slurm, held.now)
             if decision.full:
                 held.leave(decision.full)
             if decision.action is not Action.DRAIN:
                 return self._no_drain(decision, conclusion)
-            if not held.lasts:
-                return self._no_drain(_OTHERS, conclusion)
-            return self._drain(decision, conclusion, slurm)
+            return self._drain(decision, conclusion, slurm, held)
 
-    def _look_around(self, conclusion: Conclusion, slurm: SlurmClient) -> drain.Decision:
-        """What is to be done with this node among all others."""
+    def _look_around(self, conclusion: Conclusion, slurm: SlurmClient, now: float) -> drain.Decision:
+        """What is to be done with this node among all others. ``now``: by slurmctld's clock."""
         every = slurm.nodes()
         mine = [node for node in every if node.name == self._report.node]
         if not mine:
             return drain.Decision(action=Action.NOTHING, why="Slurm does not know this node")
-        return self._decide(mine[0], conclusion, drain.shares_of(every, mine[0].name, self._now))
+        return self._decide(mine[0], conclusion, drain.shares_of(every, mine[0].name, now))
 
-    def _drain(self, decision: drain.Decision, conclusion: Conclusion, slurm: SlurmClient) -> Done:
-        new = decision.action is Action.DRAIN
-        known = () if new else self._record.causes
+    def _drain(
+        self, decision: drain.Decision, conclusion: Conclusion, slurm: SlurmClient, held: Turn | None = None
+    ) -> Done:
+        """Order it. ``held``: the turn that a new drain needs; other words for one that stands need none."""
+        new = held is not None
+        before = self._record
+        known = () if new else before.causes
         # Written first: should this process die now, the next run still knows the words as its own, what
         # they are about (it may look at other things), and that nobody has seen what came of the order.
         self._keep(conclusion)
         self._put(
             reason=decision.reason,
-            former="" if new else self._record.reason,
-            since=self._now if new else self._record.since,
+            former="" if new else before.reason,
+            since=self._now if new else before.since,
             causes=tuple(dict.fromkeys((*known, *causes_of(conclusion)))),
-            unverified=new or self._record.unverified,
-            unanswered=0 if new else self._record.unanswered,
+            unverified=new or before.unverified,
+            unanswered=0 if new else before.unanswered,
             passes=0,
             unproven=0,
             stays=decision.stays,
         )
         self._save()
+        if held is not None and not held.lasts:
+            self._record = before
+            return self._no_drain(_not_now(_LATE), conclusion)
         slurm.drain([self._report.node], decision.reason)
+        if held is not None and not held.is_sole:
+            self._tell("cap_not_verified", why=_UNSURE, reason=decision.reason)
+            return Done(action=Action.NOTHING, why=_UNSURE)
         self._put(pending=None, pending_boot="", former="")
         if new:
             drains = self._recent_drains(self._now)
@@ -379,16 +388,18 @@ class _Stewardship:
         self._tell_drain("drained" if new else "reason_updated", decision.why, conclusion.causes)
         return Done(action=decision.action, why=decision.why, reason=decision.reason, carried_out=True)
 
-    def _excess(self, slurm: SlurmClient) -> str:
-        """Why a drain to which Slurm gave no answer, and which it took, is one too many; empty if it is not.
+    def _excess(self, node: Node, slurm: SlurmClient) -> str:
+        """Why a drain that Slurm took perhaps after the turn of its node is one too many; empty if it is not,
+        or is too young: who had the turn when it was made may not have seen it, and still drain himself.
 
-        The turn of its node may have been over when Slurm took it. So whoever cannot find out takes it back.
+        Whoever cannot find out takes it back.
         """
         from slurm_robust.slurm.errors import SlurmCommandError
 
-        self._around.pause(SETTLE_S)
         try:
-            excess = drain.beyond_cap(slurm.nodes(), self._report.node, self._config.drain, self._now)
+            if slurm.now() < (node.reason_time or 0.0) + LASTS_S:
+                return ""
+            excess = drain.beyond_cap(slurm.nodes(), self._report.node, self._config.drain)
         except SlurmCommandError as error:
             self._put(unanswered=self._record.unanswered + 1)
             self._tell("cap_not_verified", error=str(error)[:500])
@@ -445,6 +456,16 @@ class _Stewardship:
         self._log.write(event, **facts, causes=causes)
         self._put(said="")
 
+    def _tell_error(self, error: SlurmCommandError, conclusion: Conclusion) -> None:
+        """Who gets no answer waits; what Slurm refuses somebody has to mend."""
+        from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
+
+        facts = {"error": str(error)[:500], "reason": conclusion.reason}
+        if isinstance(error, SlurmTimeout | ControllerUnreachable):
+            self._tell("slurm_unreachable", **facts)
+        else:
+            self._tell("slurm_refused", **facts, fix=error.fix)
+
     def _tell(self, event: str, **facts: object) -> None:
         """Write an event unless it was the last one about this node."""
         causes = ",".join(f"{c.check}/{c.subject}" for c in self._record.causes)
@@ -452,6 +473,10 @@ class _Stewardship:
         if words != self._record.said:
             self._put(said=words)
             self._log.write(event, **facts, job=self._around.job)
+
+
+def _not_now(why: str) -> drain.Decision:
+    return drain.Decision(action=Action.NOTHING, why=why, later=True)
 
 
 # -- Slurm's commands from a hook ----------------------------------------------------------------------

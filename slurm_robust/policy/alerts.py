@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.model.alerts import Alert
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.findings import Effect, Party, Suggestion
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of
 
@@ -24,11 +24,6 @@ _CROWD = 3
 _CROWD_SHARE = 1 / 3
 # Looks in a row at a link that is down or slow, after which it counts as a second alert.
 _MISSES = 2
-
-# Of a link's other checks a failure stands for long after the event.
-_STATES = ("infiniband.state", "infiniband.rate", "ethernet.state", "ethernet.speed", "gpu.nvlink")
-# What makes a node slow at most: whether that matters, the pace of the training tells.
-_SLOWS = ("gpu.throttle", "gpu.temperature", "gpu.clocks", "gpu.pcie")
 
 _WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
 
@@ -112,7 +107,7 @@ def _is_certain(alert: Alert) -> bool:
         and alert.blame is Party.NODE
         and not alert.is_link
         and alert.suggestion.keeps_jobs_away
-        and alert.check not in _SLOWS
+        and alert.effect is not Effect.SLOW
     )
 
 
@@ -123,7 +118,7 @@ def _others(node: str, alerts: Iterable[Alert]) -> Iterator[str]:
             continue
         if alert.blame is not Party.NODE:
             yield f"{node}: {_words(alert)}: lies with the {alert.blame.value}, not with the node"
-        elif alert.check in _SLOWS:
+        elif alert.effect is Effect.SLOW:
             yield f"{node}: {_words(alert)}: the pace of the training tells whether it matters"
 
 
@@ -184,11 +179,14 @@ def _count(events: Iterable[_Event], config: DetectConfig) -> tuple[dict[str, st
 
 
 def _stands(alert: Alert) -> bool:
-    return alert.check in _STATES and alert.ended_s is None
+    return alert.effect is Effect.LINK_DOWN and alert.ended_s is None
 
 
 def _lasts(alert: Alert, config: DetectConfig) -> bool:
-    return alert.check in _STATES and alert.age_s - (alert.ended_s or 0.0) >= _MISSES * config.network_s
+    return (
+        alert.effect is Effect.LINK_DOWN
+        and alert.age_s - (alert.ended_s or 0.0) >= _MISSES * config.network_s
+    )
 
 
 def _switch_lines(shared: Mapping[_Event, str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.config.schema import Limits
-from slurm_robust.model.incident import EndApproaching, Verdict
+from slurm_robust.model.incident import EndApproaching, FaultKind, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.util.text import count
 
@@ -24,11 +24,14 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
             f"'{verdict.signature}' came {len(same) + 1} times without new progress in between "
             f"(limit: {verdict.allowed} restart{'s' if verdict.allowed != 1 else ''})"
         )
-    recent = [a for a in state.attempts if now - a.t < HOUR_S]
+    if verdict.signature.kind is FaultKind.PORT_TAKEN:
+        return None
+    attempts = [a for a in state.attempts if a.signature.kind is not FaultKind.PORT_TAKEN]
+    recent = [a for a in attempts if now - a.t < HOUR_S]
     if len(recent) >= limits.per_hour:
         return f"{len(recent)} recoveries within an hour (limits.per_hour: {limits.per_hour})"
-    if len(state.attempts) >= limits.total:
-        return f"{len(state.attempts)} recoveries of this job (limits.total: {limits.total})"
+    if len(attempts) >= limits.total:
+        return f"{len(attempts)} recoveries of this job (limits.total: {limits.total})"
     return None
 
 

@@ -1,6 +1,6 @@
 """The one place that decides. Records in, records out: no clock, no Slurm, no process.
 
-The live controller, the simulator and the tests feed the same function.
+The live controller and the tests, which play whole weeks, feed the same function.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from slurm_robust.model.incident import (
     Diagnose,
     EndApproaching,
     Evict,
+    Fault,
+    FaultKind,
     Finish,
-    GenerationFailed,
     GiveUp,
     Observation,
     Replay,
     Requeue,
     Restart,
-    RollBack,
+    Signature,
     SpareLost,
     StartAgents,
     Symptom,
@@ -29,14 +30,12 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.bounds import exceeded, in_vain
-from slurm_robust.policy.evidence import AGENT_ENDED, SLOW_TO_DIE
+from slurm_robust.policy.ladder import LADDER
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules
-from slurm_robust.policy.rungs import LADDER
 from slurm_robust.policy.stacks import place_of
 
 TESTS = 5  # the rung
-ROLLED_BACK, REPLAYED = "rolled back", "replayed"
 
 
 def decide(state: JobState, observation: Observation, now: float, rules: Rules) -> Decision:
@@ -49,7 +48,7 @@ def decide(state: JobState, observation: Observation, now: float, rules: Rules) 
             return Decision(actions=(Evict(node=node, reason=reason),), reason=reason)
         case EndApproaching():
             return _before_the_end(state, observation, now, rules)
-        case GenerationFailed():
+        case Fault():
             return _after_failure(state, observation, now, rules)
 
 
@@ -64,63 +63,62 @@ def _before_the_end(state: JobState, end: EndApproaching, now: float, rules: Rul
     )
 
 
-def _after_failure(state: JobState, failed: GenerationFailed, now: float, rules: Rules) -> Decision:
-    root = failed.root
-    if root is not None and not failed.lost and root.exit.code in rules.final_exit_codes and root.exit.code:
+def _after_failure(state: JobState, fault: Fault, now: float, rules: Rules) -> Decision:
+    root = fault.root
+    if root is not None and not fault.lost and root.exit.code in rules.final_exit_codes and root.exit.code:
         reason = f"{root.exit.describe()}: a restart cannot help (final_exit_codes)"
         return Decision(actions=(GiveUp(code=root.exit.code, reason=reason),), reason=reason)
-    verdict = next(v for v in (rung(failed, rules, state) for rung in LADDER) if v is not None)
+    verdict = next(v for v in (rung(fault, rules, state) for rung in LADDER) if v is not None)
     stop = exceeded(state, verdict, rules.limits, now)
     if stop is not None:
-        return _last_resort(state, failed, verdict, stop, rules)
-    actions, how = _answer(state, failed, verdict, rules)
-    place = place_of(failed, state)
+        return _last_resort(state, fault, verdict, stop, rules)
+    actions, how = _answer(state, fault, verdict, rules)
+    place = place_of(fault, state)
     return Decision(actions=actions, reason=f"{verdict.reason}: {how}", verdict=verdict, place=place)
 
 
-def _answer(
-    state: JobState, failed: GenerationFailed, verdict: Verdict, rules: Rules
-) -> tuple[tuple[Action, ...], str]:
+def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
         return replace_nodes(state, verdict.suspects, verdict.reason, rules)
-    if verdict.signature == Symptom.UNREACHABLE.value:
-        return go_on_without(state, failed.lost, rules)
-    if verdict.signature == SLOW_TO_DIE and rules.requeue and SLOW_TO_DIE in _tried(state):
-        return go_on_without(state, failed.stuck, rules)
+    kind = verdict.signature.kind
+    if kind is FaultKind.UNREACHABLE:
+        return go_on_without(state, fault.lost, rules)
+    if kind is FaultKind.SLOW_TO_DIE and rules.requeue and _was_tried(state, verdict.signature):
+        return go_on_without(state, fault.stuck, rules)
     if verdict.suspects:
         return move_ranks(state, verdict.suspects)
     if verdict.rung == TESTS:
-        bitwise = failed.symptom in (Symptom.NON_FINITE, Symptom.SPIKE)
+        bitwise = fault.symptom in (Symptom.NON_FINITE, Symptom.SPIKE)
         return (Diagnose(reason=verdict.reason, bitwise=bitwise),), "test the nodes"
-    if verdict.signature == "agents lost":
+    if kind is FaultKind.AGENTS_LOST:
         nodes = (*state.slots, *state.spares)
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
-    if verdict.signature.startswith(AGENT_ENDED):
+    if kind is FaultKind.AGENT_ENDED:
         return (Restart(),), "start the agent again and restart"
-    if verdict.signature.startswith("restore failed"):
+    if kind is FaultKind.PORT_TAKEN:
+        return (Restart(),), "restart in place, with another port"
+    if kind is FaultKind.RESTORE:
         return (Restart(),), "restart from what else is there"
     return (Restart(),), "restart in place"
 
 
-def _tried(state: JobState) -> set[str]:
-    """What was answered before without new progress since."""
-    return {attempt.signature for attempt in state.in_vain}
+def _was_tried(state: JobState, signature: Signature) -> bool:
+    """Whether this was answered before without new progress since."""
+    return any(attempt.signature == signature for attempt in state.in_vain)
 
 
-def _last_resort(
-    state: JobState, failed: GenerationFailed, verdict: Verdict, stop: str, rules: Rules
-) -> Decision:
-    """Rungs 7 and 8, each once without new progress in between, then the end with the evidence."""
+def _last_resort(state: JobState, fault: Fault, verdict: Verdict, stop: str, rules: Rules) -> Decision:
+    """Rung 8, once without new progress in between, then the end with the evidence."""
     reason = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
-    tried = _tried(state)
-    if verdict.allowed and ROLLED_BACK not in tried and rules.earlier_release:
-        release = rules.earlier_release
-        answer = Verdict(rung=7, blame=Blame.CODE, signature=ROLLED_BACK, reason=reason, confidence=0.4)
-        why = f"{reason}: go back to release {release}"
-        return Decision(actions=(RollBack(release=release), Restart()), reason=why, verdict=answer)
-    if verdict.allowed and rules.replay and failed.replayed is None:
+    if verdict.allowed and rules.replay and fault.replayed is None:
         why = f"{reason}: replay the training in small groups"
-        answer = Verdict(rung=8, blame=Blame.NOBODY, signature=REPLAYED, reason=reason, confidence=0.3)
+        answer = Verdict(
+            rung=8,
+            blame=Blame.NOBODY,
+            signature=Signature(kind=FaultKind.REPLAYED),
+            reason=reason,
+            confidence=0.3,
+        )
         return Decision(actions=(Replay(reason=reason),), reason=why, verdict=answer)
     give_up = GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
     return Decision(actions=(give_up,), reason=reason, verdict=verdict)

@@ -11,15 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.model.copies import SHARED, Copy, Source, Tier
+from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import FaultKind, Signature
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
 
 _IN_MEMORY = (Tier.MEMORY, Tier.PEER)
-# What a worker raises when a copy is not what was promised, besides OSError; another copy may do.
-_ERRORS = "slurm_robust.checkpoint.errors."
-_BAD_COPY = frozenset({"MissingCheckpoint", "CorruptPart", "ForeignPart"})
-_OS_ERRORS = frozenset({"OSError", *(kind.__name__ for kind in OSError.__subclasses__())})
 
 
 class Ref(Record, order=True):
@@ -119,16 +118,11 @@ def keepers(sealed: Mapping[int, int], storage: Iterable[Ref], keep: int) -> lis
 
 
 def failed_to_restore(exit: WorkerExit) -> bool:
-    """Whether this worker ended because a copy that it was to restore was missing or damaged."""
-    error = exit.error
-    if error is None:
-        return False
-    if error.type.startswith(_ERRORS):
-        return error.type.removeprefix(_ERRORS) in _BAD_COPY
-    # Reading a copy can fail in any way in which a disk can; elsewhere an OSError is the script's.
-    return (
-        error.type in _OS_ERRORS and "slurm_robust" in error.traceback and ", in restore" in error.traceback
-    )
+    """Whether this worker ended because a copy that it was to restore was missing or damaged.
+
+    A script that exits with the same number leaves no error.
+    """
+    return exit.code == UNUSABLE_COPY and exit.error is not None
 
 
 def spoils(exits: Iterable[WorkerExit], *, lost: bool, new_steps: bool) -> bool:
@@ -138,6 +132,32 @@ def spoils(exits: Iterable[WorkerExit], *, lost: bool, new_steps: bool) -> bool:
     """
     failed = [exit for exit in exits if exit.failed]
     return bool(failed) and not lost and not new_steps and not any(map(failed_to_restore, failed))
+
+
+def against(state: JobState, exits: Iterable[WorkerExit], *, lost: bool, good_step: int | None) -> str:
+    """Why the checkpoint that a generation began with is not to be used again, "" if it may be.
+
+    ``exits``: of the generation that ended; ``lost``: it also lost nodes; ``good_step``: as in
+    :class:`~slurm_robust.model.events.GenerationEnded`.
+
+    A copy in memory that failed is gone, so the same step may be restored from another one; it is banned when
+    that fails too. What storage holds cannot get better.
+    """
+    failed = [exit for exit in exits if exit.failed]
+    if any(map(failed_to_restore, failed)):
+        signature = restore_failure(state.restored)
+        again = any(attempt.signature == signature for attempt in state.in_vain)
+        return "it could not be restored" if again or "storage" in state.restored_tiers else ""
+    if good_step == -1:
+        return "all steps after it had a loss that is no number"
+    if spoils(failed, lost=lost, new_steps=state.steps_here > state.restored_step):
+        return "training failed with it before a new step was done"
+    return ""
+
+
+def restore_failure(token: str) -> Signature:
+    """The signature of a checkpoint that could not be restored."""
+    return Signature(kind=FaultKind.RESTORE, key=token)
 
 
 def _index(holdings: Iterable[Holding]) -> _Index:

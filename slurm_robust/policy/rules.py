@@ -10,8 +10,7 @@ class Rules(Record):
     """Bounds and choices that decisions depend on, taken from the configuration once.
 
     ``diagnose``: nodes may be tested, also in a decline for which ``slow_looks`` found no culprit (0: not
-    for that); ``replay``: the script can be replayed in small groups; ``earlier_release``: the release of
-    the user's code to which one can go back, "" for none.
+    for that); ``replay``: the script can be replayed in small groups.
     """
 
     limits: Limits
@@ -20,7 +19,6 @@ class Rules(Record):
     diagnose: bool = False
     slow_looks: int = 0
     replay: bool = False
-    earlier_release: str = ""
 
     @classmethod
     def of(cls, config: JobConfig) -> Rules:

@@ -6,14 +6,24 @@ and who hears nobody at all may be cut off himself; then nobody is convicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from slurm_robust.model.record import Record
+from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import some_of
 
 STALLED_S = 30.0
 """So long an agent may be silent while its node gives other signs of life: storage that hangs, memory that is
 reclaimed or a port that is full of copies stall a process without anything being wrong with the node."""
+
+FRESH_S = 30.0
+"""For so long it counts whether slurmctld has answered."""
+
+TOGETHER = 1.5
+"""Heartbeats between the last signs of life of nodes that fall silent together."""
+
+MOST_WITNESSED = 64
+"""More silent nodes have one cause, which is judged without witnesses for each."""
 
 _CROWD_SHARE = 1 / 3
 """So many of a job's nodes do not fail at once by themselves."""
@@ -25,6 +35,38 @@ def counted(silent_s: float, sign_s: float) -> float:
     ``sign_s``: since its node gave any other sign of life.
     """
     return min(silent_s, sign_s) if silent_s <= STALLED_S else silent_s
+
+
+EXCUSED_S, MOST_EXCUSED_S = 30.0, 150.0
+"""After a cut TCP tries again after ever longer pauses, up to two minutes (RFC 6298), and so does storage:
+training resumes some time after they do."""
+
+
+def excused_s(cut_s: float) -> float:
+    """For how long no hang is reported after a cut network, or silent storage, of ``cut_s`` seconds."""
+    return min(max(2 * cut_s, EXCUSED_S), MOST_EXCUSED_S)
+
+
+def enough_waited(
+    silent: Collection[str], waited_s: float, limit_s: float, *, standbys: int, given_up: bool
+) -> str:
+    """Why nodes that fell silent together are waited for no longer, "" while they are.
+
+    ``standbys``: that are heard; ``given_up``: Slurm itself has given up all of ``silent``.
+    """
+    if waited_s > limit_s:
+        return f"not heard for {waited_s:.0f} s more (timings.unreachable_s)"
+    if standbys >= len(silent):
+        return "there are standbys enough"
+    return f"Slurm has given up {fold(silent)}" if given_up else ""
+
+
+def is_settled(since_s: float | None, dead_s: float) -> bool:
+    """Whether nodes that were cut off have had the time to come back: they do not all in the same second.
+
+    ``since_s``: since the last of them was heard again, None where none was.
+    """
+    return since_s is None or since_s > 2 * dead_s
 
 
 class Silence(Record):

@@ -9,10 +9,9 @@ stopped, dead or held in the kernel speaks against its node at once.
 
 from __future__ import annotations
 
-from slurm_robust.model.incident import Blame, GenerationFailed, Place, Symptom, Verdict
+from slurm_robust.model.incident import Blame, Fault, FaultKind, Place, Signature, Symptom, Verdict
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.evidence import NODE_SIGNATURE
 from slurm_robust.policy.rules import Rules
 from slurm_robust.util.text import named_ranks
 
@@ -20,19 +19,19 @@ SAME_STEP = 1
 """Ranks that hang at the same step may differ in whether they have told of the one before."""
 
 
-def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Verdict | None:
+def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 4: the stacks of all ranks place a hang or a decline."""
-    found, place = failed.localisation, place_of(failed, state)
+    found, place = fault.localisation, place_of(fault, state)
     if found is None or place is None:
         return None
-    reason = f"{failed.detail}; {found.reason}"
-    fault = f"{place.symptom.value} of {named_ranks(place.ranks)}"
+    reason = f"{fault.detail}; {found.reason}"
+    signature = Signature(kind=FaultKind.RANKS, key=f"{place.symptom.value} of {named_ranks(place.ranks)}")
     moved = moved_with_ranks(place, state)
     if moved is not None:
         return Verdict(
             rung=4,
             blame=Blame.CODE,
-            signature=fault,
+            signature=signature,
             reason=f"{reason}; it was the same on {','.join(moved.nodes)}, so it moves with the rank: the "
             "code is at fault",
             confidence=0.9,
@@ -45,7 +44,7 @@ def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Ver
         return Verdict(
             rung=4,
             blame=Blame.NODE,
-            signature=NODE_SIGNATURE + ",".join(sorted(place.nodes)),
+            signature=Signature.of_nodes(FaultKind.NODE, place.nodes),
             reason=reason + stays,
             suspects=place.nodes,
             confidence=found.confidence,
@@ -56,7 +55,7 @@ def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Ver
     return Verdict(
         rung=4,
         blame=Blame.NOBODY,
-        signature=fault,
+        signature=signature,
         reason=f"{reason}; where it comes again tells whether it is the node or the code",
         suspects=place.nodes if is_to_move else (),
         confidence=0.5,
@@ -64,9 +63,9 @@ def stacks_named(failed: GenerationFailed, rules: Rules, state: JobState) -> Ver
     )
 
 
-def place_of(failed: GenerationFailed, state: JobState) -> Place | None:
+def place_of(fault: Fault, state: JobState) -> Place | None:
     """Where the stacks place what ended the generation; None where they do not."""
-    found, symptom = failed.localisation, failed.symptom
+    found, symptom = fault.localisation, fault.symptom
     if found is None or symptom is None or not found.ranks:
         return None
     return place(symptom, found, state)

@@ -21,6 +21,23 @@ GRACE_S = 2.5
 ASK_S = 12.0  # a slurmctld that is gone is told by Slurm's commands after 9 s
 
 
+STORAGE_S = 1800.0
+"""Only storage may have what training is to resume from; another run may reach it, on other nodes."""
+
+BUSY_S, IMPORT_S = 60.0, 180.0
+"""At the start: how long a node may be silent, and how long it has at least for its imports."""
+
+
+def silence_s(agent_start_s: float, dead_s: float, *, first: bool) -> float:
+    """Silence of an agent that counts. ``first``: nothing is lost by waiting, and imports take long."""
+    return min(agent_start_s, BUSY_S) if first else dead_s
+
+
+def is_everywhere(refused: int, fit_spares: int, *, first: bool) -> bool:
+    """Whether too many nodes refuse an agent (they do not see the job directory): no fault of single ones."""
+    return first and refused > fit_spares
+
+
 class Answer(Enum):
     """What to do about the node."""
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from slurm_robust.analysis.logs import Reading, RuleSet, first_causes, of_all, read, with_site_rules
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM
 from slurm_robust.analysis.logs.text import HEAD, TAIL
-from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.record import UNREADABLE, Record
@@ -29,13 +29,13 @@ _RANK = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
 _CHUNK = 1024 * 1024
 
 BLAMES = {
-    Fault.INFRASTRUCTURE: "the infrastructure: a node, its devices, a network or a file system",
-    Fault.USER_CODE: "the user's code",
-    Fault.USER_CONFIG: "how the job was set up: its options, environment, data or limits",
-    Fault.TRANSIENT: "nobody for long: it may be gone when it is tried again",
-    Fault.SECONDARY: "another rank or node that failed before; look there",
-    Fault.NONE: "nobody: nothing is wrong as far as the log tells",
-    Fault.UNKNOWN: "unknown: no rule knows this log",
+    Cause.INFRASTRUCTURE: "the infrastructure: a node, its devices, a network or a file system",
+    Cause.USER_CODE: "the user's code",
+    Cause.USER_CONFIG: "how the job was set up: its options, environment, data or limits",
+    Cause.TRANSIENT: "a transient fault: it may not occur again",
+    Cause.SECONDARY: "another rank or node that failed first; look there",
+    Cause.NONE: "nobody: the log shows nothing wrong",
+    Cause.UNKNOWN: "unknown: no rule knows this log",
 }
 ACTIONS = {
     Remedy.RESTART: "restart on the same nodes",
@@ -80,7 +80,7 @@ class Answer(Record):
     id: str
     symptom: str
     symptoms: tuple[str, ...]
-    blame: Fault
+    blame: Cause
     action: Remedy
     root_ranks: tuple[str | int, ...]
     line: str

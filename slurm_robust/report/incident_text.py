@@ -219,8 +219,6 @@ def _action(action: inc.Action) -> str:
             return "restart"
         case inc.Requeue(exclude=exclude):
             return f"requeue without {fold(exclude)}" if exclude else "requeue"
-        case inc.RollBack(release=release):
-            return f"roll back to release {release}"
         case inc.Replay():
             return "replay the training in small groups"
         case inc.Diagnose(bitwise=bitwise):

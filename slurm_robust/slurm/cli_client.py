@@ -84,6 +84,11 @@ class CliSlurmClient:
                 self._version = parse_version(self._output(commands.version()))
             return self._version
 
+    def now(self) -> float:
+        """See the protocol."""
+        command = commands.now()
+        return self._parsed(command, self._output(command), text.parse_now)
+
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """See the protocol."""
         if names is not None and not names:
@@ -347,9 +352,9 @@ class CliSlurmClient:
         try:
             return self._run(argv, timeout_s=timeout_s or self._timeout_s, env=env)
         except CommandTimeout as error:
-            raise SlurmTimeout(
-                f"{command[0]} gave no answer within {error.timeout_s:g} s", command=argv
-            ) from error
+            late = f"{command[0]} gave no answer within {error.timeout_s:g} s"
+            what = late if error.timeout_s else f"no time was left for {command[0]}"
+            raise SlurmTimeout(what, command=argv) from error
         except (FileNotFoundError, PermissionError) as error:
             raise self._missing(argv) from error
 

@@ -58,6 +58,10 @@ class SlurmClient(Protocol):
         """Release of the client side. Asked once, then remembered."""
         ...
 
+    def now(self) -> float:
+        """slurmctld's clock: whole seconds since 1970, cut off. It takes no lock for the answer."""
+        ...
+
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """The nodes ``names`` in that order, or all. Raises InvalidNode for an unknown name."""
         ...
@@ -215,8 +219,9 @@ class SlurmClient(Protocol):
         ...
 
     def create_reservation(self, request: ReservationRequest) -> None:
-        """Reserve nodes from now on. Raises PermissionDenied, InvalidNode, CommandFailed, and
-        ReservationExists for a name that is taken: of several who ask, exactly one gets it.
+        """Reserve nodes. Raises PermissionDenied, InvalidNode, InvalidAccount, CommandFailed (as for a start
+        more than 600 s before slurmctld's clock), and ReservationExists for a name that is taken: of several
+        who ask, exactly one gets it, until the reservation ends by slurmctld's clock or is deleted.
         """
         ...
 

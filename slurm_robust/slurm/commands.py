@@ -49,6 +49,11 @@ def version() -> list[str]:
     return ["sinfo", "--version"]
 
 
+def now() -> list[str]:
+    """``sdiag output at Mon Nov 23 07:00:00 2026 (1795417200)``, by slurmctld's clock."""
+    return ["sdiag"]
+
+
 def show_nodes(names: Sequence[str] | None, *, parser: str) -> list[str]:
     """Not ``-o``: in the form with one property group a line a reason cannot pass for a field."""
     return ["scontrol", *_json(parser), "show", "node", *([fold(names)] if names else [])]
@@ -178,10 +183,11 @@ def cancel(job_id: int, step_id: str | None, signal: str | None) -> list[str]:
 
 
 def create_reservation(request: ReservationRequest) -> list[str]:
-    """A reservation that begins now."""
+    """A reservation. scontrol takes ``now`` from the clock of its own host."""
     minutes = "UNLIMITED" if request.duration_s is None else str(_minutes(request.duration_s))
+    start = "now" if request.start_time is None else f"uts{int(request.start_time)}"
     words = ["scontrol", "create", "reservation", f"reservationname={request.name}"]
-    words += ["starttime=now", f"duration={minutes}"]
+    words += [f"starttime={start}", f"duration={minutes}"]
     if request.nodes:
         words.append(f"nodes={fold(request.nodes)}")
     if request.node_count is not None:

@@ -18,6 +18,7 @@
          ├─ InvalidNode             a node that Slurm does not know
          ├─ ReservationNotFound     no such reservation
          ├─ ReservationExists       a reservation has this name already
+         ├─ InvalidAccount          the user has no association, and Slurm enforces them
          ├─ PermissionDenied        only an operator, the owner or root may do that
          └─ CommandFailed           anything else; the text is Slurm's own
 
@@ -164,6 +165,15 @@ class ReservationExists(SlurmCommandError):
     fix = "choose another name, or delete the one that 'scontrol show reservation' shows"
 
 
+class InvalidAccount(SlurmCommandError):
+    """The user has no such account, and AccountingStorageEnforce asks for one."""
+
+    fix = (
+        "compare with 'sacctmgr show assoc'; where AccountingStorageEnforce has associations, reservations "
+        "for root need one of root: sacctmgr add user root account=root"
+    )
+
+
 class PermissionDenied(SlurmCommandError):
     """The user may not do this."""
 
@@ -190,7 +200,9 @@ _TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
     ("requested reservation is invalid", ReservationNotFound),
     ("reservation not found", ReservationNotFound),
     ("duplicate reservation name", ReservationExists),
+    ("invalid account", InvalidAccount),
     ("invalid node name", InvalidNode),
+    ("in standby mode", ControllerUnreachable),
     ("unable to contact slurm controller", ControllerUnreachable),
     ("zero bytes were transmitted", ControllerUnreachable),
     ("connection refused", ControllerUnreachable),

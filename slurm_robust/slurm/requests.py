@@ -57,7 +57,8 @@ class ReservationRequest(Record):
     """A reservation to be created.
 
     Either ``nodes`` or ``node_count``. ``duration_s`` None is UNLIMITED. ``flags`` are Slurm's words
-    (``IGNORE_JOBS``, ``REPLACE_DOWN``, …); REPLACE_DOWN needs ``node_count``.
+    (``IGNORE_JOBS``, ``REPLACE_DOWN``, …); REPLACE_DOWN needs ``node_count``. ``start_time`` is for a new
+    one, by slurmctld's clock, in seconds since 1970, cut to whole ones; None is now by this host's clock.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ReservationRequest(Record):
     partition: str = ""
     flags: tuple[str, ...] = ()
     duration_s: float | None = None
+    start_time: float | None = None
 
 
 def whole_node_steps(

@@ -3,8 +3,8 @@
 ``scontrol show job`` and ``show node`` are read in their form with several lines (not ``-o``): there,
 fields with free text (JobName, Comment, Command, Reason) stand at the end of a line, so that a job
 named ``x JobState=FAILED`` deceives nobody. Only a line break in such a field could: then a field
-appears twice, and the record is refused as :class:`UnparsableOutput`. A node's reason, which ends with who
-gave it and when, is read with its line breaks: what one administrator typed must not hide all nodes.
+appears twice, and the record is refused as :class:`UnparsableOutput`. A node's reason is read with its line
+breaks: what one administrator typed must not hide all nodes.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ _FREE_TEXT = frozenset(
 )
 # ``-d show job`` repeats these for every group of nodes; they are read by _allocated.
 _PER_NODE_LINE = re.compile(r"\s+Nodes=\S+ CPU_IDs=")
-# From the first word of a node's reason to its stamp, but never into the record of another node.
-_REASON = re.compile(
-    r"^   Reason=(?:(?!^NodeName=\S+ (?:Arch|CoresPerSocket)=).)*? \[[^\s\[\]@]+@[^\s\[\]]+\]$",
-    re.MULTILINE | re.DOTALL,
-)
+# Of a node's reason Slurm prints who gave it and when behind the first line, and indents the others.
+_REASON = re.compile(r"(?m)^   Reason=(.*(?:\n {10}.*)*)$")
+_STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\]$")
+_CPUS = re.compile(r"(\d+)/\d+/\d+/(\d+)")  # allocated, idle, other, all
 _EVENT_START = re.compile(r"\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_/:.]*)=")
 
@@ -112,13 +111,30 @@ def _line_fields(line: str) -> Iterator[tuple[str, str]]:
         position = following.end() if following else len(stripped)
 
 
+def parse_now(text: str) -> float:
+    """Output of ``sdiag``: when slurmctld made it."""
+    found = re.search(r"(?m)^sdiag output at .*\((\d+)\)$", text)
+    if found is None:
+        raise UnparsableOutput("no time in sdiag's output", stdout=text)
+    return float(found[1])
+
+
 # -- nodes ------------------------------------------------------------------------------------------
 
 
 def parse_nodes(text: str) -> tuple[Node, ...]:
     """Output of ``scontrol show node``. Line breaks of a reason become blanks."""
-    text = _REASON.sub(lambda found: " ".join(found[0].splitlines()), text)
+    text = _REASON.sub(lambda found: f"   Reason={_in_one_line(found[1])}", text)
     return tuple(_node(fields_of(block)) for block in blocks(text, "NodeName"))
+
+
+def _in_one_line(reason: str) -> str:
+    """A reason as Slurm prints it, with the stamp behind all of it."""
+    first, _, others = reason.partition("\n")
+    stamp = _STAMP.search(first)
+    words = first[: stamp.start()] if stamp else first
+    lines = (line.strip() for line in f"{words}\n{others}".splitlines())
+    return " ".join(filter(None, lines)) + (stamp[0] if stamp else "")
 
 
 def _node(fields: dict[str, str]) -> Node:
@@ -150,15 +166,22 @@ def _node(fields: dict[str, str]) -> Node:
 def parse_node_state(text: str) -> Node | None:
     """Output of :func:`~slurm_robust.slurm.commands.show_node_state`; None if it is empty.
 
-    A node of several partitions has a line for each, which otherwise say the same.
+    A node of several partitions has a row for each, which otherwise say the same. Line breaks of a reason
+    become blanks.
     """
-    rows = [_columns(line) for line in text.splitlines() if line.strip()]
+    rows: list[dict[str, str]] = []
+    for line in filter(str.strip, text.splitlines()):
+        row = _columns(line)
+        if _CPUS.fullmatch(row["CPUsState"]) and row["StateComplete"]:
+            rows.append(row)
+        elif rows:
+            rows[-1]["Reason"] += f" {line.strip()}"  # a reason with a line break goes on here
+        else:
+            raise UnparsableOutput("no state of a node", stdout=text)
     if not rows:
         return None
     values = rows[0]
-    cpus = re.fullmatch(r"(\d+)/\d+/\d+/(\d+)", values["CPUsState"])
-    if not values["StateComplete"] or cpus is None:
-        raise UnparsableOutput("no state of a node", stdout=text)
+    allocated, total = _CPUS.fullmatch(values["CPUsState"]).groups()  # type: ignore[union-attr]  # matched above
     reason = values["Reason"]
     return Node(
         name=values["NodeList"],
@@ -168,8 +191,8 @@ def parse_node_state(text: str) -> Node | None:
         reason="" if reason == "none" else reason,
         reason_user="" if values["User"] == "Unknown" else values["User"],
         reason_time=parse_time(values["Timestamp"]),
-        cpus=int(cpus[2]),
-        allocated_cpus=int(cpus[1]),
+        cpus=int(total),
+        allocated_cpus=int(allocated),
         partitions=tuple(row["PartitionName"] for row in rows),
     )
 

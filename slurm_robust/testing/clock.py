@@ -33,5 +33,5 @@ class FakeClock:
         if seconds < 0:
             raise ValueError(f"time does not go back ({seconds} s)")
         self.now += seconds
-        for function in self.on_advance:
+        for function in tuple(self.on_advance):  # which may take themselves off the list
             function(self.now)

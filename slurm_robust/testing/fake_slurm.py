@@ -25,21 +25,30 @@ from slurm_robust.testing.fake_cluster import FakeCluster, FakeStep
 from slurm_robust.util.text import one_line
 
 _YEAR_S = 365 * 86400.0
+OLDEST_START_S = 600.0
+"""A reservation that should have begun longer ago is refused (MAX_RESV_DELAY of reservation.c)."""
 
 
 class FakeSlurm:
     """:class:`~slurm_robust.slurm.client.SlurmClient` over a :class:`FakeCluster`.
 
     Held to the same contract suite as the real clients. Several may share one cluster, say one with
-    ``operator=False``, which may not touch nodes and reservations.
+    ``operator=False``, which may not touch nodes and reservations. The cluster's clock is slurmctld's; that
+    of this client's host is ``ahead_s`` ahead of it.
     """
 
     def __init__(
-        self, cluster: FakeCluster | None = None, *, user: str = "alice", operator: bool = True
+        self,
+        cluster: FakeCluster | None = None,
+        *,
+        user: str = "alice",
+        operator: bool = True,
+        ahead_s: float = 0.0,
     ) -> None:
         self.cluster = cluster or FakeCluster()
         self.user = user
         self.operator = operator
+        self.ahead_s = ahead_s
 
     @contextmanager
     def _world(self) -> Iterator[FakeCluster]:
@@ -60,6 +69,11 @@ class FakeSlurm:
     def version(self) -> SlurmVersion:
         """See the protocol."""
         return SlurmVersion(major=22, minor=5, micro=8)
+
+    def now(self) -> float:
+        """See the protocol."""
+        with self._world() as world:
+            return float(int(world.clock.time()))
 
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """See the protocol."""
@@ -304,12 +318,15 @@ class FakeSlurm:
         """See the protocol."""
         with self._administered() as world:
             world.check_nodes(request.nodes)
+            now = world.clock.time()
+            start = float(int(now + self.ahead_s if request.start_time is None else request.start_time))
+            if start < now - OLDEST_START_S:
+                raise errors.CommandFailed("Invalid time specified")
             if request.name in world.reservations:
                 raise errors.ReservationExists("Duplicate reservation name")
             taken = {n for r in world.reservations.values() for n in r.nodes}
             free = [n for n in world.nodes if n not in taken]
             nodes = request.nodes or tuple(free[: request.node_count or 0])
-            now = world.clock.time()
             world.reservations[request.name] = Reservation(
                 name=request.name,
                 nodes=nodes,
@@ -318,8 +335,8 @@ class FakeSlurm:
                 accounts=request.accounts,
                 partition=request.partition,
                 flags=frozenset(request.flags),
-                start_time=now,
-                end_time=now + (_YEAR_S if request.duration_s is None else request.duration_s),
+                start_time=start,
+                end_time=start + (_YEAR_S if request.duration_s is None else request.duration_s),
             )
 
     def delete_reservation(self, name: str) -> None:

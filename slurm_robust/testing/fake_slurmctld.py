@@ -27,6 +27,9 @@ class Rpc(str, Enum):
     PARTITIONS = "REQUEST_PARTITION_INFO"
     """Goes with each question about nodes, of sinfo as of scontrol."""
 
+    STATS = "REQUEST_STATS_INFO"
+    """The clock of slurmctld."""
+
     NODE = "REQUEST_NODE_INFO_SINGLE"
     ALL_NODES = "REQUEST_NODE_INFO"
     UPDATE_NODE = "REQUEST_UPDATE_NODE"
@@ -34,9 +37,11 @@ class Rpc(str, Enum):
     RELEASE = "REQUEST_DELETE_RESERVATION"
 
 
-_READS = (Rpc.PARTITIONS, Rpc.NODE, Rpc.ALL_NODES)
+_OF_NODES = (Rpc.NODE, Rpc.ALL_NODES)
+_READS = (Rpc.PARTITIONS, Rpc.STATS, *_OF_NODES)
 _COST_S = {
     Rpc.PARTITIONS: 3e-4,
+    Rpc.STATS: 2e-4,
     Rpc.NODE: 3e-4,
     Rpc.UPDATE_NODE: 2e-4,
     Rpc.RESERVE: 4e-4,
@@ -104,6 +109,10 @@ class HookSlurm(FakeSlurm):
         self._daemon, self._node = daemon, node
         self._limit_s, self._deadline = limit_s, deadline
 
+    def now(self) -> float:
+        """See the protocol."""
+        return self._ask(Rpc.STATS, super().now)
+
     def node(self, name: str) -> Node:
         """See the protocol."""
         return self._ask(Rpc.NODE, lambda: super(HookSlurm, self).node(name))
@@ -136,6 +145,6 @@ class HookSlurm(FakeSlurm):
             raise errors.SlurmTimeout("no time is left")
         daemon.askers[self._node] += 1
         answer = daemon.answer(kind, request, ends - clock.now)
-        if kind in _READS:
+        if kind in _OF_NODES:
             daemon.answer(Rpc.PARTITIONS, lambda: None, ends - clock.now)
         return answer

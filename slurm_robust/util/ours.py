@@ -100,9 +100,28 @@ def make_own_folder(path: Path | str) -> None:
     check_own_folder(path)
 
 
+def stands_for_many(uid: int) -> str:
+    """What to add for people where ``uid`` is shown for all owners that this node cannot tell; else ""."""
+    if uid != _overflow():
+        return ""
+    return (
+        f" (uid {uid} is shown for every owner that this node cannot tell: an NFS server squashes root or "
+        "maps no users, or this is a container with a user namespace; use storage that shows your uid)"
+    )
+
+
+def _overflow() -> int:
+    try:
+        return int(Path("/proc/sys/fs/overflowuid").read_text())
+    except (OSError, ValueError):
+        return 65534
+
+
 def _check_owner(path: Path | str, info: os.stat_result, owner: int | None = None) -> None:
     expected = os.geteuid() if owner is None else owner
     if info.st_uid != expected:
         raise NotOurs(
-            path, f"belongs to uid {info.st_uid}, not to uid {expected}: remove it, or use another place"
+            path,
+            f"belongs to uid {info.st_uid}, not to uid {expected}: remove it, or use another place"
+            + stands_for_many(info.st_uid),
         )

@@ -22,7 +22,7 @@ from slurm_robust.wire.messages import (
 )
 from slurm_robust.wire.options import joined, pieces, set_common
 
-# Every Beat holds all that an agent knows, so old ones that wait are worth nothing.
+# Every heartbeat holds all that an agent knows, so old ones that wait are worth nothing.
 _SEND_QUEUE = 16
 _RECEIVE_QUEUE = 1_000
 

@@ -103,6 +103,8 @@ def _source(descriptor: int) -> Address | None:
     except OSError:
         return None
     try:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return None  # the number is that of something else by now
         return portfilter.address(connection.getpeername()[0])
     except (OSError, ValueError):
         return None

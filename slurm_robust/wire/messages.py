@@ -1,9 +1,9 @@
 """What controller and agents say to each other. MessagePack, tagged by ``kind``.
 
-The protocol is built on state, not on events: every :class:`Beat` carries all that the agent knows
+The protocol is built on state, not on events: every :class:`Heartbeat` carries all that the agent knows
 (a :class:`Pulse` says that nothing of it has changed), so a lost message, a restarted controller or a
 late agent costs nothing but time. Orders carry the controller's epoch; an agent obeys only the highest
-epoch it has seen and ignores the rest. Orders are idempotent: the controller repeats one until a Beat
+epoch it has seen and ignores the rest. Orders are idempotent: the controller repeats one until a heartbeat
 shows that it was carried out.
 """
 
@@ -31,13 +31,13 @@ class Phase(str, Enum):
     STARTING = "starting"  # a launch order was taken; the zygote is not ready yet or forks now
     RUNNING = "running"  # at least one worker of the generation is alive
     STOPPING = "stopping"  # TERM was sent, KILL follows
-    ENDED = "ended"  # every worker of the generation has ended; exits are in the Beat
+    ENDED = "ended"  # every worker of the generation has ended; exits are in the heartbeat
 
 
 # -- agent to controller --------------------------------------------------------------------------
 
 
-class Beat(Record, tag_field="kind", tag="beat"):
+class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     """Everything an agent knows. Sent every ``heartbeat_s`` and at once when something changes.
 
     ``agent`` is unique for each start of an agent process, so that a node that was rebooted is told
@@ -71,10 +71,10 @@ class Beat(Record, tag_field="kind", tag="beat"):
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
-    """All that the agent knows is as in its Beat ``base``, and as much older as that is by now.
+    """All that the agent knows is as in its heartbeat ``base``, and as much older as that is by now.
 
-    Sent in place of a Beat which the controller has answered; it answers only if it still holds that one, and
-    without an answer the agent sends the next Beat.
+    Sent in place of a heartbeat which the controller has answered; it answers only if it still holds that
+    one, and without an answer the agent sends the next heartbeat.
     """
 
     node: str
@@ -96,9 +96,9 @@ class StacksTaken(Record, tag_field="kind", tag="stacks"):
 
 
 class Ack(Record, tag_field="kind", tag="ack"):
-    """Answer to a Beat, so that an agent knows that its controller lives.
+    """Answer to a heartbeat, so that an agent knows that its controller lives.
 
-    ``seq`` repeats the Beat's; ``notes`` of Beats up to it are in the journal and need no repetition.
+    ``seq`` is the heartbeat's; ``notes`` of heartbeats up to it are in the journal and need no repetition.
     """
 
     epoch: int
@@ -122,7 +122,7 @@ class Launch(Record, tag_field="kind", tag="launch"):
     sources: tuple[Source, ...] = ()  # where this node finds the parts of ``restore``; none: on storage
     peers: tuple[Peer, ...] = ()  # where copies of this node's ranks go
     stride: int = 1  # steps that are multiples of it are copied to peers
-    announce_step: int = 0  # the agent sends a Beat at once when a rank has completed this step
+    announce_step: int = 0  # the agent sends a heartbeat at once when a rank has completed this step
 
 
 class Stop(Record, tag_field="kind", tag="stop"):
@@ -160,7 +160,7 @@ class Flush(Record, tag_field="kind", tag="flush"):
 class Save(Record, tag_field="kind", tag="save"):
     """Put the parts of ``ranks`` of the checkpoint ``token`` from this node's memory on storage.
 
-    No worker lives then; answered by :attr:`Beat.saved`.
+    No worker lives then; answered by :attr:`Heartbeat.saved`.
     """
 
     epoch: int
@@ -258,7 +258,7 @@ class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
     error: str = ""
 
 
-ToController: TypeAlias = Beat | Pulse | StacksTaken | Ping | Drill | LookAtStacks
+ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | Ping | Drill | LookAtStacks
 FromController: TypeAlias = (
     Ack
     | Launch

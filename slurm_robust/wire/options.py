@@ -8,7 +8,7 @@ import zmq
 
 from slurm_robust.wire.messages import MalformedMessage
 
-# A Beat of 16 ranks with tails and tracebacks has some 100 KiB, all their stacks a few MiB; more is an error.
+# A heartbeat of 16 ranks with tails and tracebacks has some 100 KiB, their stacks some MiB; more is an error.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 PIECE_BYTES = 64 * 1024
 # Memory for a piece is taken when its length is read, also from who has not proven anything yet.

@@ -7,6 +7,7 @@ Connections that are there already go on: each has the filter that the listening
 from __future__ import annotations
 
 import ctypes
+import errno
 import ipaddress
 import socket
 import struct
@@ -37,7 +38,10 @@ def address(text: str) -> Address:
 
 
 def drop(listener: socket.socket, sources: Iterable[Address]) -> None:
-    """Have the kernel drop what comes to ``listener`` from ``sources``, the first 400. Raises ``OSError``."""
+    """Have the kernel drop what comes to ``listener`` from ``sources``, the first 400. Raises ``OSError``.
+
+    Fewer where the kernel has no memory for that many (net.core.optmem_max).
+    """
     chosen = list(sources)[:MOST]
     if not chosen:
         try:
@@ -45,7 +49,17 @@ def drop(listener: socket.socket, sources: Iterable[Address]) -> None:
         except FileNotFoundError:
             pass  # there was none
         return
-    code = program(chosen)
+    while True:
+        try:
+            _attach(listener, program(chosen))
+            return
+        except OSError as error:
+            if error.errno != errno.ENOMEM or len(chosen) == 1:
+                raise
+            chosen = chosen[: len(chosen) // 2]
+
+
+def _attach(listener: socket.socket, code: bytes) -> None:
     memory = ctypes.create_string_buffer(code, len(code))
     described = struct.pack("HL", len(code) // 8, ctypes.addressof(memory))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)

@@ -20,7 +20,7 @@ from slurm_robust.wire.options import joined, pieces, set_common
 
 # Messages that wait for one agent. Orders are few and repeated, so a peer with more is not reading.
 _SEND_QUEUE = 1_000
-# Beats that wait for a busy controller; 1,250 agents fill it in more than a minute.
+# Heartbeats that wait for a busy controller; 1,250 agents fill it in more than a minute.
 _RECEIVE_QUEUE = 100_000
 
 
@@ -160,7 +160,7 @@ class _Doorkeeper(Attendant):
         # version, request id, domain, address, routing id, mechanism, client key (32 bytes raw)
         known = len(request) == 7 and request[5] == b"CURVE" and request[6] == self._client
         if known:
-            self._let_in(request[3].decode())
+            self._let_in(request[3].decode(errors="replace"))
         else:
             self.refused += 1
         code, text = (b"200", b"OK") if known else (b"400", b"not a key of this job")

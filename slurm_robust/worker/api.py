@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from slurm_robust.checkpoint.errors import NotWritten, WrongUse
+from slurm_robust.checkpoint.errors import NotWritten, UnreadableCopy, WrongUse
 from slurm_robust.checkpoint.frameworks import refuse_incomplete
 from slurm_robust.checkpoint.state import Stateful, Training, apply
 from slurm_robust.worker.phases import phase
@@ -74,9 +74,9 @@ class Checkpointer:
 
         0 on a fresh start. Called once, by all ranks, when all entries are built and before the first
         step. Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` whose message names the
-        file and the fix, or ``OSError`` if the storage does not answer. After an error the entries may hold
-        half of a state, since most is read straight into their tensors: training cannot go on, and the
-        process has to start again.
+        file and the fix; it is also an ``OSError`` if the storage does not answer. After an error the
+        entries may hold half of a state, since most is read straight into their tensors: training cannot
+        go on, and the process has to start again.
         """
         if self._completed is not None:
             raise WrongUse("restore() was called before: call it once, in front of the training loop")
@@ -85,7 +85,10 @@ class Checkpointer:
                 "restore() failed before, so the entries may hold half of a state: start the process again"
             )
         self._restoring = True
-        found = self._run.load(self._training)
+        try:
+            found = self._run.load(self._training)
+        except OSError as error:
+            raise UnreadableCopy(str(error)) from error
         completed = -1
         if found is not None:
             completed, snapshot = found

@@ -14,6 +14,8 @@ from typing import NoReturn
 
 from msgspec import structs
 
+from slurm_robust.checkpoint.errors import UnusableCopy
+from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import process
@@ -154,7 +156,7 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 - what ends a script is reported, whatever it is
         ended = error  # and nothing is called here: a signal handler of the script's could raise in it
     _forget_children()
-    code = _exit_code(ended) if ended is None or isinstance(ended, SystemExit) else 1
+    code = _exit_code(ended)
     if ended is not None and not isinstance(ended, SystemExit):
         tell(ended, spawn, worker)
     code = _finish(code)
@@ -197,7 +199,11 @@ def _finish(code: int) -> int:
     return code
 
 
-def _exit_code(error: SystemExit | None) -> int:
+def _exit_code(error: BaseException | None) -> int:
+    if isinstance(error, UnusableCopy):
+        return UNUSABLE_COPY
+    if error is not None and not isinstance(error, SystemExit):
+        return 1
     if error is None or error.code is None:
         return 0
     if isinstance(error.code, int):

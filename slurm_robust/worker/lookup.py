@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -39,8 +40,18 @@ def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | 
     if kind is CommandKind.MODULE:
         return None if _find(name.partition(".")[0], cwd) else _no_module(name, cwd)
     if kind is CommandKind.SCRIPT:
-        return None if Path(cwd, name).exists() else _not_found("script", Path(cwd, name))
+        return None if mode_of(Path(cwd, name)) != 0 else _not_found("script", Path(cwd, name))
     return _missing_program(name, Path(cwd, name) if os.path.dirname(name) else None)
+
+
+def mode_of(path: Path) -> int | None:
+    """The kind and mode of a file: 0 where it surely is not there, None where storage does not tell."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError:
+        return None  # the workers' own error will tell more
 
 
 def missing_module(name: str, cwd: str) -> Missing | None:
@@ -59,7 +70,10 @@ def _missing_program(name: str, path: Path | None) -> Missing | None:
     if path is None:
         text = f"program not found: {name} is in no folder of PATH ({os.environ.get('PATH', '')})"
         return Missing(text=text, fix="give its path, or load its environment in the batch script")
-    if path.is_file():
+    mode = mode_of(path)
+    if mode is None:
+        return None
+    if stat.S_ISREG(mode):
         return Missing(text=f"program not executable: {path}", fix=f"chmod +x {path}")
     return _not_found("program", path)
 

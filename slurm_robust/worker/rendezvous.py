@@ -4,7 +4,9 @@ The port is held for rank 0 before it starts (:mod:`slurm_robust.agent.ports`), 
 node can take it.
 
 After a restart all ranks reach ``init_process_group`` within milliseconds of each other, so some come
-before rank 0 listens. torch then retries after 0.3 to 0.7 s, which is longer than the rest of the restart.
+before rank 0 listens, where it binds the port by itself. torch then retries after 0.3 to 0.7 s, which is
+longer than the rest of the restart. Whether rank 0 listens only a connection shows, and one that is closed at
+once stands in its queue until rank 0 has taken it out; so ranks try only where the queue has room for that.
 """
 
 from __future__ import annotations
@@ -13,8 +15,13 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import util
+from pathlib import Path
 from typing import Any
+
+BACKLOG = 4096
+"""Connections that the kernel keeps for rank 0's store; as far as net.core.somaxconn allows it."""
 
 # After this it is no longer a matter of milliseconds, and torch's own patience goes on.
 _LIMIT_S = 30.0
@@ -85,16 +92,30 @@ def await_rank_zero() -> None:
     if original is None or os.environ.get("RANK") == "0":
         return
 
-    def patient_store(*args: Any, **kwargs: Any) -> Any:
+    module.TCPStore = patient(original)
+
+
+def patient(store: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes ``store`` when rank 0 listens, or at once where the ranks are too many to try."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
         try:
-            if not kwargs["is_master"]:
-                world = int(kwargs.get("world_size") or 1)
+            world = int(kwargs.get("world_size") or 1)
+            if not kwargs["is_master"] and 2 * world <= _room():
                 wait_until_listening(kwargs["host_name"], kwargs["port"], world)
         except (KeyError, TypeError, ValueError):
             pass  # another torch calls it otherwise: then it waits in its own way
-        return original(*args, **kwargs)
+        return store(*args, **kwargs)
 
-    module.TCPStore = patient_store
+    return made
+
+
+def _room() -> int:
+    """Connections in rank 0's queue, where the limit of its node is that of this one."""
+    try:
+        return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+    except (OSError, ValueError):
+        return BACKLOG
 
 
 def wait_until_listening(host: str, port: int, world_size: int, limit_s: float = _LIMIT_S) -> bool:

@@ -7,7 +7,6 @@ seed, and PyTorch is asked for deterministic algorithms. docs/replay.md says wha
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import struct
@@ -24,8 +23,6 @@ from slurm_robust.model.record import UNREADABLE, Record
 if TYPE_CHECKING:
     import torch
 
-    from slurm_robust.checkpoint.state import Snapshot, Training
-    from slurm_robust.worker.runs import SnapshotCost
 
 REPLAY = "SROBUST_REPLAY"
 """The file for the digests of this rank. A script that finds it set is being replayed."""
@@ -124,43 +121,6 @@ def record_steps(environ: Mapping[str, str]) -> None:
             _leave()
 
     register_optimizer_step_pre_hook(torch.compiler.disable(record))  # type: ignore[no-untyped-call]
-
-
-class ReplayRun:
-    """A ``Checkpointer``'s :class:`~slurm_robust.worker.runs.Run`: it starts afresh and saves nothing."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def load(self, training: Training) -> tuple[int, Snapshot] | None:
-        """Nothing: a smaller model has no checkpoint."""
-        return None
-
-    def restored(self) -> None:
-        """Nothing to let go of."""
-
-    def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Record the bits of both numbers."""
-        values = [math.nan if value is None else value for value in (loss, grad_norm)]
-        said = [value for value in (loss, grad_norm) if value is not None]
-        digest = xxhash.xxh3_64_hexdigest(struct.pack("<dd", *values))
-        add_line(self._path, Loss(step=step, digest=digest, is_finite=all(map(math.isfinite, said))))
-
-    def due(self, step: int) -> bool:
-        """Never."""
-        return False
-
-    def save(self, step: int, training: Training) -> None:
-        """Never called."""
-
-    def cost(self) -> SnapshotCost:
-        """There are no snapshots."""
-        from slurm_robust.worker.runs import SnapshotCost
-
-        return SnapshotCost()
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
 
 def _make_repeatable() -> None:

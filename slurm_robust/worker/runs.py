@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+import xxhash
 
-import slurm_robust
 from slurm_robust.checkpoint.devices import Captures
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import (
@@ -32,10 +34,11 @@ from slurm_robust.checkpoint.store import CheckpointRef, CheckpointStore
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
+from slurm_robust.version import __version__
 from slurm_robust.worker import phases
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
-from slurm_robust.worker.replay import REPLAY, ReplayRun
+from slurm_robust.worker.replay import REPLAY, Loss, add_line
 from slurm_robust.worker.step_record import StepRecord
 
 _log = logging.getLogger(__name__)
@@ -208,7 +211,7 @@ class ManagedRun:
                 step=0,
                 rank=rank,
                 world_size=world_size,
-                library=slurm_robust.__version__,
+                library=__version__,
             ),
             first_on_node=int(self._environ.get("LOCAL_RANK", rank)) == 0,
             ranks_on_node=ranks_on_node,
@@ -307,6 +310,41 @@ class OwnFolder:
                 f"another rank cannot take checkpoint {ref.token()}: its own message says why"
             )
         return snapshot
+
+
+class ReplayRun:
+    """While the script is being replayed: starts afresh and saves nothing."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def load(self, training: Training) -> tuple[int, Snapshot] | None:
+        """Nothing: a smaller model has no checkpoint."""
+        return None
+
+    def restored(self) -> None:
+        """Nothing to let go of."""
+
+    def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
+        """Record the bits of both numbers."""
+        values = [math.nan if value is None else value for value in (loss, grad_norm)]
+        said = [value for value in (loss, grad_norm) if value is not None]
+        digest = xxhash.xxh3_64_hexdigest(struct.pack("<dd", *values))
+        add_line(self._path, Loss(step=step, digest=digest, is_finite=all(map(math.isfinite, said))))
+
+    def due(self, step: int) -> bool:
+        """Never."""
+        return False
+
+    def save(self, step: int, training: Training) -> None:
+        """Never called."""
+
+    def cost(self) -> SnapshotCost:
+        """There are no snapshots."""
+        return SnapshotCost()
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int, int]:

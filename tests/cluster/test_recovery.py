@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.incident import Requeue, Symptom
+from slurm_robust.model.incident import FaultKind, Requeue, Symptom
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import USER, ProtectedJob
 from tests.waiting import wait_for
@@ -174,6 +175,39 @@ def test_any_command_runs_without_a_zygote(sandbox: Sandbox) -> None:
     assert job.wait_end() == 0
     lines = sorted(p.read_text() for p in job.folder.glob("logs/gen-001/rank-*.out"))
     assert [line.rpartition(" on ")[0] for line in lines] == [f"rank {r} of 4" for r in range(4)]
+
+
+RIVAL = """
+import socket, sys
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", int(sys.argv[1])))
+server.listen()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_command_whose_port_another_user_takes_gets_another_one(sandbox: Sandbox) -> None:
+    for name in ("port", "rival"):
+        (sandbox.home(USER) / name).unlink(missing_ok=True)
+    job = ProtectedJob(sandbox, "-- python3 binds.py", nodes=1)
+    told = sandbox.home(USER) / "port"
+    job.wait(lambda: told.exists() and told.read_text().endswith("\n"), 60, "a program that is about to bind")
+    port, node = told.read_text().split()
+    words = ["python3", "-c", RIVAL, port]
+    rival = sandbox.popen(words, node=node, user="bob", stdin=subprocess.PIPE)
+    try:
+        assert rival.stdout is not None
+        assert rival.stdout.readline() == "listens\n"
+        (sandbox.home(USER) / "rival").touch()
+        assert job.wait_end() == 0
+    finally:
+        rival.kill()
+        rival.communicate()
+    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 2]
+    assert [a.signature.kind for a in job.state.attempts] == [FaultKind.PORT_TAKEN]
+    assert f"a process of bob (uid 10002) listens on port {port}" in job.log
 
 
 def test_the_exit_code_of_a_training_that_ends_for_good_is_the_jobs(sandbox: Sandbox) -> None:

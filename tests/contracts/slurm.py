@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.records import AccountingRow, Job
@@ -340,6 +342,29 @@ class SlurmContract:
             world.operator.delete_reservation("contract")
         with refused(errors.ReservationNotFound):
             world.operator.delete_reservation("contract")
+
+    def test_reservation_by_slurms_clock(self, world: World) -> None:
+        """slurmctld tells its time in whole seconds; a reservation begins and ends by it, not long ago."""
+        name = world.client.nodes()[-1].name
+        now = world.client.now()
+        assert now == int(now)
+        request = ReservationRequest(
+            name="contract",
+            nodes=(name,),
+            users=("root",),
+            duration_s=60,
+            start_time=now,
+            flags=("IGNORE_JOBS",),
+        )
+        world.operator.create_reservation(request)
+        try:
+            made = {r.name: r for r in world.operator.reservations()}["contract"]
+            assert (made.start_time, made.end_time) == (now, now + 60)
+            assert now <= world.client.now() < now + 60
+        finally:
+            world.operator.delete_reservation("contract")
+        with refused(errors.CommandFailed):
+            world.operator.create_reservation(structs.replace(request, start_time=now - 700))
 
     def test_step(self, world: World) -> None:
         """One task per node, listed while it runs; srun ends when killed, tasks when cancelled."""

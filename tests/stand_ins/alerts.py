@@ -1,6 +1,6 @@
 """A job of one agent whose controller only listens: ``python -m tests.stand_ins.alerts FOLDER``.
 
-Prints one line of JSON for each alert when a Beat first tells of it, until its standard input ends.
+Prints one line of JSON for each alert when a heartbeat first tells of it, until its standard input ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def main(folder: Path) -> None:
     try:
         controller = job.controller()
         job.start_agent(node)
-        controller.wait_for(node, lambda beat: beat.ready, 60)
+        controller.wait_for(node, lambda heartbeat: heartbeat.ready, 60)
         controller.launch(node, 1, (0, 1))
-        controller.wait_for(node, lambda beat: beat.phase is Phase.RUNNING)
+        controller.wait_for(node, lambda heartbeat: heartbeat.phase is Phase.RUNNING)
         told = 0
         while not select.select([sys.stdin], [], [], 0)[0]:
             controller.pump()
-            beat = controller.newest(node)
-            for alert in beat.alerts if beat else ():
+            heartbeat = controller.newest(node)
+            for alert in heartbeat.alerts if heartbeat else ():
                 if alert.number > told:
                     told = alert.number
                     print(msgspec.json.encode(alert).decode(), flush=True)

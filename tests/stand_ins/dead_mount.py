@@ -55,10 +55,10 @@ class DeadMount:
                 continue
             code, unique = struct.unpack_from("=IQ", os.read(self._fd, 2**17 + 4096), 4)
             if code == _INIT:
-                os.write(self._fd, _greeting(unique))
+                os.write(self._fd, greeting(unique))
 
 
-def _greeting(unique: int) -> bytes:
+def greeting(unique: int) -> bytes:
     """``fuse_out_header`` and ``fuse_init_out`` of protocol 7.31."""
     body = struct.pack("=IIIIHHIIHHI7I", 7, 31, 4096, 0, 16, 12, 4096, 1, 1, 0, 0, *([0] * 7))
     return struct.pack("=IiQ", 16 + len(body), 0, unique) + body

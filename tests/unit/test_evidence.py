@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.agent.inspection.looked import sort
+from slurm_robust.agent.inspection.observation import sort
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health import runner
 from slurm_robust.health.check import CONFIRM, AnyCheck, Check, Context
@@ -25,7 +25,7 @@ from slurm_robust.health.shapes import SHAPES
 from slurm_robust.health.verdict import conclude
 from slurm_robust.health.xidtable import RULES
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
-from slurm_robust.policy.rungs import LADDER, WRITTEN_BY
+from slurm_robust.policy.ladder import LADDER, WRITTEN_BY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 USERS = [check for check in CHECKS if check.written_by.is_user]
@@ -164,7 +164,7 @@ def test_what_users_can_write_is_no_alert_against_a_node(confirm: int, blame: Pa
     report = Report(node="n1", at=NOW, boot_id="b", context=Context.PERIODIC, findings=(finding,))
     conclusion = conclude(report, NodeConfig(), {"memory.free": 9})
     assert not conclusion.fit
-    assert len(sort(report, conclusion).failed) == alerts
+    assert len(sort(report, conclusion, CHECKS).failed) == alerts
 
 
 def test_who_is_an_ordinary_user() -> None:

@@ -102,11 +102,9 @@ def test_units_import_only_lower_layers() -> None:
     assert wrong == []
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
-    graph = {
-        dotted(path): NAMES.intersection(imports(parsed(path), at_run_time=True)) - {dotted(path)}
-        for path in MODULES
-    }
+def circles(graph: dict[str, set[str]]) -> dict[str, list[str]]:
+    """What is left when every module that imports, or is imported by, none of the others is taken away."""
+    graph = dict(graph)
     while ends := [
         name
         for name, others in graph.items()
@@ -114,7 +112,49 @@ def test_modules_import_each_other_in_no_circle() -> None:
     ]:
         for end in ends:
             del graph[end]
-    assert {name: sorted(others & graph.keys()) for name, others in graph.items()} == {}
+    return {name: sorted(others & graph.keys()) for name, others in graph.items()}
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Nor where the way back is deferred into a function, or for type checkers only."""
+    graph = {
+        dotted(path): NAMES.intersection(imports(parsed(path), at_run_time=False)) - {dotted(path)}
+        for path in MODULES
+    }
+    assert circles(graph) == {}
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "if TYPE_CHECKING:\n    from slurm_robust.controller.core import Core",
+        "def work():\n    from slurm_robust.controller.core import Core",
+        "class Unit:\n    def work(self):\n        import slurm_robust.controller.core",
+    ],
+)
+def test_a_hidden_way_back_is_a_circle(hidden: str) -> None:
+    core, unit = "slurm_robust.controller.core", "slurm_robust.controller.starts"
+    back = set(imports(ast.parse(hidden), at_run_time=False))
+    assert circles({core: {unit}, unit: back}) == {core: [unit], unit: [core]}
+
+
+def of_the_core(node: ast.AST) -> bool:
+    """Whether ``node`` is an attribute of the core, of one of its units, or of a unit's context."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+        if isinstance(node, ast.Name) and node.id in ("core", "context"):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in ("_core", "_context"):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "controller").rglob("*.py")), ids=dotted)
+def test_nobody_reaches_into_the_core(path: Path) -> None:
+    """Stages, units and the loop use its methods: they set no attribute of it, and no private one is read."""
+    found = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute) and of_the_core(node)]
+    wrong = [ast.unparse(n) for n in found if not isinstance(n.ctx, ast.Load) or n.attr.startswith("_")]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

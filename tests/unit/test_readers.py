@@ -100,7 +100,9 @@ def readers(folder: Path) -> dict[str, Reader]:
     job = JobDirectory(folder)
     job.keys.mkdir(mode=0o700)
     job.epochs.mkdir()
-    beat = messages.Beat(node="n1", agent="a", seq=1, epoch=1, phase=messages.Phase.RUNNING, notes=("x",))
+    heartbeat = messages.Heartbeat(
+        node="n1", agent="a", seq=1, epoch=1, phase=messages.Phase.RUNNING, notes=("x",)
+    )
     put = copychannel.Put(run_id="n1", launch=1, restore="", rank=0, generation=1, step=1, total=5000)
     note = ev.encode_event(ev.Noted(t=1.0, text="x", node="n1")) + b"\n"
     pair = msgspec.json.encode(KeyPair(public="1" * 40, secret="2" * 40))
@@ -119,7 +121,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     decode_error = (msgspec.DecodeError,)
     return {
         "message to a controller": Reader(
-            messages.encode(beat), messages.decode_to_controller, (messages.MalformedMessage,)
+            messages.encode(heartbeat), messages.decode_to_controller, (messages.MalformedMessage,)
         ),
         "message of a controller": Reader(
             messages.encode(messages.Ack(epoch=1, seq=1)),

@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,8 @@ BACKLOG = 64
 _AT_ONCE = 64
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _NOTE_EVERY_S = 600.0
+_AGAIN_S = 0.5
+"""Between an error of its own and the next connection that is taken."""
 
 LetIn = Callable[[Channel, str], None]
 """Told in the entrance's thread: who has proven itself, and its address."""
@@ -147,19 +150,32 @@ class Entrance:
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            while not self._closed:
-                for descriptor, _ in self._poll.poll(self._patience_s(), maxevents=_AT_ONCE):
-                    stranger = self._waiting.get(descriptor)
-                    if stranger is not None:
-                        self._hear(stranger)
-                self._accept()
-                for stranger in self._waiting.overdue(time.monotonic()):
-                    self._turn_away(stranger, "timed out")
-        finally:
+        while not self._closed:
+            try:
+                self._serve()
+            except BaseException as error:  # noqa: BLE001 - it is told, and the thread serves on
+                traceback.print_exception(error)
+                what = f"{type(error).__name__}: {error}"
+                self._notes.say(
+                    "entrance",
+                    f"an error of its own at the entrance to this node's copies: {what}",
+                    _NOTE_EVERY_S,
+                )
+            # Who stood there comes again: copies are tried as long as they are wanted.
             for stranger in self._waiting.everybody():
                 self._shut(stranger)
-            self._poll.close()
+            select.select((self._wake,), (), (), _AGAIN_S)
+        self._poll.close()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            for descriptor, _ in self._poll.poll(self._patience_s(), maxevents=_AT_ONCE):
+                stranger = self._waiting.get(descriptor)
+                if stranger is not None:
+                    self._hear(stranger)
+            self._accept()
+            for stranger in self._waiting.overdue(time.monotonic()):
+                self._turn_away(stranger, "timed out")
 
     def _patience_s(self) -> float:
         oldest = self._waiting.oldest()

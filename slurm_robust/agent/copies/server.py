@@ -63,9 +63,16 @@ class CopyServer:
                 channel.close()
                 return
             self._channels.add(channel)
-        threading.Thread(
+        thread = threading.Thread(
             target=self._serve, args=(channel, address), name="srobust-copy", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # this node has too many threads now
+            with self._lock:
+                self._channels.discard(channel)
+            channel.close()
+            self._notes.say("threads", f"a connection of {address} for copies was refused: {error}", 600.0)
 
     def _serve(self, channel: Channel, address: str) -> None:
         try:

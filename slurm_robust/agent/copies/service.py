@@ -51,7 +51,7 @@ NOWHERE = CopyPlaces()
 
 
 class CopyNews(Record):
-    """The part of a Beat that is about copies; see :class:`~slurm_robust.wire.messages.Beat`."""
+    """The part of a heartbeat that is about copies; see :class:`~slurm_robust.wire.messages.Heartbeat`."""
 
     port: int = 0
     copies: tuple[Copy, ...] = ()
@@ -161,7 +161,7 @@ class CopyService:
         return (*self._parts.memory.inventory(), *self._on_disk)
 
     def news(self) -> CopyNews:
-        """What a Beat tells of copies now."""
+        """What a heartbeat tells of copies now."""
         self._read_plans()
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []

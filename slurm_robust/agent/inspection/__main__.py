@@ -1,4 +1,4 @@
-"""The inspector: ``python -m slurm_robust.agent.inspection``, a child of the agent that looks at its node.
+"""The inspector: ``python -m slurm_robust.agent.inspection``, the agent's child that checks the node.
 
 A process of its own, because reading a machine may hang, and because nothing here may cost the training
 anything.
@@ -18,8 +18,8 @@ from typing import NoReturn
 
 import msgspec
 
-from slurm_robust.agent.inspection.lanes import Tell, lanes
-from slurm_robust.agent.inspection.looked import Looked, encode
+from slurm_robust.agent.inspection.observation import Observation, encode
+from slurm_robust.agent.inspection.probes import Tell, probes
 from slurm_robust.config.nodefile import FILE
 from slurm_robust.health.host import Host
 from slurm_robust.model.job import InspectionSpec
@@ -40,9 +40,9 @@ def main() -> int:
     channel = socket.socket(fileno=arguments.channel)
     spec = msgspec.json.decode(arguments.spec, type=InspectionSpec)
     _read_once()
-    for lane in lanes(spec, Host(arguments.root), arguments.config):
-        _fork(lane, channel)
-    os.wait()  # one that ends takes the others along: the agent starts all anew
+    for probe in probes(spec, Host(arguments.root), arguments.config):
+        _fork(probe, channel)
+    os.wait()  # if one ends, all end, and the agent starts them again
     return 1
 
 
@@ -51,35 +51,35 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--channel", type=int, required=True, help="descriptor of a socket to the agent")
     parser.add_argument("--parent", type=int, required=True, help="the agent's process id")
     parser.add_argument("--spec", required=True, help="intervals, as JSON")
-    parser.add_argument("--root", type=Path, default=Path("/"), help="look at a copy of a machine's files")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="check a copy of a machine's files")
     parser.add_argument("--config", type=Path, default=FILE, help="the node's configuration")
     return parser.parse_args()
 
 
 def _read_once() -> None:
-    """What would else be imported in each child or at each look."""
+    """Import here what each child would import else."""
     try:
         import pynvml  # noqa: F401
     except ImportError:
         pass
 
 
-def _fork(lane: Callable[[Tell], None], channel: socket.socket) -> None:
+def _fork(probe: Callable[[Tell], None], channel: socket.socket) -> None:
     parent = os.getpid()
     if os.fork() == 0:
-        _live(lane, channel, parent)
+        _live(probe, channel, parent)
 
 
-def _live(lane: Callable[[Tell], None], channel: socket.socket, parent: int) -> NoReturn:
-    def tell(looked: Looked) -> None:
-        channel.send(encode(looked))
+def _live(probe: Callable[[Tell], None], channel: socket.socket, parent: int) -> NoReturn:
+    def tell(observation: Observation) -> None:
+        channel.send(encode(observation))
 
     try:
         die_with_parent(parent)
-        lane(tell)
+        probe(tell)
     except BrokenPipeError:
         pass  # the agent has ended
-    except Exception:  # noqa: BLE001 - a bug; the agent's output has it, and the agent starts all anew
+    except Exception:  # noqa: BLE001 - a bug: the agent's output has it, and the agent starts all again
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -1,14 +1,15 @@
-"""Makes alerts of what the inspector sees: when each began, whether it is over. Decides only; no clock."""
+"""Turns observations into alerts: when each began, and whether it is over. Pure; no clock."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_robust.agent.inspection.looked import Looked, Subject, subject_of
+from slurm_robust.agent.inspection.observation import Observation, Subject, subject_of
 from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Finding, Party, Suggestion
+from slurm_robust.model.findings import Effect, Finding, Party, Suggestion
 
-# Far more than a node has parts that can fail; bounds what a broken check can do.
+# A bound for broken checks: a node has far fewer parts that can fail.
 _MOST_FAULTS = 256
 _WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
 
@@ -17,7 +18,8 @@ _WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
 class _Fault:
     finding: Finding
     began: float
-    number: int  # of its alert; 0 for a fault that is none
+    number: int  # of its alert; 0 for a fault that raises none
+    effect: Effect
     ended: float | None = None
 
 
@@ -33,11 +35,14 @@ class AlertBook:
         self._over: list[_Fault] = []
         self._number = 0
 
-    def take(self, looked: Looked, now: float, *, training: bool) -> bool:
-        """Add a look; whether that changes any alert. ``training``: it has begun."""
-        changes = [self._failed(finding, now, training=training) for finding in looked.failed]
-        failed = {subject_of(finding) for finding in looked.failed}
-        passed = [s for s in self._standing if s not in failed and _has_passed(s, looked, failed)]
+    def take(self, observation: Observation, now: float, *, training: bool) -> bool:
+        """Add an observation; whether that changes any alert. ``training``: it has begun."""
+        changes = [
+            self._failed(finding, observation.effects, now, training=training)
+            for finding in observation.failed
+        ]
+        failed = {subject_of(finding) for finding in observation.failed}
+        passed = [s for s in self._standing if s not in failed and _has_passed(s, observation, failed)]
         changes += [self._end(subject, now) for subject in passed]
         return any(changes)
 
@@ -48,7 +53,8 @@ class AlertBook:
         told = [*self._over, *standing][-MOST_ALERTS:]
         return tuple(_alert(fault, now) for fault in sorted(told, key=lambda f: f.number))
 
-    def _failed(self, finding: Finding, now: float, *, training: bool) -> bool:
+    def _failed(self, finding: Finding, effects: Mapping[str, Effect], now: float, *, training: bool) -> bool:
+        effect = effects.get(finding.check, Effect.FAULT)
         subject = subject_of(finding)
         known = self._standing.get(subject)
         if known is None and len(self._standing) >= _MOST_FAULTS:
@@ -60,7 +66,7 @@ class AlertBook:
             self._end(subject, now)
         is_alert = training or finding.suggestion.keeps_jobs_away
         self._number += is_alert
-        self._standing[subject] = _Fault(finding, now, self._number if is_alert else 0)
+        self._standing[subject] = _Fault(finding, now, self._number if is_alert else 0, effect)
         return is_alert
 
     def _end(self, subject: Subject, now: float) -> bool:
@@ -75,8 +81,8 @@ def _is_worse(finding: Finding, known: Finding) -> bool:
     return finding.count > known.count or _WEIGHT[finding.suggestion] > _WEIGHT[known.suggestion]
 
 
-def _has_passed(subject: Subject, looked: Looked, failed: set[Subject]) -> bool:
-    """Whether a look shows that a fault is over.
+def _has_passed(subject: Subject, observation: Observation, failed: set[Subject]) -> bool:
+    """Whether an observation shows that a fault is over.
 
     A subject that has vanished has not passed: a GPU that fell off the bus may have no finding any more. A
     fault of a whole check (no answer) is over when nothing of the check is wrong or unknown; a check that
@@ -84,9 +90,9 @@ def _has_passed(subject: Subject, looked: Looked, failed: set[Subject]) -> bool:
     """
     check, name = subject
     if not name:
-        others = {other for other, _ in (*failed, *looked.unknown)}
-        return check not in others and any(other == check for other, _ in looked.well)
-    return subject in looked.well or (check, "") in looked.well
+        others = {other for other, _ in (*failed, *observation.unknown)}
+        return check not in others and any(other == check for other, _ in observation.well)
+    return subject in observation.well or (check, "") in observation.well
 
 
 def _end_of(fault: _Fault) -> float:
@@ -104,5 +110,6 @@ def _alert(fault: _Fault, now: float) -> Alert:
         suggestion=finding.suggestion,
         age_s=now - fault.began,
         ended_s=None if fault.ended is None else now - fault.ended,
+        effect=fault.effect,
         is_link=finding.blame is Party.FABRIC,
     )

@@ -1,4 +1,4 @@
-"""XIDs that the driver tells of as they happen, also where the kernel's log is not for users."""
+"""XIDs that the driver reports as they happen, also where users may not read the kernel's log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AFTER_LOSS_S = 1.0
 
 
 class GpuEvents:
-    """Waits in a thread, since the driver may hang while somebody waits for it."""
+    """Waits in a thread, since the driver may hang."""
 
     def __init__(self) -> None:
         self._found: Inbox[XidEvent] = Inbox()

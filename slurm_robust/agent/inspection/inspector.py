@@ -1,4 +1,4 @@
-"""The inspector as the agent sees it: a process that is started again when it ends, and what it says."""
+"""The agent's side of the inspector: starts it, starts it again when it ends, and reads its observations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from slurm_robust.agent.inspection.looked import Looked, decode
+from slurm_robust.agent.inspection.observation import Observation, decode
 from slurm_robust.model.job import InspectionSpec
 from slurm_robust.util.executor import SerialExecutor
 
@@ -19,15 +19,15 @@ _ENDED = "inspection: it ended and is started again; see the agent's output"
 _PACKET_BYTES = 256 * 1024
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 300.0
-# One that lived for so long has not failed in the same way again.
+# After this long the next failure counts as a first one.
 _LONG_S = 60.0
 _END_S = 0.5
-# All lanes are silent for so many of their longest intervals: stopped, or hung in the kernel.
+# All probes silent for this many of their longest intervals: the process is stopped, or hangs in the kernel.
 _SILENT_INTERVALS = 5
 
 
 class Inspector:
-    """Starts the process and reads what it finds. No call waits for anything. Times are monotonic seconds."""
+    """Starts the process and reads its observations. No call blocks. Times are monotonic seconds."""
 
     def __init__(self, spec: InspectionSpec, arguments: Sequence[str] = ()) -> None:
         self._spec = spec
@@ -50,15 +50,15 @@ class Inspector:
         """Descriptor that is readable when :meth:`read` has something; -1 while there is none."""
         return self._channel.fileno() if self._channel else -1
 
-    def read(self, now: float) -> list[Looked]:
-        """What it has said since the last call. Starts it when that is due; one that is over has said so."""
+    def read(self, now: float) -> list[Observation]:
+        """Observations since the last call; the end of the process is one. Starts it when that is due."""
         self._ending = [process for process in self._ending if process.poll() is None]
         self._take_started()
         if self._channel is None:
             if now >= self._start_at:
                 self._start(now)
             return []
-        found: list[Looked] = []
+        found: list[Observation] = []
         while self._channel is not None:
             try:
                 packet = self._channel.recv(_PACKET_BYTES)
@@ -101,7 +101,7 @@ class Inspector:
         ours.setblocking(False)
         self._channel, self._began, self._heard = ours, now, now
 
-    def _bury(self, now: float) -> Looked:
+    def _bury(self, now: float) -> Observation:
         assert self._channel is not None
         self._channel.close()
         self._channel = None
@@ -113,7 +113,7 @@ class Inspector:
             self._pause_s = _FIRST_PAUSE_S
         self._start_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        return Looked(notes=(_ENDED,))
+        return Observation(notes=(_ENDED,))
 
 
 def _spawn(words: Sequence[str], channel: socket.socket) -> subprocess.Popen[bytes]:
@@ -127,8 +127,8 @@ def _spawn(words: Sequence[str], channel: socket.socket) -> subprocess.Popen[byt
         )
 
 
-def _understood(packet: bytes) -> Looked:
+def _understood(packet: bytes) -> Observation:
     try:
         return decode(packet)
     except msgspec.DecodeError as error:
-        return Looked(notes=(f"inspection: it said what cannot be read: {error}",))
+        return Observation(notes=(f"inspection: it said what cannot be read: {error}",))

@@ -1,4 +1,4 @@
-"""All that an agent does about the health of its node meanwhile, behind calls that return at once."""
+"""The health of an agent's node while training runs, behind calls that return at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from slurm_robust.analysis.progress.traffic import TrafficMeter
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.traffic import Traffic
 
-# A launcher that imports torch needs the cores first; a spare is looked at soon as well.
+# A launcher that imports torch needs the cores first. A spare is checked soon, too.
 WAIT_S = 15.0
 
-# Notes differ in what a check could not do; far more than ever happen.
+# A bound: far more than ever happen.
 _NOTES = 20
 
 
 class Inspection:
-    """The inspector and the alerts that follow from it; without an inspector nothing is seen.
+    """The inspector and the alerts that follow from it; without an inspector there are none.
 
     It begins with the training, and ``wait_s`` after the first call where there is none.
     """
@@ -40,7 +40,7 @@ class Inspection:
 
     @property
     def traffic(self) -> Traffic | None:
-        """For the Beat: what the links between nodes have carried in this generation."""
+        """For the heartbeat: what the links between nodes have carried in this generation."""
         return self._meter.traffic
 
     def follow(self, now: float, generation: int, *, busy: bool = False) -> bool:
@@ -55,22 +55,22 @@ class Inspection:
             self._generation, self._meter = generation, TrafficMeter()
         self._since = now if self._since is None else self._since
         self._begun |= training or now - self._since >= self._wait_s
-        for looked in self._inspector.read(now) if self._inspector and self._begun else ():
-            has_news |= self._book.take(self._suspicions.sift(looked, now), now, training=training)
-            if looked.nbytes is not None:
-                self._meter.see(looked.nbytes, now)
-            for text in looked.notes:
+        for observation in self._inspector.read(now) if self._inspector and self._begun else ():
+            has_news |= self._book.take(self._suspicions.sift(observation, now), now, training=training)
+            if observation.nbytes is not None:
+                self._meter.see(observation.nbytes, now)
+            for text in observation.notes:
                 if text not in self._told and len(self._told) < _NOTES:
                     self._told.add(text)
                     self._notes.append(text)
         return has_news
 
     def alerts(self, now: float) -> tuple[Alert, ...]:
-        """For the Beat."""
+        """For the heartbeat."""
         return self._book.alerts(now)
 
     def notes(self) -> list[str]:
-        """What happened since the last call that belongs into the journal."""
+        """Notes for the journal since the last call."""
         found, self._notes = self._notes, []
         return found
 

@@ -1,4 +1,4 @@
-"""Which silence of the GPUs' driver counts: none that a worker causes by starting or dying. No clock.
+"""Which silence of the GPUs' driver counts: none that a starting or dying worker causes. No clock.
 
 A driver registers the memory of a worker that starts or restores, and gives back that of one that was killed;
 what asks it meanwhile may wait, or be answered with an error, on a node that is sound.
@@ -8,31 +8,31 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.agent.inspection.looked import Looked, Subject, subject_of
+from slurm_robust.agent.inspection.observation import Observation, Subject, subject_of
 from slurm_robust.health.gpus.judging import SECOND_LOOK_S
 from slurm_robust.health.gpus.presence import LOST
 
 BUSY_S = 120.0
-"""Workers that start, restore or are being killed excuse the driver for so long at one go."""
+"""Workers that start, restore or are being killed excuse the driver for at most this long at one go."""
 
-LOOK_S = 5.0
-"""So long ago a look may have begun of which the agent hears now."""
+PROBE_S = 5.0
+"""A probe that reports now may have begun this long ago."""
 
 _DRIVER = (LOST, "")
 
 
 class Suspicions:
-    """What the last looks doubted of the GPUs of one node. Times are monotonic seconds.
+    """Doubts of the last observations about the GPUs of one node. Times are monotonic seconds.
 
-    A failure that was a doubt before counts when two looks that no worker disturbed have seen it, the second
-    :data:`~slurm_robust.health.gpus.judging.SECOND_LOOK_S` or more after the first, and none in between has
-    seen the opposite. What was no doubt before (a GPU that is lost) counts at once.
+    A failure that was a doubt before counts when two undisturbed observations have seen it, the second at
+    least :data:`~slurm_robust.health.gpus.judging.SECOND_LOOK_S` after the first, and none in between the
+    opposite. What was no doubt before (a GPU that is lost) counts at once.
     """
 
     def __init__(self) -> None:
         self._busy_since: float | None = None
         self._disturbed = float("-inf")
-        # When each was seen first by a look that counts; None: by others only.
+        # When an observation that counts has seen each first; None: only others have.
         self._first: dict[Subject, float | None] = {}
 
     def note(self, now: float, *, busy: bool) -> None:
@@ -44,12 +44,12 @@ class Suspicions:
         if now - self._busy_since <= BUSY_S:
             self._disturbed = now
 
-    def sift(self, looked: Looked, now: float) -> Looked:
-        """The look without the failures that do not count yet: they are unknown."""
-        failed = [subject_of(found) for found in looked.failed]
-        self._forget(looked, failed)
-        counts = now - self._disturbed > LOOK_S
-        doubts = [subject for subject in looked.unknown if subject[0] == LOST]
+    def sift(self, observation: Observation, now: float) -> Observation:
+        """``observation`` with the failures that do not count yet as unknown."""
+        failed = [subject_of(found) for found in observation.failed]
+        self._forget(observation, failed)
+        counts = now - self._disturbed > PROBE_S
+        doubts = [subject for subject in observation.unknown if subject[0] == LOST]
         early = {
             subject
             for subject in failed
@@ -59,18 +59,18 @@ class Suspicions:
             if self._first.get(subject) is None:
                 self._first[subject] = now if counts else None
         if not early:
-            return looked
-        kept = tuple(found for found in looked.failed if subject_of(found) not in early)
-        return structs.replace(looked, failed=kept, unknown=(*looked.unknown, *sorted(early)))
+            return observation
+        kept = tuple(found for found in observation.failed if subject_of(found) not in early)
+        return structs.replace(observation, failed=kept, unknown=(*observation.unknown, *sorted(early)))
 
     def _confirms(self, subject: Subject, now: float, counts: bool) -> bool:
         first = self._first[subject]
         return counts and first is not None and now - first >= SECOND_LOOK_S
 
-    def _forget(self, looked: Looked, failed: list[Subject]) -> None:
+    def _forget(self, observation: Observation, failed: list[Subject]) -> None:
         """What has passed is no doubt any more; and a driver that says anything of a GPU is not silent."""
-        passed = {subject for subject in looked.well if subject[0] == LOST}
-        if any(subject[0] == LOST and subject[1] for subject in (*passed, *failed, *looked.unknown)):
+        passed = {subject for subject in observation.well if subject[0] == LOST}
+        if any(subject[0] == LOST and subject[1] for subject in (*passed, *failed, *observation.unknown)):
             passed.add(_DRIVER)
         for subject in passed:
             self._first.pop(subject, None)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from slurm_robust.analysis.logs.patterns import words_of
 from slurm_robust.health import shapes
-from slurm_robust.model.classification import Fault, Remedy
+from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.record import Record
 
 NOISE = "healthy_noise"
@@ -73,7 +73,7 @@ class Rule(Record):
 
     name: str
     symptom: str
-    blame: Fault
+    blame: Cause
     action: Remedy
     any: tuple[str, ...] = ()
     all: tuple[str, ...] = ()

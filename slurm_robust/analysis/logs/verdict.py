@@ -12,7 +12,7 @@ from slurm_robust.analysis.logs.match import Sighting, sightings
 from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier
 from slurm_robust.analysis.logs.ruleyaml import shipped
 from slurm_robust.analysis.logs.text import lines_of
-from slurm_robust.model.classification import Classification, Fault, Remedy
+from slurm_robust.model.classification import Cause, Classification, Remedy
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.record import Record
 
@@ -33,11 +33,11 @@ class Reading(Record):
     advice: str = ""
 
 
-HEALTHY = Classification(symptom=NOISE, blame=Fault.NONE, action=Remedy.NONE, symptoms=(NOISE,))
+HEALTHY = Classification(symptom=NOISE, blame=Cause.NONE, action=Remedy.NONE, symptoms=(NOISE,))
 """Nothing looks like a failure, and something tells that the training goes on or ended well."""
 
 UNKNOWN = Classification(
-    symptom=UNKNOWN_SYMPTOM, blame=Fault.UNKNOWN, action=Remedy.NONE, symptoms=(UNKNOWN_SYMPTOM,)
+    symptom=UNKNOWN_SYMPTOM, blame=Cause.UNKNOWN, action=Remedy.NONE, symptoms=(UNKNOWN_SYMPTOM,)
 )
 """No rule knows the log: what is not understood is not acted on, and not called healthy either."""
 

@@ -186,7 +186,7 @@ class PaceWatch:
             return None
         if begin < resumed_at <= look.at:
             return look.at - resumed_at, False
-        # A Beat that was late makes its step seem younger than it is, so the next may seem to be before it.
+        # A late heartbeat makes its step seem younger than it is, so the next may seem to be before it.
         return None if self._phase_seen else (max(0.0, look.at - begin), True)
 
     def _learn_phases(self, look: Look) -> None:

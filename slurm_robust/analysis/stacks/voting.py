@@ -13,13 +13,6 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.util.text import fold_ranks
 
-ROUNDS = 5
-"""The paper's number of looks at a training that is slow."""
-
-INTERVAL_S = 10.0
-"""The paper's time from one look to the next, in seconds."""
-
-
 CHANCE = 0.05
 """Several verdicts within a group are no verdict on the group if they fall there by chance so often."""
 

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
-from slurm_robust.controller.stages.watch import all_done, find_trouble
-from slurm_robust.controller.transitions import ToCheckpointing, ToRunning, ToStopping, Transition, Why
+from slurm_robust.controller.stages.watch import all_done, find_fault
+from slurm_robust.controller.transitions import ToCheckpointing, ToRunning, ToStopping, Transition
 from slurm_robust.model import events as ev
+from slurm_robust.policy.checkpoints import LEAD_S, agreed_step
 from slurm_robust.wire.messages import Progress, RequestCheckpoint
-
-# Progress in a Beat is up to a heartbeat old and the order travels: no rank may be past the step.
-LEAD_S = 2.0
-
-
-def agreed_step(records: list[Progress], seconds_per_step: float, lead_s: float = LEAD_S) -> int:
-    """A step that no rank has reached when the order arrives, as near as that allows.
-
-    ``lead_s``: how old the progress may be and how long the order may take, together.
-    """
-    lead = math.ceil(lead_s / seconds_per_step) if seconds_per_step > 0 else 0
-    return max(p.step for p in records) + max(2, lead)
 
 
 class Checkpointing:
@@ -44,11 +31,11 @@ class Checkpointing:
             return ToStopping(reason=reason)
         if all_done(core, now):
             return ToRunning(agents=self._agents)  # training was faster than its end; it finishes there
-        trouble = find_trouble(core, self._agents, self._since, now)
-        if trouble is not None:
-            core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
-            return ToStopping(reason=trouble.detail, why=Why(trouble=trouble))
-        records = core.fleet.progress(core.state.slots, core.state.generation, now.mono)
+        fault = find_fault(core, self._agents, self._since, now)
+        if fault is not None:
+            core.incidents.open(fault, now)
+            return ToStopping(reason=fault.detail, fault=fault)
+        records = core.progress(now)
         reported = [p for p in records if p.reported]
         if len(reported) < core.state.placement.world_size:
             core.note(f"{reason}: the script takes no checkpoint that could be asked for", "", now)
@@ -72,7 +59,7 @@ class Checkpointing:
         if newest == step and now.mono - at < LEAD_S:
             return
         speed = (now.mono - at) / max(1, newest - step)
-        self._step = agreed_step(records, speed)
+        self._step = agreed_step(newest, speed)
         self._seen = (newest, now.mono)
         state = core.state
         core.record(

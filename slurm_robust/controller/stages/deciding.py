@@ -18,25 +18,24 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
 from slurm_robust.policy import decide
-from slurm_robust.policy.evidence import against
+from slurm_robust.policy.ladder import against
 
 
 class Deciding:
     """Left as soon as it is entered: a decision takes no time."""
 
     def __init__(self, begin: ToDeciding) -> None:
-        self._failed = begin.failed
+        self._fault = begin.fault
         self._next: Transition | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Decide, write it down, and turn the actions into a transition."""
         self._tell_ended_agents(core, now)
-        for node in self._failed.oom | self._failed.ended:
-            core.starts.missed(core, node, now)  # its agent is started again, if we go on
+        for node in self._fault.oom | self._fault.ended:
+            core.starts.missed(node, now)  # its agent is started again, if we go on
         watch_spares(core, now)  # nobody watched them while the generation was being ended
-        decision = decide(core.state, self._failed, now.wall, core.rules)
-        number = core.state.incident.number if core.state.incident else core.state.incidents
-        detected = core.clock.detected if core.clock else now.mono
+        decision = decide(core.state, self._fault, now.wall, core.rules)
+        number = core.incidents.number
         core.record(
             ev.Decided(
                 t=now.wall,
@@ -44,23 +43,23 @@ class Deciding:
                 actions=decision.actions,
                 reason=decision.reason,
                 verdict=decision.verdict,
-                localise_s=now.mono - detected,
+                localise_s=core.incidents.detected_s(now),
                 place=decision.place,
             )
         )
         core.emit(Say(text=f"incident {number}: {decision.reason}"))
-        if core.clock is not None and core.clock.decided is None and not inc.finds_out_more(decision.actions):
-            core.clock.decided = now.mono
+        if not inc.finds_out_more(decision.actions):
+            core.incidents.decided(now)
         for action in decision.actions:
             self._next = self._carry_out(core, action, number, now) or self._next
         core.emit(SaveEvidence(number=number))
 
     def _tell_ended_agents(self, core: Core, now: Now) -> None:
         """What was seen first may have been the ranks of other nodes that lost theirs."""
-        incident, ended = core.state.incident, self._failed.ended
+        incident, ended = core.state.incident, self._fault.ended
         if ended and incident is not None and incident.symptom is not Symptom.AGENTS_LOST:
             words = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())
-            core.open_incident(Symptom.AGENTS_LOST, words, 0.0, now)
+            core.incidents.open(inc.Fault(symptom=Symptom.AGENTS_LOST, detail=words), now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Where the actions lead."""
@@ -69,14 +68,14 @@ class Deciding:
     def _carry_out(self, core: Core, action: inc.Action, incident: int, now: Now) -> Transition | None:
         match action:
             case inc.Evict(node=node, reason=reason):
-                core.evict(node, reason, now, incident, against(self._failed, node))
+                core.evict(node, reason, now, incident, against(self._fault, node))
             case inc.StartAgents(nodes=nodes):
-                core.fleet.views.clear()
-                core.starts.begin(core, nodes, now)
+                core.fleet.forget_all()
+                core.starts.begin(nodes, now)
             case inc.Restart():
                 return ToGathering()
             case inc.Diagnose() | inc.Replay():
-                return ToTesting(failed=self._failed, action=action)
+                return ToTesting(fault=self._fault, action=action)
             case inc.Requeue(exclude=exclude, reason=reason):
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):

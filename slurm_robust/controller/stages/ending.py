@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.analysis.exits import root_exit
-from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
-from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, failure, has_new_step, with_cause
+from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, ended_with, has_new_step, with_cause
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToObserving,
@@ -18,6 +17,7 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.policy import decide
+from slurm_robust.policy.observing import Fate, own_end
 from slurm_robust.wire.messages import Phase, Shutdown
 
 
@@ -49,14 +49,14 @@ class Ending:
         if begin.code != ExitCode.REQUEUED:  # that is no end: the next run goes on
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
-        end_agents(core, keep_copies=not begin.final and restoring.needs_memory(core))
+        end_agents(core, keep_copies=not begin.final and core.checkpoints.need_memory())
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Exit when the agents are gone or have had their time."""
         waited = now.mono - self._since
         quiet = 2 * core.config.timings.heartbeat_s + 0.5
         silent = all(now.mono - view.heard > quiet for view in core.fleet.views.values())
-        if not self._done and (core.agents_gone or silent or waited > core.config.timings.shutdown_s):
+        if not self._done and (core.starts.all_ended or silent or waited > core.config.timings.shutdown_s):
             self._done = True
             core.emit(Exit(code=int(self._begin.code)))
         return None
@@ -69,7 +69,7 @@ class Observing:
     """
 
     def __init__(self, begin: ToObserving) -> None:
-        self._agents, self._why = begin.agents, begin.why
+        self._agents, self._fault = begin.agents, begin.fault
         self._asked = False
         self._since = 0.0
 
@@ -81,40 +81,42 @@ class Observing:
         """When every node's workers have ended or the node is silent: say, and end with their code."""
         if core.leaving:
             return ToStopping(reason=core.leaving)
-        state, limit = core.state, core.config.timings.node_dead_s
-        lost = tuple(n for n in state.slots if core.fleet.silence(n, now.mono, core.started) > limit)
-        exits = tuple(core.fleet.exits(state.slots, state.generation, now.mono))
-        ended = all(
-            n in lost or ((b := core.fleet.beat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
-            for n in state.slots
-        )
-        # The first that fails may have lost a peer whose node is not known to be silent yet.
-        unclear = (
-            any(e.exit.failed for e in exits) and not (lost or ended) and now.mono - self._since <= limit
-        )
-        if not self._asked and not unclear:
+        fate = self._fate(core, now)
+        waited = now.mono - self._since
+        if not self._asked and not fate.is_unclear(waited, core.config.timings.node_dead_s):
             self._asked = True
-            failed = with_cause(core, failure(core, self._why, exits, lost, {}), now)
-            decision = decide(state, failed, now.wall, core.rules)
-            core.record(
-                ev.Decided(
-                    t=now.wall,
-                    incident=state.incidents,
-                    actions=decision.actions,
-                    reason=decision.reason,
-                    verdict=decision.verdict,
-                    carried_out=False,
-                )
-            )
-            core.emit(Say(text=f"observe mode, would do: {decision.reason}"))
-        if not ended:
-            goes_on = not lost and not any(e.exit.failed for e in exits) and has_new_step(core, now)
-            return ToRunning(agents=self._agents) if goes_on else None
-        code, why = 1, "the workers ended without an exit that explains it"
-        if (root := root_exit(exits, core.log_rules)) is not None:
-            code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
-            why = f"{root.exit.describe()} on {root.node}"
+            self._say_decision(core, fate, now)
+        if fate.goes_on:
+            return ToRunning(agents=self._agents)
+        if not fate.ended:
+            return None
+        code, why = own_end(root_exit(fate.exits, core.log_rules))
         return ToEnding(code=code, reason=f"observe mode, nothing was done about it: {why}")
+
+    def _fate(self, core: Core, now: Now) -> Fate:
+        slots, limit = core.state.slots, core.config.timings.node_dead_s
+        lost = tuple(n for n in slots if core.fleet.silence(n, now.mono, core.started) > limit)
+        ended = all(
+            n in lost or ((b := core.fleet.heartbeat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
+            for n in slots
+        )
+        exits = core.exits(now)
+        return Fate(exits=exits, lost=lost, ended=ended, has_new_step=has_new_step(core, now))
+
+    def _say_decision(self, core: Core, fate: Fate, now: Now) -> None:
+        fault = with_cause(core, ended_with(core, self._fault, fate.exits, fate.lost, {}), now)
+        decision = decide(core.state, fault, now.wall, core.rules)
+        core.record(
+            ev.Decided(
+                t=now.wall,
+                incident=core.state.incidents,
+                actions=decision.actions,
+                reason=decision.reason,
+                verdict=decision.verdict,
+                carried_out=False,
+            )
+        )
+        core.emit(Say(text=f"observe mode, would do: {decision.reason}"))
 
 
 class Reconnecting:
@@ -135,8 +137,10 @@ class Reconnecting:
         if core.leaving:
             return ToStopping(reason=core.leaving)
         state = core.state
-        beats = {n: core.fleet.beat(n) for n in state.slots}
-        here = {n: b.agent for n, b in beats.items() if b is not None and b.generation == state.generation}
+        heartbeats = {n: core.fleet.heartbeat(n) for n in state.slots}
+        here = {
+            n: b.agent for n, b in heartbeats.items() if b is not None and b.generation == state.generation
+        }
         if len(here) == len(state.slots) or all_done(core, now):
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
-from slurm_robust.controller.restoring import memory_suffices, seal_pending
 from slurm_robust.controller.stages.stopping import before_the_end
 from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
 from slurm_robust.controller.starts import Unstarted
@@ -16,14 +15,10 @@ from slurm_robust.controller.transitions import (
     ToStopping,
     Transition,
 )
-from slurm_robust.model.incident import GenerationFailed, Symptom
-from slurm_robust.policy.lateness import Growth, patience_s
+from slurm_robust.model.incident import Fault, Symptom
+from slurm_robust.policy.patience import Growth, patience_s
+from slurm_robust.policy.starting import IMPORT_S, STORAGE_S, is_everywhere, silence_s
 from slurm_robust.wire.messages import Phase
-
-# Only storage may have what training is to resume from; another run may reach it, on other nodes.
-STORAGE_S = 1800.0
-# At the start: how long a node may be silent, and how long it has at least for its imports.
-BUSY_S, IMPORT_S = 60.0, 180.0
 
 
 class Gathering:
@@ -44,10 +39,10 @@ class Gathering:
         """Start the agents, unless they are there or may come by themselves."""
         self._since = now.mono
         self._roll_call = RollCall(now)
-        if (core.state.sealed or core.state.unsealed) and core.listing.generation != core.state.generation:
-            core.listing.ask(core, now)
+        if (core.state.sealed or core.state.unsealed) and core.checkpoints.asked != core.state.generation:
+            core.checkpoints.ask_storage(now)
         if self._start and not self._expected:
-            core.starts.begin(core, (*core.state.slots, *core.state.spares), now)
+            core.starts.begin((*core.state.slots, *core.state.spares), now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Launch when all slots are ready; fail when one cannot become so in time."""
@@ -56,7 +51,7 @@ class Gathering:
         slots = core.state.slots
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
-        if all((b := core.fleet.beat(n)) is not None and b.ready and not b.fatal for n in slots):
+        if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
             if self._can_choose(core, now):
                 return ToLaunching()
             if now.mono - self._since > STORAGE_S:
@@ -68,7 +63,7 @@ class Gathering:
         if self._expected and self._start and waited > RECONNECT_S:
             self._expected = False
             nodes = (*slots, *core.state.spares)
-            core.starts.begin(core, tuple(n for n in nodes if core.fleet.beat(n) is None), now)
+            core.starts.begin(tuple(n for n in nodes if core.fleet.heartbeat(n) is None), now)
         return self._check_deadlines(core, now)
 
     def _can_choose(self, core: Core, now: Now) -> bool:
@@ -77,23 +72,23 @@ class Gathering:
         if not (state.sealed or state.unsealed):
             return True
         # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
-        beats = [core.fleet.beat(node) for node in state.slots]
-        busy = any(b is not None and b.phase not in (Phase.IDLE, Phase.ENDED) for b in beats)
+        heartbeats = [core.fleet.heartbeat(node) for node in state.slots]
+        busy = any(b is not None and b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
         stopping_s = timings.stop_grace_s + timings.kill_wait_s
         if state.unsealed and busy and now.mono - self._since < stopping_s:
             return False
-        if core.listing.answered:
+        if core.checkpoints.answered:
             return True
-        if not core.listing.overdue(now):
+        if not core.checkpoints.is_overdue(now):
             return False
-        seal_pending(core, now)
-        return memory_suffices(core, now)
+        core.checkpoints.seal_pending(now)
+        return core.checkpoints.memory_suffices(now)
 
     def _refusal(self, core: Core) -> Transition | None:
         """Too many nodes do not see the job directory: that is no fault of single nodes."""
         refused = {node: text for node, text in core.starts.refused.items() if node in core.state.slots}
         fit = [node for node in core.state.spares if node not in core.starts.refused]
-        if core.state.generation or len(refused) <= len(fit):
+        if not is_everywhere(len(refused), len(fit), first=core.state.generation == 0):
             return None
         node, text = next(iter(refused.items()))
         nodes = ",".join(sorted(refused))
@@ -104,38 +99,39 @@ class Gathering:
         )
 
     def _patience(self, core: Core) -> float:
-        """At the start importing torch may keep a node busy, and nothing is lost by waiting for it."""
         timings = core.config.timings
-        return min(timings.agent_start_s, BUSY_S) if self._start else timings.node_dead_s
+        return silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
 
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
         timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
         waited = now.mono - self._since
-        ready = sum((b := core.fleet.beat(node)) is not None and b.ready for node in slots)
+        ready = sum((b := core.fleet.heartbeat(node)) is not None and b.ready for node in slots)
         limit_s = timings.agent_start_s + timings.launch_s
         patience = patience_s(limit_s, IMPORT_S, self._ready.see(ready, now.mono))
         lost, unable = [], {node: refused[node] for node in slots if node in refused}
         for node in slots:
-            beat = core.fleet.beat(node)
-            if node in unable or beat is None:
+            heartbeat = core.fleet.heartbeat(node)
+            if node in unable or heartbeat is None:
                 continue
             if core.fleet.silence(node, now.mono, self._since) > self._patience(core):
                 lost.append(node)
-            elif beat.fatal:
-                unable[node] = beat.fatal
-            elif not beat.ready and waited > patience:
+            elif heartbeat.fatal:
+                unable[node] = heartbeat.fatal
+            elif not heartbeat.ready and waited > patience:
                 unable[node] = f"its zygote is not ready after {waited:.0f} s"
-        missing = [n for n in slots if core.fleet.beat(n) is None and n not in unable]
+        missing = [n for n in slots if core.fleet.heartbeat(n) is None and n not in unable]
         found = self._missing(core, missing, now)
         over = (*lost, *found.down, *found.silent, *found.refused)
         undecided = [n for n in slots if n not in over and n not in unable]
-        waiting = any((b := core.fleet.beat(n)) is None or not (b.ready or b.fatal) for n in undecided)
+        waiting = any((b := core.fleet.heartbeat(n)) is None or not (b.ready or b.fatal) for n in undecided)
         if not (over or unable) or (waiting and not over):
             return None
         words = [f"the agent of {n} gives no sign of life" for n in lost]
         words += [f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()]
-        core.open_incident(Symptom.LAUNCH_FAILED, "; ".join(words), waited, now)
-        failed = GenerationFailed(
+        fault = Fault(
+            symptom=Symptom.LAUNCH_FAILED,
+            detail="; ".join(words),
+            detect_s=waited,
             generation=core.state.generation,
             lost=tuple(lost),
             unable=unable,
@@ -144,13 +140,14 @@ class Gathering:
             unstarted=found.silent,
             refused=found.refused,
         )
-        return conclude(core, failed, now)
+        core.incidents.open(fault, now)
+        return conclude(core, fault, now)
 
     def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
         """Of ``nodes`` without an agent those for which waiting is over."""
         if self._expected and self._start:
             return Unstarted()  # those of the controller before may come yet
-        found = core.starts.look(core, nodes, now)
+        found = core.starts.look(nodes, now)
         if found.down:
             # Whatever else is wrong, they may be why: the next look is without them.
             return Unstarted(down=found.down)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import BeginRequeue, Now, RequeueAnswer, Said, Say
 from slurm_robust.controller.stages.ending import end_agents
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.policy.requeueing import GIVE_UP_S, LOST_S, PAUSE_S, next_pause_s, patience_s
 
-# Slurm sends TERM to the batch script at once when it takes a requeue.
-TERM_COMES_S = 10.0
-# A TERM may be that of the requeue whose answer is on its way; the owner's is obeyed after so long.
-ANSWER_COMES_S = 1.5
-# Between two attempts, of which each waits up to 20 s itself: doubled from the first to the second.
-PAUSE_S, LONGEST_PAUSE_S = 1.0, 16.0
-# An attempt without any word for so long is lost; its questions to Slurm are bounded, and add up to less.
-LOST_S = 180.0
 SAY_EVERY_S = 600.0
-# Nobody restarts slurmctld for so long: then the nodes are given back without it.
-GIVE_UP_S = 86400.0
 
 
 class Requeueing:
@@ -44,21 +34,22 @@ class Requeueing:
         )
         words = f" without {','.join(begin.exclude)}" if begin.exclude else ""
         core.emit(Say(text=f"requeue of job {core.state.job_id}{words}: {begin.reason}"))
-        if not restoring.needs_memory(core):
+        if not core.checkpoints.need_memory():
             # Now: Slurm's own TERM comes to the agents before any later word of ours, and leaves the copies.
             end_agents(core, keep_copies=False)
         self._ask(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Ask until Slurm answers, then wait for its TERM; a refusal or the owner's TERM ends it."""
-        answer, core.requeue = core.requeue, None
+        answer = core.take_requeue_answer()
         if answer is not None and answer.said is Said.REFUSED and not self._taken:
             return self._give_up(f"the job cannot be requeued: {answer.detail}")
         if answer is not None:
             self._hear(core, answer, now)
         if core.leaving and not self._told:
             self._told, self._changed = True, now.mono
-        if now.mono - self._changed >= self._patience():
+        patience = patience_s(taken=self._taken, done=self._done, told=self._told)
+        if now.mono - self._changed >= patience:
             return self._leave(core)
         if (self._again is not None and now.mono >= self._again) or now.mono - self._asked > LOST_S:
             self._ask(core, now)
@@ -71,7 +62,7 @@ class Requeueing:
     def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
         if answer.said is Said.NOTHING:
             self._again = now.mono + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+            self._pause = next_pause_s(self._pause)
             if not self._taken and now.mono - self._said >= SAY_EVERY_S:
                 self._said = now.mono
                 core.record(ev.StageDone(t=now.wall, what="requeue", ok=False, detail=answer.detail))
@@ -84,14 +75,6 @@ class Requeueing:
         if answer.said is Said.DONE and answer.detail:
             core.note(answer.detail, "", now)
             core.emit(Say(text=f"the job is requeued but does not start by itself: {answer.detail}"))
-
-    def _patience(self) -> float:
-        """How long this stage may stay as it is, in seconds."""
-        if not self._taken:
-            return ANSWER_COMES_S if self._told else GIVE_UP_S
-        if self._done and self._told:
-            return 0.0
-        return TERM_COMES_S if self._done or self._told else LOST_S
 
     def _leave(self, core: Core) -> Transition:
         if self._taken:

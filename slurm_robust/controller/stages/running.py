@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller import restoring
+from slurm_robust.controller.checkpoint_scheduler import CheckpointScheduler
+from slurm_robust.controller.checkpoints import token
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.standby import watch_spares
-from slurm_robust.controller.stages.watch import all_done, current_agents, find_trouble, leave
+from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave
 from slurm_robust.controller.telling import Course
-from slurm_robust.controller.tending import Tending
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
     ToEnding,
@@ -17,21 +17,17 @@ from slurm_robust.controller.transitions import (
     ToRunning,
     ToStopping,
     Transition,
-    Trouble,
-    Why,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import AllRanksDone, Finish, Symptom
+from slurm_robust.model.incident import AllRanksDone, Fault, Finish, Symptom
 from slurm_robust.model.progress import slowest
 from slurm_robust.policy import decide
-from slurm_robust.policy.lateness import Growth, patience_s
+from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, tiers_in_words
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Beat, Launch, Phase
+from slurm_robust.wire.messages import Heartbeat, Launch, Phase
 
 RESEND_S = 2.0
-# A node has at least this time to start its workers, however early the others did.
-LEAST_S = 120.0
 # GPUs that are free within this time are not worth a line.
 FREEING_S = 3.0
 
@@ -48,10 +44,10 @@ class Launching:
 
     def enter(self, core: Core, now: Now) -> None:
         """Choose the rendezvous and the checkpoint, and send the orders."""
-        restoring.seal_pending(core, now)
-        plan = restoring.choose(core, now)
+        core.checkpoints.seal_pending(now)
+        plan = core.checkpoints.choose(now)
         state = core.state
-        first = core.fleet.beat(state.slots[0])
+        first = core.fleet.heartbeat(state.slots[0])
         assert first is not None  # Gathering saw it
         core.record(
             ev.GenerationLaunched(
@@ -59,10 +55,10 @@ class Launching:
                 generation=state.generation + 1,
                 slots=state.slots,
                 master=f"{first.address}:{first.rendezvous_port}",
-                restore=restoring.token(plan.ref) if plan else "",
+                restore=token(plan.ref) if plan else "",
                 restore_step=plan.ref.step if plan else -1,
                 tiers=plan.tiers if plan else {},
-                layout=restoring.layout_now(core).identity(),
+                layout=core.checkpoints.layout().identity(),
             )
         )
         if plan is not None:
@@ -77,9 +73,9 @@ class Launching:
         self._since = now.mono
         self._send(core, now)
 
-    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Beat) -> None:
+    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Heartbeat) -> None:
         state, placement = core.state, core.state.placement
-        peers = restoring.peers_of(core)
+        peers = core.checkpoints.peers()
         for slot, node in enumerate(placement.slots):
             self._orders[node] = Launch(
                 epoch=state.epoch,
@@ -100,22 +96,23 @@ class Launching:
             )
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Running when all are alive; trouble as in Running; too late is trouble as well."""
+        """Running when all are alive; fault as in Running; too late is fault as well."""
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
         slots, generation = core.state.slots, core.state.generation
-        trouble = find_trouble(core, self._agents, self._since, now)
-        if trouble is not None:
-            return leave(core, self._agents, Why(trouble=trouble), now)
+        fault = find_fault(core, self._agents, self._since, now)
+        if fault is not None:
+            return leave(core, self._agents, fault, now)
         if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
             return ToRunning(agents=self._agents, launched=self._since)
         waited = now.mono - self._since
         started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
-        if waited > patience_s(core.config.timings.launch_s, LEAST_S, self._started.see(started, now.mono)):
-            late = [n for n in slots if (b := core.fleet.beat(n)) is None or b.generation < generation]
+        grown_s = self._started.see(started, now.mono)
+        if waited > patience_s(core.config.timings.launch_s, WORKERS_LEAST_S, grown_s):
+            late = [n for n in slots if (b := core.fleet.heartbeat(n)) is None or b.generation < generation]
             detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
-            late_trouble = Trouble(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
-            return leave(core, self._agents, Why(trouble=late_trouble), now)
+            late_fault = Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
+            return leave(core, self._agents, late_fault, now)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
         if not self._told and waited > FREEING_S:
@@ -135,8 +132,8 @@ class Launching:
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono
         for node, order in self._orders.items():
-            beat = core.fleet.beat(node)
-            if beat is None or beat.generation < order.generation:
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is None or heartbeat.generation < order.generation:
                 core.send(node, order)
 
 
@@ -148,18 +145,18 @@ class Running:
         self._launched = begin.launched
         self._since = 0.0
         self._first_step_seen = False
-        self._tending: Tending | None = None
+        self._scheduler: CheckpointScheduler | None = None
         self._course: Course | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Remember since when silence counts."""
         self._since = now.mono
         self._first_step_seen = core.state.steps_here >= 0
-        self._tending = Tending(now)
+        self._scheduler = CheckpointScheduler(core, core.checkpoints, now)
         self._course = Course(self._launched, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Watch progress and trouble; end when all ranks are done."""
+        """Watch progress and fault; end when all ranks are done."""
         self._watch_steps(core, now)
         if self._course is not None:
             self._course.step(core, now)
@@ -168,21 +165,21 @@ class Running:
         if all_done(core, now):
             core.watch_progress(now, force=True)
             return _finished(core, now)
-        trouble = find_trouble(core, self._agents, self._since, now)
-        if trouble is not None:
-            return leave(core, self._agents, Why(trouble=trouble), now)
+        fault = find_fault(core, self._agents, self._since, now)
+        if fault is not None:
+            return leave(core, self._agents, fault, now)
         if core.ending:
             # Before the first step there is nothing to checkpoint, and little time left.
             return ToCheckpointing(agents=self._agents) if core.trains else ToStopping(reason=core.ending)
-        trouble = core.vitals(now).look(core, now)
-        if trouble is not None:
-            return self._on_vitals(core, trouble, now)
+        fault = core.monitor.check(now)
+        if fault is not None:
+            return self._on_detected(core, fault, now)
         watch_spares(core, now)
         return None
 
     def _watch_steps(self, core: Core, now: Now) -> None:
         state = core.state
-        records = core.fleet.progress(state.slots, state.generation, now.mono)
+        records = core.progress(now)
         if not core.is_progress(records):
             return
         last = slowest(records)
@@ -205,26 +202,26 @@ class Running:
         # Without step reports nobody knows which step is new; the first of the new generation counts.
         if incident is not None and (not reported or last.step > incident.step):
             core.watch_progress(now, force=True)
-            core.close_incident(last.step, last.age_s, now)
+            core.incidents.close(last.step, last.age_s, now)
         core.watch_progress(now)
-        if self._tending is not None:
-            self._tending.step(core, records, last, now)
+        if self._scheduler is not None:
+            self._scheduler.step(records, last, now)
 
-    def _on_vitals(self, core: Core, trouble: Trouble, now: Now) -> Transition:
-        if trouble.symptom is Symptom.HANG and not trouble.hint:
+    def _on_detected(self, core: Core, fault: Fault, now: Now) -> Transition:
+        if fault.symptom is Symptom.HANG and not fault.low_confidence:
             core.watch_progress(now, force=True)
-            core.open_incident(trouble.symptom, trouble.detail, trouble.detect_s, now)
-        if trouble.symptom in (Symptom.HANG, Symptom.SLOW):
-            return ToLocalising(agents=self._agents, trouble=trouble)
-        return leave(core, self._agents, Why(trouble=trouble), now)
+            core.incidents.open(fault, now)
+        if fault.symptom in (Symptom.HANG, Symptom.SLOW):
+            return ToLocalising(agents=self._agents, fault=fault)
+        return leave(core, self._agents, fault, now)
 
 
 def _timings(core: Core) -> dict[str, float]:
     """Slowest of each phase of the last stop and launch over all nodes, seconds."""
     worst: dict[str, float] = {}
     for node in core.state.slots:
-        beat = core.fleet.beat(node)
-        for name, seconds in (beat.timings if beat else {}).items():
+        heartbeat = core.fleet.heartbeat(node)
+        for name, seconds in (heartbeat.timings if heartbeat else {}).items():
             worst[name] = max(seconds, worst.get(name, 0.0))
     return worst
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from slurm_robust.controller import restoring
+from slurm_robust.controller.checkpoints import token
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
+from slurm_robust.policy.checkpoints import LEAVING_S
 from slurm_robust.policy.restore import RestorePlan
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Save
 
 RESEND_S = 2.0
-# When the end of the run is near: of the minute or two since Slurm's warning much is over by now.
-HURRY_S = 20.0
 
 
 class Saving:
@@ -33,35 +32,35 @@ class Saving:
         self._since = now.mono
         if not core.config.checkpoint.memory:
             return
-        restoring.seal_pending(core, now)
-        self._plan = plan = restoring.only_in_memory(core, now)
+        core.checkpoints.seal_pending(now)
+        self._plan = plan = core.checkpoints.only_in_memory(now)
         if plan is None:
             return
-        layout = restoring.layout_now(core).identity()
+        layout = core.checkpoints.layout().identity()
         for node, ranks in _writers(core, plan).items():
             self._orders[node] = Save(
                 epoch=core.state.epoch,
-                token=restoring.token(plan.ref),
+                token=token(plan.ref),
                 ranks=tuple(ranks),
                 world_size=core.state.placement.world_size,
                 layout=layout,
             )
-        core.emit(Say(text=f"{restoring.token(plan.ref)} is only in memory: it goes to storage first"))
+        core.emit(Say(text=f"{token(plan.ref)} is only in memory: it goes to storage first"))
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when all have written, when nobody is left who could, or when there is no more time."""
         if self._plan is None:
             return self._after(core)
-        token = restoring.token(self._plan.ref)
-        late = [n for n in self._orders if (b := core.fleet.beat(n)) is None or b.saved != token]
+        saved = token(self._plan.ref)
+        late = [n for n in self._orders if (b := core.fleet.heartbeat(n)) is None or b.saved != saved]
         waited = now.mono - self._since
         if not late:
             ref = self._plan.ref
             core.record(
                 ev.StorageWritten(t=now.wall, generation=ref.generation, step=ref.step, seconds=waited)
             )
-            core.emit(Say(text=f"{token} was only in memory; it is on storage now ({waited:.1f} s)"))
+            core.emit(Say(text=f"{saved} was only in memory; it is on storage now ({waited:.1f} s)"))
             return self._after(core)
         if core.leaving or waited > self._limit(core) or self._is_lost(core, late, now):
             self._say_lost(core, late, now)
@@ -78,7 +77,7 @@ class Saving:
 
     def _limit(self, core: Core) -> float:
         limit = core.config.timings.checkpoint_s
-        return min(limit, HURRY_S) if core.ending else limit
+        return min(limit, LEAVING_S) if core.ending else limit
 
     def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
         """Whether one that did not write has died: without its parts the checkpoint is none."""
@@ -87,7 +86,7 @@ class Saving:
 
     def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
         assert self._plan is not None
-        text = f"{restoring.token(self._plan.ref)} was only in memory"
+        text = f"{token(self._plan.ref)} was only in memory"
         if isinstance(self._then, ToRequeueing):
             text += ", and the next run can restore it only if it gets the same nodes"
         else:
@@ -104,8 +103,10 @@ class Saving:
 
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:
     """Which node writes the parts of which ranks: the one that holds the copy."""
-    beats = [beat for node in core.fleet.views if (beat := core.fleet.beat(node)) is not None]
-    by_address = {(beat.address, beat.data_port): beat.node for beat in beats}
+    heartbeats = [
+        heartbeat for node in core.fleet.views if (heartbeat := core.fleet.heartbeat(node)) is not None
+    ]
+    by_address = {(heartbeat.address, heartbeat.data_port): heartbeat.node for heartbeat in heartbeats}
     found: dict[str, list[int]] = defaultdict(list)
     for node, sources in plan.sources.items():
         for source in sources:

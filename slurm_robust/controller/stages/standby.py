@@ -13,15 +13,15 @@ _NOT_YET = "it has not joined yet"
 
 def watch_spares(core: Core, now: Now) -> None:
     """Drop those that their node's inspection names; set aside those that do not answer."""
-    for node, why in core.vitals(now).unfit_spares(core).items():
+    for node, why in core.monitor.unfit_spares().items():
         _drop(core, node, f"is not fit: {why}", now)
     for node in core.state.spares:
         silent = core.fleet.silence(node, now.mono, now.mono)
         if silent > core.config.timings.node_dead_s:
-            core.starts.missed(core, node, now)
+            core.starts.missed(node, now)
             _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
-    missing = tuple(node for node in core.state.spares if core.fleet.beat(node) is None)
-    found = core.starts.look(core, missing, now)
+    missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
+    found = core.starts.look(missing, now)
     over = found.down | found.silent | found.refused
     for node in core.state.spares:
         if node not in missing:

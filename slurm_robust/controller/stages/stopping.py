@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.analysis.exits import root_exit
-from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import conclude, current_agents, failure, last_words
+from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with, last_words
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToRequeueing,
@@ -17,16 +16,16 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import (
     EndApproaching,
-    GenerationFailed,
+    Fault,
     GiveUp,
     NodeExit,
     Requeue,
 )
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import decide
-from slurm_robust.policy.dying import is_stuck
+from slurm_robust.policy.patience import is_stuck
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Beat, Phase, Stop
+from slurm_robust.wire.messages import Heartbeat, Phase, Stop
 
 RESEND_S = 1.0
 # Beyond grace and kill wait, for the orders and answers to travel.
@@ -42,7 +41,7 @@ class Stopping:
     """
 
     def __init__(self, begin: ToStopping) -> None:
-        self._reason, self._why, self._waited = begin.reason, begin.why, begin.waited
+        self._reason, self._fault, self._waited = begin.reason, begin.fault, begin.waited
         self._since = self._sent = 0.0
         self._agents: dict[str, str] = {}
         self._exits: tuple[NodeExit, ...] = ()
@@ -54,7 +53,7 @@ class Stopping:
         """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
         self._since = now.mono
         self._agents = current_agents(core)
-        self._exits = tuple(core.fleet.exits(core.state.slots, core.state.generation, now.mono))
+        self._exits = core.exits(now)
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
@@ -63,8 +62,8 @@ class Stopping:
             return None
         if not self._stopped:
             self._stopped = True
-            core.listing.ask(core, now)
-        if not (core.listing.answered or core.listing.overdue(now, in_a_hurry=bool(core.leaving))):
+            core.checkpoints.ask_storage(now)
+        if not (core.checkpoints.answered or core.checkpoints.is_overdue(now, in_a_hurry=bool(core.leaving))):
             return None
         self._record_end(core, now)
         return self._follow(core, now)
@@ -81,10 +80,10 @@ class Stopping:
                 core.send(node, order)
 
     def _is_stopped(self, core: Core, node: str) -> bool:
-        beat = core.fleet.beat(node)
-        if beat is None or beat.agent != self._agents.get(node):
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is None or heartbeat.agent != self._agents.get(node):
             return True  # no agent, or a new one: whatever ran there ended with the old one
-        return beat.generation >= core.state.generation and beat.phase in (Phase.ENDED, Phase.IDLE)
+        return heartbeat.generation >= core.state.generation and heartbeat.phase in (Phase.ENDED, Phase.IDLE)
 
     def _wait_for_workers(self, core: Core, now: Now) -> bool:
         """True when every node has stopped, is lost, or cannot stop its workers."""
@@ -97,15 +96,15 @@ class Stopping:
         for node in core.state.slots:
             if node in self._lost:
                 continue
-            beat = core.fleet.beat(node)
-            if beat is None or beat.agent != self._agents.get(node):
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is None or heartbeat.agent != self._agents.get(node):
                 if core.state.running:  # whoever launched there is gone
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
             elif core.fleet.silence(node, now.mono, self._since) > timings.node_dead_s:
                 self._lost.append(node)
-            elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, beat.still_s, most_s):
+            elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)
             else:
                 done = False
@@ -132,10 +131,10 @@ class Stopping:
             return  # nothing was launched since the last end
         core.watch_progress(now, force=True)
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
-        silent = tuple(n for n in self._lost if (b := core.fleet.beat(n)) is None or self._is_old(b))
+        silent = tuple(n for n in self._lost if (b := core.fleet.heartbeat(n)) is None or self._is_old(b))
         root = root_exit(self._exits, core.log_rules)
         good_step = self._good_step(core, now)
-        token, step, shared = restoring.seal(core, generation, silent, now, good_step)
+        token, step, shared = core.checkpoints.seal(generation, silent, now, good_step)
         core.record(
             ev.GenerationEnded(
                 t=now.wall,
@@ -144,46 +143,46 @@ class Stopping:
                 exits=tuple(e for e in self._exits if e.exit.failed),
                 sealed=token,
                 sealed_step=step,
-                pending=core.listing.complete is None or set(silent) >= set(core.state.slots),
+                pending=core.checkpoints.listed is None or set(silent) >= set(core.state.slots),
                 shared=shared,
                 good_step=good_step,
                 root=root.exit.rank if root is not None else -1,
             )
         )
-        restoring.judge_restored(core, self._exits, bool(self._lost), now, good_step)
+        core.checkpoints.judge_restored(self._exits, bool(self._lost), now, good_step)
 
     def _good_step(self, core: Core, now: Now) -> int | None:
         """As in :class:`~slurm_robust.model.events.GenerationEnded`.
 
         The rank that was spoiled first may be the last to be heard: its gradients spoil the others.
         """
-        seen = self._why.trouble.good_step if self._why is not None else None
+        seen = self._fault.good_step if self._fault is not None else None
         if seen is None:
             return None
-        records = core.fleet.progress(core.state.slots, core.state.generation, now.mono)
+        records = core.progress(now)
         good = min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
         return good if good > core.state.restored_step else -1
 
-    def _is_old(self, beat: Beat) -> bool:
-        return beat.agent == self._agents.get(beat.node)
+    def _is_old(self, heartbeat: Heartbeat) -> bool:
+        return heartbeat.agent == self._agents.get(heartbeat.node)
 
     def _follow(self, core: Core, now: Now) -> Transition:
         if core.leaving:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
             return before_the_end(core, core.ending, now, warned=True)
-        return conclude(core, self._failure(core), now, waited=self._waited)
+        return conclude(core, self._ended_with(core), now, waited=self._waited)
 
-    def _failure(self, core: Core) -> GenerationFailed:
+    def _ended_with(self, core: Core) -> Fault:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (words := last_words(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
         unable = {}
         for node in core.state.slots:
-            beat = core.fleet.beat(node)
-            if beat is not None and beat.fatal and node not in self._lost:
-                unable[node] = beat.fatal
-        return failure(core, self._why, self._exits, tuple(self._lost), unable, tuple(self._stuck))
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is not None and heartbeat.fatal and node not in self._lost:
+                unable[node] = heartbeat.fatal
+        return ended_with(core, self._fault, self._exits, tuple(self._lost), unable, tuple(self._stuck))
 
 
 def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.controller import restoring
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, ReplayTraining, Say, TestNodes
 from slurm_robust.controller.transitions import ToDeciding, ToStopping, ToTesting, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.incident import Diagnose, Replay
-from slurm_robust.policy.evidence import no_answer
+from slurm_robust.policy.ladder import no_answer
 from slurm_robust.util.text import count
 
 MARGIN_S = 30.0
@@ -24,7 +23,7 @@ class Testing:
     __test__ = False
 
     def __init__(self, begin: ToTesting) -> None:
-        self._failed = begin.failed
+        self._fault = begin.fault
         self._action = begin.action
         self._is_replay = isinstance(begin.action, Replay)
         self._nodes: tuple[str, ...] = ()
@@ -33,14 +32,13 @@ class Testing:
     def enter(self, core: Core, now: Now) -> None:
         """Have the tests begun on all nodes that answer."""
         self._since = now.mono
-        core.diagnosis = None
-        nodes = self._nodes = tuple(n for n in core.state.slots if n not in self._failed.lost)
+        nodes = self._nodes = tuple(n for n in core.state.slots if n not in self._fault.lost)
         if isinstance(self._action, Diagnose):
             self._limit_s = core.config.detect.diagnose_s
-            core.emit(TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s))
+            core.test(TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s))
         else:
             self._limit_s = core.config.replay.budget_s
-            core.emit(ReplayTraining(nodes=nodes, layout=restoring.layout_now(core)))
+            core.test(ReplayTraining(nodes=nodes, layout=core.checkpoints.layout()))
         what = "replaying the training on" if self._is_replay else "testing"
         core.emit(Say(text=f"{what} {count(len(nodes), 'node')}, {self._limit_s:.0f} s at most"))
 
@@ -54,11 +52,11 @@ class Testing:
                 return None
             found = Diagnosis(reason=f"no answer within {self._limit_s + MARGIN_S:g} s")
         if why := no_answer(found):
-            core.lacks("a replay" if self._is_replay else "tests", self._nodes, why, now)
+            core.evidence_missing("a replay" if self._is_replay else "tests", self._nodes, why, now)
         else:
             self._record(core, found, now)
         field = "replayed" if self._is_replay else "diagnosis"
-        return ToDeciding(failed=structs.replace(self._failed, **{field: found}))
+        return ToDeciding(fault=structs.replace(self._fault, **{field: found}))
 
     def _record(self, core: Core, found: Diagnosis, now: Now) -> None:
         incident = core.state.incident

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say
-from slurm_robust.controller.stages.watch import silence_now, standbys_heard
+from slurm_robust.controller.stages.watch import standbys_heard
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToRunning,
@@ -14,6 +14,7 @@ from slurm_robust.controller.transitions import (
     ToUnreachable,
     Transition,
 )
+from slurm_robust.policy.silence import enough_waited, is_settled
 from slurm_robust.util.hostlist import fold
 
 ASK_EVERY_S = 5.0
@@ -40,9 +41,9 @@ class Unreachable:
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on training when the nodes are back; go on without them when waiting is over."""
-        if core.leaving or core.ending:
-            return ToStopping(reason=core.leaving or core.ending or "")
-        found = silence_now(core, now, self._since)
+        if core.leaving or core.ending:  # no time is left to wait: what follows must not lead here again
+            return ToStopping(reason=core.leaving or core.ending or "", waited=True)
+        found = core.witnesses.silence(now, self._since)
         silent = tuple(n for n in found.nodes if n in core.state.slots) if found is not None else ()
         if len(silent) < len(self._silent):
             self._shrunk_at = now.mono
@@ -62,36 +63,34 @@ class Unreachable:
         """As if nothing had been: whoever is silent still is judged as any single node."""
         core.note(why, "", now)
         core.emit(Say(text=why))
-        failed = self._begin.failed
-        if failed is None:
-            core.excuse_cut(now.mono - self._since, now)
+        fault = self._begin.fault
+        if not self._begin.ended:
+            core.monitor.excuse(now.mono - self._since, now)
             return ToRunning(agents=self._begin.agents)
-        silent = tuple(node for node in failed.lost if node in self._silent)
+        silent = tuple(node for node in fault.lost if node in self._silent)
         alive = tuple(node for node in core.state.slots if node not in silent)
-        return ToDeciding(failed=structs.replace(failed, lost=silent, alive=alive, unreachable=""))
+        return ToDeciding(fault=structs.replace(fault, lost=silent, alive=alive, unreachable=""))
 
     def _go_without(self, core: Core, why: str, now: Now) -> Transition:
         core.emit(Say(text=why))
-        failed = self._begin.failed
-        if failed is not None:
-            return ToDeciding(failed=failed)
-        return ToStopping(reason=why, why=self._begin.why, waited=True)
+        if self._begin.ended:
+            return ToDeciding(fault=self._begin.fault)
+        return ToStopping(reason=why, fault=self._begin.fault, waited=True)
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked_at = now.mono
         core.emit(AskAboutNodes(nodes=core.state.slots))
 
     def _all_had_their_time(self, core: Core, now: Now) -> bool:
-        """Agents that were cut off do not come back all in the same second."""
-        return self._shrunk_at is None or now.mono - self._shrunk_at > 2 * core.config.timings.node_dead_s
+        since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at
+        return is_settled(since_s, core.config.timings.node_dead_s)
 
     def _is_over(self, core: Core, silent: tuple[str, ...], now: Now) -> str:
         """Why the nodes are waited for no longer, "" while they are."""
-        waited = now.mono - self._since
-        if waited > core.config.timings.unreachable_s:
-            return f"not heard for {waited:.0f} s more (timings.unreachable_s)"
-        if len(standbys_heard(core, now)) >= len(silent):
-            return "there are standbys enough"
-        if set(silent) <= core.slurm_gone:
-            return f"Slurm has given up {fold(silent)}"
-        return ""
+        return enough_waited(
+            silent,
+            now.mono - self._since,
+            core.config.timings.unreachable_s,
+            standbys=len(standbys_heard(core, now)),
+            given_up=core.witnesses.gave_up(silent),
+        )

@@ -11,7 +11,7 @@ from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.links import flaps, ignored
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 SYSFS = "/sys/class/net"
@@ -241,6 +241,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.state",
         source=SOURCE,
         judge=judge_state,
+        effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
         hangs=True,
         explain="Physical Ethernet interfaces must have a link: those that network.ethernet names (these "
@@ -252,6 +253,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.speed",
         source=SOURCE,
         judge=judge_speed,
+        effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
         explain="An interface must have at least the speed of the baseline. A bad cable or transceiver "
         "makes it agree on less with the switch. Reseat or replace it; record a new baseline if the "
@@ -278,6 +280,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="ethernet.flaps",
         source=SOURCE,
         judge=judge_flaps,
+        warns_training=True,
         written_by=Writer.PEER,
         explain="How often a link was lost within an hour (carrier_down_count). Once is reported; twice "
         "within network.flap_window_s, or more than network.max_link_downed_per_hour, keeps jobs away. "

@@ -6,7 +6,7 @@ from slurm_robust.health.check import AnyCheck, Check, Context, Source
 from slurm_robust.health.gpus import errors, leftovers, links, presence, speed
 from slurm_robust.health.gpus.facts import GpuFacts, GpuUse
 from slurm_robust.health.gpus.gather import gather_gpus, gather_use
-from slurm_robust.model.findings import Writer
+from slurm_robust.model.findings import Effect, Writer
 
 # A driver that does not answer is a fact, which comes well before the time is over. No answer at all is a
 # node that has no time for us.
@@ -83,6 +83,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         links.judge_nvlink,
         "As many NVLinks up as gpu.min_nvlinks, the baseline or an earlier run says, and an initialised "
         "fabric on systems with NVSwitches. Reset the GPUs, restart nvidia-fabricmanager, look at the trays.",
+        effect=Effect.LINK_DOWN,
         written_by=Writer.DRIVER,
     ),
     Check(
@@ -91,6 +92,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         links.judge_pcie,
         "Width and speed of the PCIe link. Fewer lanes than before mean a bad contact: reseat the card or "
         "its riser. A link may be slower while the GPU is idle, so speed alone drains nothing then.",
+        effect=Effect.SLOW,
         written_by=Writer.DRIVER,
     ),
     Check(
@@ -99,6 +101,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         speed.judge_throttle,
         "The hardware slows the GPU down: heat, or a brake of the power supply. A single sample of a busy "
         "GPU is only reported; a second one, or one of an idle GPU, keeps jobs away.",
+        effect=Effect.SLOW,
         written_by=Writer.DRIVER,
     ),
     Check(
@@ -107,6 +110,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         speed.judge_temperature,
         "Temperature of GPU and memory against gpu.max_temperature_c, else 2 C below where the hardware "
         "slows down. See to fans, air flow or coolant.",
+        effect=Effect.SLOW,
         written_by=Writer.DRIVER,
     ),
     Check(
@@ -115,6 +119,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         speed.judge_clocks,
         "A GPU that works runs at half its maximal clock at least; with gpu.application_clocks, no "
         "application clocks are left below the maximum (nvidia-smi -rac).",
+        effect=Effect.SLOW,
         written_by=Writer.OWNER,
     ),
     Check(

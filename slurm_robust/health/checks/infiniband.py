@@ -11,7 +11,7 @@ from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.links import flaps, ignored
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 
 SYSFS = "/sys/class/infiniband"
@@ -305,6 +305,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="infiniband.state",
         source=SOURCE,
         judge=judge_state,
+        effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
         hangs=True,
         explain="Ports of InfiniBand and RoCE adapters must be ACTIVE: those that network.infiniband "
@@ -317,6 +318,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="infiniband.rate",
         source=SOURCE,
         judge=judge_rate,
+        effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
         explain="An active port must have the rate of network.min_rate_gb, else of the baseline. Without "
         "either a port that is slower than others of the same card type is reported, and jobs go on. One "
@@ -339,6 +341,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="infiniband.flaps",
         source=SOURCE,
         judge=judge_flaps,
+        warns_training=True,
         written_by=Writer.PEER,
         explain="How often a link was lost within an hour (link_downed). Once is reported; twice within "
         "network.flap_window_s, or more than network.max_link_downed_per_hour, keeps jobs away, because "

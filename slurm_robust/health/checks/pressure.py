@@ -140,6 +140,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         name="memory.pressure",
         source=SOURCE,
         judge=judge,
+        warns_training=True,
         written_by=Writer.USER,
         hangs=True,
         contexts=EVERYWHERE - {Context.PROLOG, Context.EPILOG},

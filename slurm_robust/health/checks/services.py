@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
+from slurm_robust.health.check import AnyCheck, Check, Source, View
 from slurm_robust.health.checks import processes
 from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.host import Host
@@ -39,7 +39,8 @@ class MungeFacts(Record):
     """What munged did when it was asked for a credential; ``detail`` says more. Times are in seconds.
 
     Where it was silent: ``taken``, whether it has taken our connection, and how many connections it holds of
-    each ordinary user (``holders``, by uid; -1 for those whose owner the kernel does not tell).
+    each ordinary user (``holders``, by uid) and of those whose owner the kernel does not tell (``unnamed``);
+    ``told`` is False where the kernel tells nothing of all that.
     """
 
     state: Literal["absent", "works", "silent", "unclear"]
@@ -47,6 +48,8 @@ class MungeFacts(Record):
     took_s: float = 0.0
     taken: bool = False
     holders: dict[int, int] = {}
+    unnamed: int = 0
+    told: bool = True
 
     @property
     def is_held(self) -> bool:
@@ -54,7 +57,15 @@ class MungeFacts(Record):
 
         A munged that hangs, or was stopped, takes none.
         """
-        return bool(self.holders) and (self.taken or sum(self.holders.values()) >= FLOOD)
+        return self._is_busy(sum(self.holders.values()))
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether that is so, or cannot be told."""
+        return not self.told or self._is_busy(sum(self.holders.values()) + self.unnamed)
+
+    def _is_busy(self, connections: int) -> bool:
+        return connections > 0 and (self.taken or connections >= FLOOD)
 
 
 def gather_munge(host: Host, config: NodeConfig) -> MungeFacts:
@@ -72,6 +83,8 @@ def gather_munge(host: Host, config: NodeConfig) -> MungeFacts:
             munged.connect(str(socket_path))
             munged.sendall(_HEAD.pack(_MAGIC, _VERSION, _ENCODE, 0, len(_REQUEST)) + _REQUEST)
             answer = munged.recv(4096)
+        except ConnectionRefusedError as error:
+            return MungeFacts(state="silent", detail=error.strerror or "")  # Nobody listens.
         except (TimeoutError, ConnectionError, BlockingIOError) as error:
             return _silent(str(socket_path), os.fstat(munged.fileno()).st_ino, error.strerror, config)
     return _understood(answer, time.monotonic() - begun)
@@ -82,12 +95,17 @@ def _silent(path: str, own: int, detail: str | None, config: NodeConfig) -> Mung
     try:
         found = connections(path)
     except OSError:
-        return MungeFacts(state="silent", detail=detail or "no answer")
-    owners = [-1 if uid is None else uid for inode, uid in found.accepted.items() if inode != own]
+        return MungeFacts(state="silent", detail=detail or "no answer", told=False)
+    owners = [uid for inode, uid in found.accepted.items() if inode != own]
     # Also nobody and the like, who are no ordinary users elsewhere.
-    users = Counter(uid for uid in owners if uid < 0 or uid >= config.memory.min_user_uid)
-    taken = own in found.accepted and own not in found.pending
-    return MungeFacts(state="silent", detail=detail or "no answer", taken=taken, holders=dict(users))
+    users = Counter(uid for uid in owners if uid is not None and uid >= config.memory.min_user_uid)
+    return MungeFacts(
+        state="silent",
+        detail=detail or "no answer",
+        taken=own in found.accepted and own not in found.pending,
+        holders=dict(users),
+        unnamed=owners.count(None),
+    )
 
 
 def _understood(answer: bytes, took_s: float) -> MungeFacts:
@@ -104,12 +122,8 @@ def _understood(answer: bytes, took_s: float) -> MungeFacts:
     return MungeFacts(state="works", took_s=took_s)
 
 
-MUNGE_SOURCE = Source(
-    name="munge",
-    facts=MungeFacts,
-    gather=gather_munge,
-    hang=Hang(Outcome.FAIL, "munged does not answer: restart it", Suggestion.RESET, Party.SITE),
-)
+# munged itself is waited for no longer than munge_s: what takes longer than that is not munged's doing.
+MUNGE_SOURCE = Source(name="munge", facts=MungeFacts, gather=gather_munge, timeout_s=30.0)
 
 
 def judge_running(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -145,8 +159,13 @@ def judge_munge(view: View[MungeFacts], config: NodeConfig) -> Iterator[Finding]
         return
     outcome = {"works": Outcome.PASS, "silent": Outcome.FAIL, "unclear": Outcome.UNKNOWN}[facts.state]
     text = {"works": "", "silent": f"munged makes no credential ({facts.detail}): restart it"}
-    if facts.is_held:
+    if facts.state == "silent" and facts.may_be_held:
         outcome = Outcome.UNKNOWN
+        text["silent"] = (
+            f"munged makes no credential ({facts.detail}), and the kernel does not tell whose connections it "
+            "holds: end those of users (ss -xp), else restart it"
+        )
+    if facts.is_held:
         text["silent"] = f"munged waits for connections of {_holders(facts)}: end their processes (ss -xp)"
     yield Finding(
         check="services.munge",
@@ -163,7 +182,7 @@ def judge_munge(view: View[MungeFacts], config: NodeConfig) -> Iterator[Finding]
 
 def _holders(facts: MungeFacts) -> str:
     most = sorted(facts.holders.items(), key=lambda holder: -holder[1])[:3]
-    return ", ".join(f"{'users' if uid < 0 else f'uid {uid}'} ({count})" for uid, count in most)
+    return ", ".join(f"uid {uid} ({count})" for uid, count in most)
 
 
 CHECKS: tuple[AnyCheck, ...] = (
@@ -184,7 +203,6 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=MUNGE_SOURCE,
         judge=judge_munge,
         written_by=Writer.USER,
-        hangs=True,
         explain=(
             "munged is asked for a credential, as every Slurm command does. One that runs but does not "
             "answer makes all of them hang: restart it; when it comes again, look at its entropy, its "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slurm_robust.health.gpus.facts import AMD, Gpu, GpuFacts, Trouble, Use
+from slurm_robust.health.gpus.facts import AMD, Gpu, GpuError, GpuFacts, Use
 from slurm_robust.health.gpus.processes import process
 from slurm_robust.health.host import Host
 
@@ -45,7 +45,11 @@ def _gpu(host: Host, device: str, index: int) -> Gpu:
     bus = _bus(host, device)
     if _fell_off(host, device):
         return Gpu(
-            index=index, vendor=AMD, bus=bus, trouble=Trouble.LOST, error="PCI configuration space reads 0xff"
+            index=index,
+            vendor=AMD,
+            bus=bus,
+            trouble=GpuError.LOST,
+            error="PCI configuration space reads 0xff",
         )
     return Gpu(
         index=index,

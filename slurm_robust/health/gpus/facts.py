@@ -31,7 +31,7 @@ class Throttle(str, Enum):
     SW_THERMAL = "thermal limit"
 
 
-class Trouble(str, Enum):
+class GpuError(str, Enum):
     """Why a GPU says nothing of itself."""
 
     LOST = "lost"
@@ -60,7 +60,7 @@ class Gpu(Record):
     serial: str = ""
     vbios: str = ""
     inforom: str = ""
-    trouble: Trouble | None = None
+    trouble: GpuError | None = None
     error: str = ""
     """The driver's words for the trouble."""
 

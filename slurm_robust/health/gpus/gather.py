@@ -30,6 +30,14 @@ def gather_gpus(host: Host, _config: NodeConfig) -> GpuFacts:
     # Here: a hook that takes the facts from an earlier run does not need it.
     import threading
 
+    from slurm_robust.health.gpus import amd, nvidia, nvml  # noqa: F401
+
+    # Before the clock runs: modules and a library that come late are no silence of the driver.
+    if host.is_real:
+        try:
+            nvml.load()
+        except (OSError, ImportError):
+            pass  # The reader says what that means.
     answers: list[GpuFacts | BaseException] = []
 
     def read() -> None:

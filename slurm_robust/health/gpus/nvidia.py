@@ -10,10 +10,10 @@ import msgspec
 from slurm_robust.health import pci
 from slurm_robust.health.gpus.facts import (
     Gpu,
+    GpuError,
     GpuFacts,
     Recovery,
     Throttle,
-    Trouble,
     Use,
 )
 from slurm_robust.health.gpus.nvml import DriverError, Fields, Nvml
@@ -136,15 +136,15 @@ def _gpu(nvml: Nvml, index: int) -> Gpu:
         )
     except api.NVMLError as error:
         trouble = {
-            api.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
-            api.NVML_ERROR_RESET_REQUIRED: Trouble.RESET_REQUIRED,
-        }.get(error.value, Trouble.OTHER if nvml.cannot_say(error.value) else Trouble.ERRORS)
+            api.NVML_ERROR_GPU_IS_LOST: GpuError.LOST,
+            api.NVML_ERROR_RESET_REQUIRED: GpuError.RESET_REQUIRED,
+        }.get(error.value, GpuError.OTHER if nvml.cannot_say(error.value) else GpuError.ERRORS)
         return Gpu(index=index, bus=bus, uuid=uuid, trouble=trouble, error=str(error))
     errors = tuple(f"{name}: {words}" for name, words in nvml.errors.items())
     broken = [f"{name}: {nvml.errors[name]}" for name in _CORE if name in nvml.errors]
     if not broken:
         return msgspec.structs.replace(gpu, errors=errors)
-    return msgspec.structs.replace(gpu, errors=errors, trouble=Trouble.ERRORS, error=broken[0])
+    return msgspec.structs.replace(gpu, errors=errors, trouble=GpuError.ERRORS, error=broken[0])
 
 
 def _bus(nvml: Nvml, handle: Any) -> str:

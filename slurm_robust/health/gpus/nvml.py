@@ -21,6 +21,17 @@ class DriverError(RuntimeError):
         self.absent = absent
 
 
+def load() -> Any:
+    """``pynvml``. Raises ``OSError`` where NVIDIA's library is not, ``ImportError`` where this is not."""
+    import ctypes
+
+    # Tried before pynvml is imported: nodes without GPUs do not pay for that.
+    ctypes.CDLL(LIBRARY)
+    import pynvml
+
+    return pynvml
+
+
 class Nvml:
     """The loaded and initialised library. ``close`` it, or end the process.
 
@@ -31,11 +42,7 @@ class Nvml:
     def __init__(self) -> None:
         import ctypes
 
-        # Tried before pynvml is imported: nodes without GPUs do not pay for that.
-        ctypes.CDLL(LIBRARY)
-        import pynvml
-
-        self.api = pynvml
+        pynvml = self.api = load()
         self.reference = ctypes.byref
         self.errors: dict[str, str] = {}
         self._cannot_say = (

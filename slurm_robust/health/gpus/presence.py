@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.gpus.facts import Gpu, GpuFacts, Trouble
+from slurm_robust.health.gpus.facts import Gpu, GpuError, GpuFacts
 from slurm_robust.health.gpus.judging import GpuView, finding, seen_before
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.util.text import some_of
@@ -116,12 +116,12 @@ def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     if view.facts.stuck_in:
         yield _silence(view)
     for gpu in view.facts.gpus:
-        if gpu.trouble is Trouble.OTHER:
+        if gpu.trouble is GpuError.OTHER:
             yield Finding(
                 check=LOST, outcome=Outcome.UNKNOWN, subject=gpu.label, text=gpu.error, source="driver"
             )
             continue
-        if gpu.trouble is Trouble.ERRORS and not seen_before(view, partial(_has_errors, gpu.index)):
+        if gpu.trouble is GpuError.ERRORS and not seen_before(view, partial(_has_errors, gpu.index)):
             yield Finding(
                 check=LOST,
                 outcome=Outcome.UNKNOWN,
@@ -133,11 +133,11 @@ def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
         where = f" at {gpu.bus}" if gpu.bus else ""
         bad = {
             None: "",
-            Trouble.LOST: f"lost{where}, fell off the bus",
-            Trouble.RESET_REQUIRED: f"needs a reset{where}",
-            Trouble.ERRORS: f"answers with errors{where}: {gpu.error}",
+            GpuError.LOST: f"lost{where}, fell off the bus",
+            GpuError.RESET_REQUIRED: f"needs a reset{where}",
+            GpuError.ERRORS: f"answers with errors{where}: {gpu.error}",
         }[gpu.trouble]
-        reset = gpu.trouble is Trouble.RESET_REQUIRED
+        reset = gpu.trouble is GpuError.RESET_REQUIRED
         yield finding(
             LOST,
             gpu,
@@ -149,7 +149,7 @@ def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 
 def _has_errors(index: int, facts: GpuFacts) -> bool:
-    return any(gpu.index == index and gpu.trouble is Trouble.ERRORS for gpu in facts.gpus)
+    return any(gpu.index == index and gpu.trouble is GpuError.ERRORS for gpu in facts.gpus)
 
 
 def _unanswered(gpu: Gpu) -> str:

@@ -15,8 +15,11 @@ from slurm_robust.admin.files import MANIFEST, Action, InstallError, Item, Manif
 from slurm_robust.admin.site import Site
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.config.nodefile import NodeConfigError
+from slurm_robust.health.runner import node_name
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration, parse
 from slurm_robust.slurm.process import CompletedCommand
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
 CONF = "/etc/slurm/slurm.conf"
@@ -70,7 +73,8 @@ class Machine:
 
     def site(self) -> Site:
         live = LiveConfiguration({"SLURM_CONF": str(self.conf)}, run=self.scontrol)
-        return Site(CONF, tree=Tree(self.root), live=live, node_command="/bin/true")
+        slurm = FakeSlurm(FakeCluster([node_name({})]), user="root")
+        return Site(CONF, tree=Tree(self.root), live=live, slurm=slurm, node_command="/bin/true")
 
     def install(self, **options: bool) -> int:
         return install.main(site=self.site(), **options)  # type: ignore[arg-type]  # only flags

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,16 @@ from slurm_robust.admin import verify
 from slurm_robust.admin.files import Tree
 from slurm_robust.admin.site import Site
 from slurm_robust.config.node import Hooks, NodeConfig
+from slurm_robust.slurm.errors import SlurmTimeout, classify
+from slurm_robust.slurm.process import CompletedCommand
+from slurm_robust.slurm.requests import ReservationRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
 
 
 @pytest.mark.parametrize(
@@ -60,6 +72,19 @@ def test_the_hooks_beside_slurmctld_can_write_their_events(tmp_path: Path) -> No
     assert not list(verify.allocation_points({**live, "prologslurmctld": ("/site.sh",)}, site, "head"))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize(("mode", "writes"), [(0o770, True), (0o707, False), (0o750, False), (0o730, True)])
+def test_slurm_user_writes_also_as_a_member_of_its_group(tmp_path: Path, mode: int, writes: bool) -> None:
+    """And where its group may not, no right of all others helps it."""
+    tmp_path.chmod(0o755)
+    user = next(one for one in pwd.getpwall() if one.pw_uid not in (0, 65534))
+    folder = tmp_path / "log"
+    folder.mkdir()
+    os.chown(folder, 0, user.pw_gid)
+    folder.chmod(mode)
+    assert verify.may_write(Tree(tmp_path), Path("/log"), user.pw_uid) is writes
+
+
 @pytest.mark.parametrize(
     ("program", "fix"),
     [
@@ -81,3 +106,72 @@ def test_the_fix_for_the_periodic_checks_is_one_that_helps(program: tuple[str, .
     assert not point.good
     assert fix in point.fix
     assert ("--apply" in point.fix) != bool(program)
+
+
+TURN = "srobust-turn-verify-n1"
+
+
+def test_the_turn_to_drain_is_tried_and_given_back(cluster: FakeCluster) -> None:
+    made: list[str] = []
+
+    class Watched(FakeSlurm):
+        def delete_reservation(self, name: str) -> None:
+            reservation = self.cluster.reservations[name]
+            made.append(name)
+            assert (reservation.nodes, reservation.users) == (("n1",), ("root",))
+            super().delete_reservation(name)
+
+    (point,) = verify.turn_points(Watched(cluster, user="root"), "n1")
+    assert point.good
+    assert made == [TURN]
+    assert cluster.reservations == {}
+
+
+def test_a_turn_that_is_refused_is_told_with_the_fix(cluster: FakeCluster) -> None:
+    (point,) = verify.turn_points(FakeSlurm(cluster, operator=False), "n1")
+    assert not point.good
+    assert "refused: Invalid user id" in point.what
+    assert "root or AdminLevel" in point.fix
+
+    class Enforcing(FakeSlurm):
+        def create_reservation(self, request: ReservationRequest) -> None:
+            text = (
+                "Error creating the reservation: Invalid account or account/partition combination specified"
+            )
+            raise classify(CompletedCommand(command=("scontrol",), exit_code=1, stdout="", stderr=text))
+
+    (point,) = verify.turn_points(Enforcing(cluster), "n1")
+    assert not point.good
+    assert "sacctmgr add user root account=root" in point.fix
+
+
+@pytest.mark.parametrize("error", [SlurmTimeout("no answer"), KeyboardInterrupt()])
+def test_a_trial_that_is_cut_off_leaves_nothing(cluster: FakeCluster, error: BaseException) -> None:
+    class CutOff(FakeSlurm):
+        def create_reservation(self, request: ReservationRequest) -> None:
+            super().create_reservation(request)
+            raise error
+
+    slurm = CutOff(cluster, user="root")
+    if isinstance(error, SlurmTimeout):
+        (point,) = verify.turn_points(slurm, "n1")
+        assert not point.good
+        assert "no answer" in point.what
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            list(verify.turn_points(slurm, "n1"))
+    assert cluster.reservations == {}
+
+
+def test_what_a_killed_trial_has_left_is_no_trouble_and_goes(cluster: FakeCluster) -> None:
+    slurm = FakeSlurm(cluster, user="root")
+    slurm.create_reservation(ReservationRequest(name=TURN, nodes=("n1",)))
+    (point,) = verify.turn_points(slurm, "n1")
+    assert point.good
+    assert cluster.reservations == {}
+
+
+def test_on_a_host_that_is_no_node_no_turn_is_tried(cluster: FakeCluster) -> None:
+    (point,) = verify.turn_points(FakeSlurm(cluster, user="root"), "login")
+    assert point.good
+    assert "not tried" in point.what

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,12 +22,13 @@ from slurm_robust.agent.runtime import SHARED_MEMORY
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
-from slurm_robust.wire.messages import Ack, Beat, FromController, Launch, Pulse, Stop
+from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, Stop
 from slurm_robust.wire.server import ControllerSocket
+from tests.users import run_as
 
 
 class ScriptedController:
-    """Answers Beats, remembers all of them, and sends what the test says."""
+    """Answers heartbeats, remembers all of them, and sends what the test says."""
 
     def __init__(self, job: JobDirectory, run_id: str) -> None:
         self.socket = ControllerSocket(load_server(job.keys))
@@ -38,7 +42,7 @@ class ScriptedController:
         )
         self.epoch = record.epoch
         self.identities: dict[str, bytes] = {}
-        self.beats: list[tuple[float, Beat]] = []
+        self.heartbeats: list[tuple[float, Heartbeat]] = []
         self.silent = False
         self.answering = True
 
@@ -49,32 +53,32 @@ class ScriptedController:
             identity, message = received
             if isinstance(message, Pulse):
                 message = self.meant(message)
-            assert isinstance(message, Beat)
+            assert isinstance(message, Heartbeat)
             self.identities[message.node] = identity
-            self.beats.append((time.monotonic(), message))
+            self.heartbeats.append((time.monotonic(), message))
             if self.answering:
                 self.socket.send(identity, Ack(epoch=self.epoch, seq=message.seq))
 
-    def meant(self, pulse: Pulse) -> Beat:
-        """The Beat of which the agent says that it still holds."""
-        beat = self.newest(pulse.node)
-        assert beat is not None
-        return structs.replace(beat, seq=pulse.seq)
+    def meant(self, pulse: Pulse) -> Heartbeat:
+        """The heartbeat of which the agent says that it still holds."""
+        heartbeat = self.newest(pulse.node)
+        assert heartbeat is not None
+        return structs.replace(heartbeat, seq=pulse.seq)
 
-    def newest(self, node: str) -> Beat | None:
-        """The newest Beat of ``node``."""
-        return next((b for _, b in reversed(self.beats) if b.node == node), None)
+    def newest(self, node: str) -> Heartbeat | None:
+        """The newest heartbeat of ``node``."""
+        return next((b for _, b in reversed(self.heartbeats) if b.node == node), None)
 
-    def wait_for(self, node: str, condition: Callable[[Beat], bool], timeout: float = 20.0) -> Beat:
-        """The first newest Beat of ``node`` that meets ``condition``."""
+    def wait_for(self, node: str, condition: Callable[[Heartbeat], bool], timeout: float = 20.0) -> Heartbeat:
+        """The first newest heartbeat of ``node`` that meets ``condition``."""
         deadline = time.monotonic() + timeout
         while True:
             self.pump()
-            beat = self.newest(node)
-            if beat is not None and condition(beat):
-                return beat
+            heartbeat = self.newest(node)
+            if heartbeat is not None and condition(heartbeat):
+                return heartbeat
             if time.monotonic() > deadline:
-                raise AssertionError(f"{node} never told it within {timeout} s; last Beat: {beat}")
+                raise AssertionError(f"{node} never told it within {timeout} s; last heartbeat: {heartbeat}")
 
     def send(self, node: str, message: FromController) -> None:
         """Send to the agent of ``node``, which has spoken before."""
@@ -183,6 +187,32 @@ class LocalJob:
             controller.close()
         for folder in SHARED_MEMORY.glob(f"srobust-{os.getuid()}-{self.spec.run_id}-*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def rival(port: int, uid: int) -> Iterator[None]:
+    """A process of that user listens on ``port``, which nobody listens on yet. For root."""
+    (begun, begin), (over, end) = os.pipe(), os.pipe()
+
+    def take() -> None:
+        os.close(end)
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", port))
+            server.listen()
+            os.write(begin, b"x")
+            os.read(over, 1)
+
+    process = threading.Thread(target=run_as, args=(uid, take))
+    process.start()
+    try:
+        assert select.select([begun], [], [], 10)[0], "it does not listen"
+        yield
+    finally:
+        os.close(end)
+        process.join(10)
+        for pipe in (begun, begin, over):
+            os.close(pipe)
 
 
 def is_alive(pid: int) -> bool:

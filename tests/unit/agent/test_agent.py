@@ -18,8 +18,8 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
 from slurm_robust.wire.knock import answering
-from slurm_robust.wire.messages import Beat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
-from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause
+from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
+from tests.unit.agent.harness import LocalJob, ScriptedController, is_alive, pause, rival
 from tests.unit.agent.nodes import MIB, fill
 from tests.waiting import wait_for
 
@@ -75,8 +75,8 @@ def as_program(job_script: str) -> dict[str, object]:
     return {"kind": CommandKind.EXEC, "command": (sys.executable, "-c", job_script)}
 
 
-def all_stepped(beat: Beat, ranks: int = 2) -> bool:
-    return len(beat.progress) == ranks and all(p.step >= 0 for p in beat.progress)
+def all_stepped(heartbeat: Heartbeat, ranks: int = 2) -> bool:
+    return len(heartbeat.progress) == ranks and all(p.step >= 0 for p in heartbeat.progress)
 
 
 def up(job: LocalJob, controller: ScriptedController, generation: int = 1) -> list[int]:
@@ -138,16 +138,16 @@ def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> 
                 60,  # type: ignore[misc]
             )
         controller.send("n2", Inject(epoch=controller.epoch, rank=2, signal=signal.SIGKILL))
-        beat = controller.wait_for("n2", lambda b: any(e.rank == 2 for e in b.exits))
-        (exit,) = (e for e in beat.exits if e.rank == 2)
+        heartbeat = controller.wait_for("n2", lambda b: any(e.rank == 2 for e in b.exits))
+        (exit,) = (e for e in heartbeat.exits if e.rank == 2)
         assert exit.signal == signal.SIGKILL
         for node in ("n1", "n2"):
             controller.stop(node, generation)
         for node in ("n1", "n2"):
-            beat = controller.wait_for(node, lambda b: b.phase is Phase.ENDED)
-            assert len(beat.exits) == 2
-    assert beat.timings["stop"] < 5
-    assert beat.timings["launch"] < 5
+            heartbeat = controller.wait_for(node, lambda b: b.phase is Phase.ENDED)
+            assert len(heartbeat.exits) == 2
+    assert heartbeat.timings["stop"] < 5
+    assert heartbeat.timings["launch"] < 5
 
 
 def test_an_unmodified_ddp_script_ends_by_itself(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,10 @@ def test_an_unmodified_ddp_script_ends_by_itself(make_job: MakeJob, monkeypatch:
     job.start_agent("n1", STEPS="3")
     controller.wait_for("n1", lambda b: b.ready, 60)
     controller.launch("n1", 1, (0, 1))
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED, 60)
-    assert [(e.code, e.signal) for e in beat.exits] == [(0, None), (0, None)]
-    assert [p.step for p in beat.progress] == [2, 2]
-    assert not any(p.reported for p in beat.progress)
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED, 60)
+    assert [(e.code, e.signal) for e in heartbeat.exits] == [(0, None), (0, None)]
+    assert [p.step for p in heartbeat.progress] == [2, 2]
+    assert not any(p.reported for p in heartbeat.progress)
     assert job.output(1, 0) == "done 2\n"
 
 
@@ -169,24 +169,52 @@ def test_an_exception_of_a_script_comes_with_its_place(make_job: MakeJob) -> Non
     job.start_agent("n1")
     controller.wait_for("n1", lambda b: b.ready, 60)
     controller.launch("n1", 1, (0, 1))
-    beat = controller.wait_for("n1", lambda b: len([e for e in b.exits if e.tail]) == 2, 60)
-    error = beat.exits[0].error
+    heartbeat = controller.wait_for("n1", lambda b: len([e for e in b.exits if e.tail]) == 2, 60)
+    error = heartbeat.exits[0].error
     assert error is not None
     assert (error.type, error.message, error.file, error.line) == ("ValueError", "no", "train.py", 4)
-    assert beat.exits[0].tail[0] == "last words"
-    assert beat.exits[0].tail[-1] == "ValueError: no"
+    assert heartbeat.exits[0].tail[0] == "last words"
+    assert heartbeat.exits[0].tail[-1] == "ValueError: no"
+
+
+BINDS = """
+import os, pathlib, socket, time
+port = int(os.environ["MASTER_PORT"])
+pathlib.Path("port").write_text(str(port))
+while not pathlib.Path("rival").exists():
+    time.sleep(0.02)
+socket.create_server(("", port))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_program_whose_port_another_user_took_says_so_and_the_next_has_another(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(BINDS))
+    controller = job.controller()
+    job.start_agent("n1")
+    port = controller.wait_for("n1", lambda b: b.ready).rendezvous_port
+    controller.launch("n1", 1, (0,))
+    wait_for((job.folder / "port").exists, 20)
+    with rival(port, 65534):
+        (job.folder / "rival").touch()
+        heartbeat = controller.wait_for("n1", lambda b: bool(b.exits))
+    assert heartbeat.exits[0].code == 1
+    assert f"(uid 65534) listens on port {port}" in heartbeat.exits[0].taken
+    controller.launch("n1", 2, (0,))
+    heartbeat = controller.wait_for("n1", lambda b: b.generation == 2 and bool(b.exits))
+    assert (heartbeat.exits[0].code, heartbeat.exits[0].taken) == (0, "")
 
 
 def test_a_preload_that_cannot_be_imported_is_fatal(make_job: MakeJob) -> None:
     job = make_job("", preload=("there_is_no_such_module",))
     controller = job.controller()
     job.start_agent("n1")
-    beat = controller.wait_for("n1", lambda b: bool(b.fatal), 60)
-    assert "'there_is_no_such_module' of 'preload' cannot be imported" in beat.fatal
-    assert "ModuleNotFoundError: No module named 'there_is_no_such_module'" in beat.fatal
-    assert "\n" not in beat.fatal
-    assert "sys.path" not in beat.fatal
-    assert not beat.ready
+    heartbeat = controller.wait_for("n1", lambda b: bool(b.fatal), 60)
+    assert "'there_is_no_such_module' of 'preload' cannot be imported" in heartbeat.fatal
+    assert "ModuleNotFoundError: No module named 'there_is_no_such_module'" in heartbeat.fatal
+    assert "\n" not in heartbeat.fatal
+    assert "sys.path" not in heartbeat.fatal
+    assert not heartbeat.ready
 
 
 def test_stop_kills_after_the_grace_and_does_not_wait_for_the_stopped(make_job: MakeJob) -> None:
@@ -197,8 +225,8 @@ def test_stop_kills_after_the_grace_and_does_not_wait_for_the_stopped(make_job: 
     controller.send("n1", Inject(epoch=controller.epoch, rank=0, signal=signal.SIGSTOP))
     wait_for(lambda: Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     controller.stop("n1", 1, grace_s=60.0)
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED, 10)
-    assert {e.rank: e.signal for e in beat.exits} == {0: signal.SIGKILL, 1: signal.SIGTERM}
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED, 10)
+    assert {e.rank: e.signal for e in heartbeat.exits} == {0: signal.SIGKILL, 1: signal.SIGTERM}
 
 
 def test_training_goes_on_without_a_controller_and_the_next_one_is_found(make_job: MakeJob) -> None:
@@ -209,8 +237,8 @@ def test_training_goes_on_without_a_controller_and_the_next_one_is_found(make_jo
     first.close()
     job.controllers.remove(first)
     second = job.controller()
-    beat = second.wait_for("n1", lambda b: b.epoch == second.epoch, 20)
-    assert (beat.phase, beat.generation) == (Phase.RUNNING, 1)
+    heartbeat = second.wait_for("n1", lambda b: b.epoch == second.epoch, 20)
+    assert (heartbeat.phase, heartbeat.generation) == (Phase.RUNNING, 1)
     assert all(is_alive(pid) for pid in pids)
 
 
@@ -245,11 +273,11 @@ def test_progress_and_a_requested_checkpoint_are_told(make_job: MakeJob) -> None
     job.start_agent("n1")
     controller.wait_for("n1", lambda b: b.ready)
     controller.launch("n1", 1, (0, 1))
-    beat = controller.wait_for("n1", all_stepped)
-    target = max(p.step for p in beat.progress) + 50
+    heartbeat = controller.wait_for("n1", all_stepped)
+    target = max(p.step for p in heartbeat.progress) + 50
     controller.send("n1", RequestCheckpoint(epoch=controller.epoch, generation=1, step=target))
-    beat = controller.wait_for("n1", lambda b: all(p.checkpoint == target for p in b.progress))
-    assert all(p.reported and p.loss is not None for p in beat.progress)
+    heartbeat = controller.wait_for("n1", lambda b: all(p.checkpoint == target for p in b.progress))
+    assert all(p.reported and p.loss is not None for p in heartbeat.progress)
 
 
 def test_shutdown_ends_the_agent_and_leaves_nothing(make_job: MakeJob) -> None:
@@ -273,8 +301,8 @@ def test_term_of_the_step_reaches_the_workers(make_job: MakeJob) -> None:
     agent.terminate()
     assert agent.wait(10) == 0
     assert not any(is_alive(pid) for pid in pids)
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
-    assert [e.signal for e in beat.exits] == [signal.SIGTERM] * 2
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert [e.signal for e in heartbeat.exits] == [signal.SIGTERM] * 2
 
 
 def test_workers_die_with_a_killed_agent_and_the_next_one_tidies_up(make_job: MakeJob) -> None:
@@ -288,8 +316,8 @@ def test_workers_die_with_a_killed_agent_and_the_next_one_tidies_up(make_job: Ma
     old = controller.newest("n1")
     assert old is not None
     job.start_agent("n1")
-    beat = controller.wait_for("n1", lambda b: b.agent != old.agent)
-    assert (beat.phase, beat.generation) == (Phase.IDLE, 0)
+    heartbeat = controller.wait_for("n1", lambda b: b.agent != old.agent)
+    assert (heartbeat.phase, heartbeat.generation) == (Phase.IDLE, 0)
     assert left not in runtime_folders(job)
 
 
@@ -300,8 +328,8 @@ def test_a_killed_zygote_is_replaced(make_job: MakeJob) -> None:
     pids = up(job, controller)
     (zygote,) = map(int, Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split())
     os.kill(zygote, signal.SIGKILL)
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED and bool(b.notes))
-    assert any("it is started again" in note for note in beat.notes)
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED and bool(b.notes))
+    assert any("it is started again" in note for note in heartbeat.notes)
     wait_for(lambda: not any(is_alive(pid) for pid in pids), 10, "its workers have ended with it")
     up(job, controller, 2)
 
@@ -313,8 +341,8 @@ def test_a_log_folder_that_cannot_be_written_is_told_as_the_reason(make_job: Mak
     job.start_agent("n1")
     controller.wait_for("n1", lambda b: b.ready)
     controller.launch("n1", 1, (0, 1))
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
-    error = beat.exits[0].error
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    error = heartbeat.exits[0].error
     assert error is not None
     assert "cannot start without it" in error.message
 
@@ -329,13 +357,13 @@ def test_a_hung_file_system_holds_only_the_rank_that_needs_it(make_job: MakeJob)
     job.start_agent("n1")
     controller.wait_for("n1", lambda b: b.ready)
     controller.launch("n1", 1, (0, 1))
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.RUNNING)
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.RUNNING)
     other = job.job.worker_log(1, 1, "out")
     wait_for(lambda: other.exists() and other.read_text())
-    controller.wait_for("n1", lambda b: b.seq >= beat.seq + 5)
+    controller.wait_for("n1", lambda b: b.seq >= heartbeat.seq + 5)
     controller.stop("n1", 1)
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
-    assert [e.signal for e in beat.exits] == [signal.SIGTERM] * 2
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert [e.signal for e in heartbeat.exits] == [signal.SIGTERM] * 2
 
 
 def test_a_last_line_on_hung_storage_does_not_hold_the_agent(make_job: MakeJob) -> None:
@@ -345,9 +373,9 @@ def test_a_last_line_on_hung_storage_does_not_hold_the_agent(make_job: MakeJob) 
     job.start_agent("n1", LOG=str(job.job.worker_log(1, 0, "err")))
     controller.wait_for("n1", lambda b: b.ready)
     controller.launch("n1", 1, (0,))
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
-    assert beat.exits[0].signal == signal.SIGABRT
-    controller.wait_for("n1", lambda b: b.seq >= beat.seq + 5)
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED)
+    assert heartbeat.exits[0].signal == signal.SIGABRT
+    controller.wait_for("n1", lambda b: b.seq >= heartbeat.seq + 5)
     controller.launch("n1", 2, (0,))
     controller.wait_for("n1", lambda b: b.generation == 2)
 
@@ -407,9 +435,9 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
     old = controller.newest("n1")
     assert old is not None
     agent = job.start_agent("n1")
-    beat = controller.wait_for("n1", lambda b: b.agent != old.agent and b.ready)
-    assert {(c.rank, c.step, c.tier) for c in beat.copies} == {(0, 5, Tier.MEMORY), (1, 5, Tier.MEMORY)}
-    source = Source(rank=2, tier=Tier.PEER, address=beat.address, port=beat.data_port)
+    heartbeat = controller.wait_for("n1", lambda b: b.agent != old.agent and b.ready)
+    assert {(c.rank, c.step, c.tier) for c in heartbeat.copies} == {(0, 5, Tier.MEMORY), (1, 5, Tier.MEMORY)}
+    source = Source(rank=2, tier=Tier.PEER, address=heartbeat.address, port=heartbeat.data_port)
     controller.send(
         "n1",
         Launch(
@@ -419,8 +447,8 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
             world_size=4,
             slot=0,
             slots=2,
-            master_addr=beat.address,
-            master_port=beat.rendezvous_port,
+            master_addr=heartbeat.address,
+            master_port=heartbeat.rendezvous_port,
             restore="gen-0001/step-00000005",
             sources=(Source(rank=0, tier=Tier.MEMORY), source),
         ),
@@ -443,15 +471,15 @@ def test_a_stopped_agent_is_told_from_one_that_is_gone_by_its_nodes_kernel(make_
     job = make_job("", **as_program(SLEEPER))
     controller = job.controller()
     agent = job.start_agent("n1")
-    beat = controller.wait_for("n1", lambda b: b.ready and b.data_port > 0)
-    place = {"n1": ("127.0.0.1", beat.data_port)}
+    heartbeat = controller.wait_for("n1", lambda b: b.ready and b.data_port > 0)
+    place = {"n1": ("127.0.0.1", heartbeat.data_port)}
     assert answering(place) == {"n1"}
     agent.send_signal(signal.SIGSTOP)
     for _ in range(20):
         assert answering(place) == {"n1"}
     agent.send_signal(signal.SIGCONT)
-    controller.wait_for("n1", lambda b: b.seq > beat.seq + 5)
-    assert not any("connection" in note for _, b in controller.beats for note in b.notes)
+    controller.wait_for("n1", lambda b: b.seq > heartbeat.seq + 5)
+    assert not any("connection" in note for _, b in controller.heartbeats for note in b.notes)
     agent.kill()
     agent.wait()
     assert answering(place) == frozenset()

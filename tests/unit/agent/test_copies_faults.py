@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -294,3 +295,20 @@ def test_training_is_not_held_by_a_peer_that_hangs(make: MakeNode, monkeypatch: 
         a.service.launched(a.launch(2, (0,)))
         a.close()
         assert time.monotonic() - began < 2
+
+
+def test_a_node_with_too_many_threads_refuses_and_takes_the_next(make: MakeNode, job: Path) -> None:
+    node = make("a")
+    before = threading.stack_size(1 << 47)  # no thread gets as much
+    try:
+        refused = connect(node, job)
+        with pytest.raises(OSError, match="closed"):
+            refused.answer()
+    finally:
+        threading.stack_size(before)
+    refused.close()
+    assert any("can't start new thread" in note for note in wait_for(node.service.notes))
+    accepted = connect(node, job)
+    accepted.send(put_of(node))
+    assert accepted.answer().verdict is Verdict.REFUSED, "no generation runs here"
+    accepted.close()

@@ -192,6 +192,23 @@ def test_who_says_too_little_in_time_is_shut_out(hall: Hall, monkeypatch: pytest
     assert "timed out" in wait_for(hall.notes.take)[0]
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, SystemExit])
+def test_an_error_of_its_own_is_told_and_agents_come_in_again(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    def fail(stranger: _Stranger) -> None:
+        monkeypatch.undo()
+        raise kind("no more of it")
+
+    monkeypatch.setattr(hall.entrance, "_hear", fail)
+    with hall.stranger(HALF) as standing:
+        wait_for(lambda: is_shut(standing))
+    (note,) = wait_for(hall.notes.take)
+    assert f"an error of its own at the entrance to this node's copies: {kind.__name__}" in note
+    Channel.connect("127.0.0.1", hall.port, KEY).close()
+    wait_for(lambda: len(hall.inside) == 1)
+
+
 def test_the_end_waits_for_nobody(hall: Hall) -> None:
     with hall.stranger(HALF) as connection:
         hall.entrance.close()

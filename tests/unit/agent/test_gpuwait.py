@@ -141,5 +141,5 @@ def test_an_agent_starts_the_next_workers_when_the_gpus_are_free(gpus: Gpus, job
     controller.launch("n1", 2, (0, 1))
     controller.wait_for("n1", lambda b: b.phase is Phase.FREEING and b.generation == 2)
     gpus.set(0, memory_used=3)
-    beat = controller.wait_for("n1", lambda b: b.phase is Phase.RUNNING and b.generation == 2)
-    assert beat.timings["gpus"] > 0
+    heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.RUNNING and b.generation == 2)
+    assert heartbeat.timings["gpus"] > 0

@@ -94,14 +94,14 @@ def test_without_a_limit_copies_take_a_quarter_of_the_interface(
 
 @pytest.fixture
 def namespaces() -> Iterator[tuple[str, str]]:
-    """Two of them with two links in between: ``beats`` and ``copies``."""
+    """Two of them with two links in between: ``heartbeats`` and ``copies``."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and ip")
     names = (f"srobust-{os.getpid()}-a", f"srobust-{os.getpid()}-b")
     try:
         for name in names:
             ip("netns", "add", name)
-        for link, net in (("beats", HEARTBEATS), ("copies", COPIES)):
+        for link, net in (("heartbeats", HEARTBEATS), ("copies", COPIES)):
             ip(
                 "link",
                 "add",
@@ -167,7 +167,7 @@ def test_copies_use_the_named_network(namespaces: tuple[str, str], shm: Path) ->
             node.stdin.write(other)
             node.stdin.flush()
         wait_for(lambda: sent(namespaces[0], "copies") > size, 30)
-        assert sent(namespaces[0], "beats") < MIB
+        assert sent(namespaces[0], "heartbeats") < MIB
     finally:
         for node in nodes:
             node.communicate("\n", 20)

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from slurm_robust.agent.ports import PortHolder, bind_free, local_address
+from slurm_robust.agent.ports import PortHolder, bind_free, local_address, taken_by
+from tests.unit.agent.harness import rival
 from tests.users import run_as
 
 
@@ -47,6 +48,19 @@ def test_another_user_cannot_have_a_held_port(*, hand_over: bool, reuse: bool) -
         assert "in use" in run_as(65534, take)
     holder.renew()
     assert "in use" in run_as(65534, take)
+    holder.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_it_is_seen_that_another_user_took_the_port() -> None:
+    holder = PortHolder()
+    holder.open()
+    assert taken_by(holder.port) == ""
+    with rival(holder.port, 65534):
+        assert f"(uid 65534) listens on port {holder.port}" in taken_by(holder.port)
+        assert taken_by(holder.port + 1) == ""
+    with rival(holder.port, os.geteuid()):
+        assert taken_by(holder.port) == "", "it may be the job's own"
     holder.close()
 
 

@@ -18,7 +18,7 @@ from slurm_robust.agent.stimuli import (
     OrderCame,
     ReadTail,
     RenewPort,
-    SendBeat,
+    SendHeartbeat,
     SpawnWorkers,
     StartLauncher,
     SweepGroups,
@@ -100,7 +100,7 @@ def stop(generation: int = 1, grace_s: float = 3.0, epoch: int = 1) -> Stop:
     return Stop(epoch=epoch, generation=generation, grace_s=grace_s)
 
 
-BEAT = SendBeat()
+BEAT = SendHeartbeat()
 
 
 def test_a_launch_spawns_and_the_rendezvous_nodes_port_is_renewed() -> None:
@@ -245,14 +245,15 @@ def test_an_exit_is_told_at_once_and_its_last_lines_follow() -> None:
     assert (exit.rank, exit.signal, exit.age_s, exit.tail) == (1, 11, 2.0, ("Segmentation fault",))
 
 
-def test_memory_that_ran_out_is_told_of_whom_we_did_not_kill_ourselves() -> None:
+def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_ourselves() -> None:
     m = Machine()
     m.run()
     for rank in (0, 1):
         gone = Exited(generation=1, rank=rank, pid=pid_of(rank, 1), ended=m.now, signal=9)
-        m.state.handle(LauncherSaid(message=gone, oom="out of memory"), m.now)
+        m.state.handle(LauncherSaid(message=gone, oom="out of memory", taken="by somebody"), m.now)
         m.order(Stop(epoch=1, generation=1, grace_s=1.0))
     assert [exit.oom for exit in m.state.exits(m.now)] == ["out of memory", ""]
+    assert [exit.taken for exit in m.state.exits(m.now)] == ["by somebody", ""]
 
 
 def test_a_tail_of_another_generation_is_dropped() -> None:

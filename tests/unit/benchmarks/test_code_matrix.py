@@ -27,7 +27,17 @@ from benchmarks.code_matrix.cases import (
 )
 from benchmarks.code_matrix.outcomes import Outcome, complaints, lost_s, read
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Action, Blame, Diagnose, Evict, GiveUp, Restart, Verdict
+from slurm_robust.model.incident import (
+    Action,
+    Blame,
+    Diagnose,
+    Evict,
+    FaultKind,
+    GiveUp,
+    Restart,
+    Signature,
+    Verdict,
+)
 
 CRASH = Case("crash", REPORTED, EVERY_TIME, 0.5)
 ONE_CRASH = Case("crash", REPORTED, ONCE, 0.5)
@@ -42,7 +52,9 @@ def launched(t: float, generation: int) -> ev.GenerationLaunched:
 
 
 def decided(t: float, *actions: Action, reason: str = SEGV, carried_out: bool = True) -> ev.Decided:
-    verdict = Verdict(rung=6, blame=Blame.NOBODY, signature="", reason=reason)
+    verdict = Verdict(
+        rung=6, blame=Blame.NOBODY, signature=Signature(kind=FaultKind.SILENT_END), reason=reason
+    )
     return ev.Decided(
         t=t, incident=1, actions=actions, reason=reason, verdict=verdict, carried_out=carried_out
     )

@@ -17,8 +17,10 @@ from slurm_robust.model.incident import (
     Blame,
     Diagnose,
     Evict,
+    FaultKind,
     Replace,
     Restart,
+    Signature,
     Symptom,
     Verdict,
 )
@@ -37,7 +39,8 @@ def opened(t: float) -> ev.IncidentOpened:
 
 def decided(t: float, actions: Sequence[Action], *suspects: str, carried_out: bool = True) -> ev.Decided:
     reason = f"{DETAIL}; 7 of 8 ranks wait; rank 3 is stopped"
-    verdict = Verdict(rung=4, blame=Blame.NODE, signature="", reason=reason, suspects=suspects)
+    signature = Signature(kind=FaultKind.RANKS)
+    verdict = Verdict(rung=4, blame=Blame.NODE, signature=signature, reason=reason, suspects=suspects)
     return ev.Decided(
         t=t, incident=1, actions=tuple(actions), reason="", verdict=verdict, carried_out=carried_out
     )

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
+from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.schema import JobConfig
 from slurm_robust.controller import effects as fx
+from slurm_robust.controller.checkpoints import ref_of
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.restoring import ref_of
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
@@ -25,8 +26,8 @@ from slurm_robust.model.steps import Witness
 from slurm_robust.policy.restore import Ref
 from slurm_robust.slurm.stepwords import step_end, task_ends
 from slurm_robust.wire.messages import (
-    Beat,
     Flush,
+    Heartbeat,
     Launch,
     Pace,
     Phase,
@@ -61,12 +62,14 @@ class Job:
         hears_storage: bool = True,
         storage: Iterable[Ref] = (),
         copies: Mapping[str, tuple[Copy, ...]] | None = None,
+        log_rules: RuleSet | None = None,
+        clock: tuple[float, float] = (1000.0, 1.7e9),
     ) -> None:
         """``memory``: workers keep snapshots, agents copy them to peers; ``shared``: they have that part.
 
         ``storage`` and ``copies`` are there from the beginning (by an earlier run).
         """
-        self.mono, self.wall = 1000.0, 1.7e9
+        self.mono, self.wall = clock
         self.reported = reported
         self.journal: list[ev.AnyEvent] = list(history) or [
             run_started(t=self.wall, job_id=7, slots=len(slots), spares=len(spares)),
@@ -75,7 +78,7 @@ class Job:
                 t=self.wall, restart_count=0, nodes=(*slots, *spares), slots=slots, spares=spares
             ),
         ]
-        self.beats: dict[str, Beat] = {}
+        self.heartbeats: dict[str, Heartbeat] = {}
         self.dead: set[str] = set()
         self.cut: set[str] = set()  # nodes that the controller does not hear, and that do not hear it
         self.stalled: set[str] = set()  # of those, nodes whose agent is stopped: the kernel answers
@@ -113,7 +116,12 @@ class Job:
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
         self.core = Core(
-            config or JobConfig(), fold(self.journal), build, first or ToGathering(start=True), self.now()
+            config or JobConfig(),
+            fold(self.journal),
+            build,
+            first or ToGathering(start=True),
+            self.now(),
+            log_rules,
         )
         self.act(self.core.on_tick(self.now()))
 
@@ -140,8 +148,10 @@ class Job:
                     found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
                     self.act(self.core.on_nodes(found, self.now()))
                 case fx.Knock(places=places):
-                    answering = [n for n in places if n in self.beats and n not in self.cut - self.stalled]
-                    self.core.knocks.hear(self.core, answering, self.now())
+                    answering = [
+                        n for n in places if n in self.heartbeats and n not in self.cut - self.stalled
+                    ]
+                    self.core.on_knock(answering, self.now())
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
                         self.tell_storage(generation)
@@ -181,18 +191,18 @@ class Job:
 
     def step_ends(self, *nodes: str, words: str, code: int = 1) -> None:
         """The srun of the agents on ``nodes`` ends, having said ``words``."""
-        self.core.starts.on_end(self.core, step_end(nodes, code, words.splitlines()), self.now())
+        self.core.on_step_end(step_end(nodes, code, words.splitlines()), self.now())
 
     def task_ends(self, node: str, words: str) -> None:
         """The agent on ``node`` ends, and srun says so with ``words``."""
         for end in task_ends((node,), [words], [words]):
-            self.core.starts.on_end(self.core, end, self.now())
+            self.core.on_step_end(end, self.now())
 
     # -- the agents' part ----------------------------------------------------------------------------
 
     def join(self, node: str, agent: str = "a", **changes: object) -> None:
         if node not in self.dead:
-            self.beats[node] = Beat(
+            self.heartbeats[node] = Heartbeat(
                 node=node, agent=agent, seq=0, epoch=1, phase=Phase.IDLE, address=f"10.0.0.{node[1:]}",
                 rendezvous_port=4000, ready=True, data_port=5000,
                 copies=self.copies.get(node, ()),
@@ -201,37 +211,41 @@ class Job:
 
     def change(self, node: str, **changes: object) -> None:
         """The agent of ``node`` has something new to tell."""
-        old = self.beats[node]
-        self.beats[node] = structs.replace(old, seq=old.seq + 1, **changes)
+        old = self.heartbeats[node]
+        self.heartbeats[node] = structs.replace(old, seq=old.seq + 1, **changes)
         if node not in self.dead and node not in self.cut:
-            self.core.on_beat(self.beats[node], self.now())
-            self.act(self.core.on_tick(self.now()))
+            self.core.on_heartbeat(self.heartbeats[node], self.now())
+            self.tick()
+
+    def tick(self) -> None:
+        """The core takes in what has changed."""
+        self.act(self.core.on_tick(self.now()))
 
     def obey(self, node: str, message: object) -> None:
-        beat = self.beats.get(node)
-        if beat is None:
+        heartbeat = self.heartbeats.get(node)
+        if heartbeat is None:
             return
         match message:
             case Launch() if node in self._dying:
                 self._pending[node] = message
-            case Launch(generation=generation, ranks=ranks) if generation > beat.generation:
+            case Launch(generation=generation, ranks=ranks) if generation > heartbeat.generation:
                 self.orders[node] = message
                 progress = tuple(Progress(rank=r, step=-1, reported=False, age_s=0.0) for r in ranks)
                 phase = Phase.FREEING if node in self.freeing else Phase.RUNNING
                 self.change(node, generation=generation, phase=phase, progress=progress, exits=())
-            case Stop() if node in (*self.stubborn, *self.slow) and beat.phase in BUSY:
+            case Stop() if node in (*self.stubborn, *self.slow) and heartbeat.phase in BUSY:
                 self._dying.setdefault(node, self.mono)
                 self.change(node, phase=Phase.STOPPING)
-            case Stop(generation=generation) if beat.phase is Phase.RUNNING:
-                killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in beat.progress)
-                ended = {e.rank for e in beat.exits}
+            case Stop(generation=generation) if heartbeat.phase is Phase.RUNNING:
+                killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in heartbeat.progress)
+                ended = {e.rank for e in heartbeat.exits}
                 self.change(
                     node,
                     phase=Phase.ENDED,
-                    exits=(*beat.exits, *(e for e in killed if e.rank not in ended)),
+                    exits=(*heartbeat.exits, *(e for e in killed if e.rank not in ended)),
                 )
-            case Stop(generation=generation) if beat.phase is not Phase.RUNNING:
-                self.change(node, generation=max(generation, beat.generation))
+            case Stop(generation=generation) if heartbeat.phase is not Phase.RUNNING:
+                self.change(node, generation=max(generation, heartbeat.generation))
             case RequestCheckpoint(step=step):
                 self.asked_step = step
             case Flush(step=step):
@@ -239,8 +253,8 @@ class Job:
             case Pace(stride=stride):
                 self.stride = stride
             case TakeStacks(number=number) if node not in self.mute:
-                taken = tuple(self.stacks.get(p.rank, waiting(p.rank, node)) for p in beat.progress)
-                answer = StacksTaken(node=node, generation=beat.generation, number=number, stacks=taken)
+                taken = tuple(self.stacks.get(p.rank, waiting(p.rank, node)) for p in heartbeat.progress)
+                answer = StacksTaken(node=node, generation=heartbeat.generation, number=number, stacks=taken)
                 self.core.on_stacks(answer)
                 self.act(self.core.on_tick(self.now()))
             case Save(token=token):
@@ -250,23 +264,24 @@ class Job:
                     self.change(node, saved=token)
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep
-                self.beats.pop(node)
-                self.core.agents_gone = not self.beats
+                self.heartbeats.pop(node)
+                if not self.heartbeats:
+                    self.core.starts.on_all_ended()
 
     # -- what happens in the world -----------------------------------------------------------------------
 
     def pass_time(self, seconds: float, *, tick: float = 0.5, wall_jump: float = 0.0) -> None:
-        """Time passes; living agents beat every ``tick``."""
+        """Time passes; living agents heartbeat every ``tick``."""
         self.wall += wall_jump
         end = self.mono + seconds
         while self.mono < end - 1e-9 and self.code is None:
             step = min(tick, end - self.mono)
             self.mono += step
             self.wall += step
-            for node in list(self.beats):
-                if node in self.beats and node in self._dying:
+            for node in list(self.heartbeats):
+                if node in self.heartbeats and node in self._dying:
                     self.die(node)
-                if node in self.beats:  # else it was told to end meanwhile
+                if node in self.heartbeats:  # else it was told to end meanwhile
                     self.change(node, progress=self.older(node, step))
             self.act(self.core.on_tick(self.now()))
 
@@ -277,17 +292,17 @@ class Job:
             self.change(node, still_s=0.0 if node in self.slow else max(0.0, dying_s - GRACE_S))
             return
         del self._dying[node]
-        beat = self.beats[node]
-        ended = {e.rank for e in beat.exits}
-        killed = tuple(WorkerExit(rank=p.rank, signal=9) for p in beat.progress if p.rank not in ended)
-        self.change(node, phase=Phase.ENDED, exits=(*beat.exits, *killed), still_s=None)
+        heartbeat = self.heartbeats[node]
+        ended = {e.rank for e in heartbeat.exits}
+        killed = tuple(WorkerExit(rank=p.rank, signal=9) for p in heartbeat.progress if p.rank not in ended)
+        self.change(node, phase=Phase.ENDED, exits=(*heartbeat.exits, *killed), still_s=None)
         if node in self._pending:
             self.obey(node, self._pending.pop(node))
 
     def older(self, node: str, seconds: float) -> tuple[Progress, ...]:
         """The progress on ``node`` after ``seconds`` without a step."""
         seconds = seconds if self.ages else 0.0
-        return tuple(structs.replace(p, age_s=p.age_s + seconds) for p in self.beats[node].progress)
+        return tuple(structs.replace(p, age_s=p.age_s + seconds) for p in self.heartbeats[node].progress)
 
     def train_to(self, step: int) -> None:
         """All ranks complete steps up to ``step``."""
@@ -296,7 +311,7 @@ class Job:
                 continue
             progress = tuple(
                 structs.replace(p, step=step, reported=self.reported, age_s=0.0)
-                for p in self.beats[node].progress
+                for p in self.heartbeats[node].progress
             )
             self.change(node, progress=progress)
         if self.memory:
@@ -316,7 +331,7 @@ class Job:
 
     def hold(self, node: str, ranks: tuple[int, ...], generation: int, step: int, tier: Tier) -> None:
         """``node`` has copies from now on; the oldest of as many buffers as there are makes room."""
-        copies = list(self.beats[node].copies)
+        copies = list(self.heartbeats[node].copies)
         for rank in ranks:
             mine = [c for c in copies if (c.rank, c.tier) == (rank, tier)]
             if len(mine) >= (PEER_BUFFERS if tier is Tier.PEER else OWN_BUFFERS):
@@ -327,17 +342,17 @@ class Job:
     def kill_rank(self, rank: int, **exit: object) -> None:
         node = self.core.state.placement.node_of(rank)
         fields: dict[str, object] = {"signal": 9, **exit}
-        beat = self.beats[node]
-        self.change(node, exits=(*beat.exits, WorkerExit(rank=rank, **fields)), phase=Phase.ENDED)  # type: ignore[arg-type]
+        heartbeat = self.heartbeats[node]
+        self.change(node, exits=(*heartbeat.exits, WorkerExit(rank=rank, **fields)), phase=Phase.ENDED)  # type: ignore[arg-type]
 
     def finish(self) -> None:
         for node in self.core.state.slots:
-            exits = tuple(WorkerExit(rank=p.rank, code=0) for p in self.beats[node].progress)
+            exits = tuple(WorkerExit(rank=p.rank, code=0) for p in self.heartbeats[node].progress)
             self.change(node, exits=exits, phase=Phase.ENDED)
 
     def power_cut(self, node: str) -> None:
         self.dead.add(node)
-        self.beats.pop(node, None)
+        self.heartbeats.pop(node, None)
 
     # -- what the test asks ------------------------------------------------------------------------------
 

@@ -101,12 +101,12 @@ def test_a_job_that_was_suspended_says_how_long() -> None:
     assert job.events(ev.Noted)[-1].text == job.said[-1]
 
 
-def test_beats_that_waited_are_all_read_before_anybody_is_judged() -> None:
+def test_heartbeats_that_waited_are_all_read_before_anybody_is_judged() -> None:
     job = Job()
     job.train_to(3)
     job.mono += 30
     for node in ("n1", "n2", "n3"):
-        job.core.on_beat(job.beats[node], job.now())
+        job.core.on_heartbeat(job.heartbeats[node], job.now())
     job.act(job.core.on_tick(job.now()))
     assert job.events(ev.IncidentOpened) == []
 
@@ -230,11 +230,11 @@ def test_a_node_that_cannot_kill_its_workers_is_evicted() -> None:
 def test_workers_that_live_on_beyond_a_cut_network_are_stopped_when_it_heals() -> None:
     job = Job()
     job.train_to(3)
-    old = job.beats["n2"]
+    old = job.heartbeats["n2"]
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 2)
     job.dead.clear()
-    job.beats["n2"] = old
+    job.heartbeats["n2"] = old
     job.change("n2")
     stops = [m for node, m in job.sent if node == "n2" and isinstance(m, Stop)]
     assert stops[-1].generation == 1
@@ -254,7 +254,7 @@ def test_all_agents_lost_at_once_evicts_nobody() -> None:
     job = Job()
     job.train_to(3)
     for node in ("n1", "n2", "n3"):
-        job.beats.pop(node)
+        job.heartbeats.pop(node)
     job.until(lambda: len(job.started) == 2, limit=30)
     assert job.core.state.evicted == {}
     assert job.core.state.generation == 2
@@ -287,7 +287,7 @@ def test_before_the_end_a_checkpoint_is_taken_at_a_step_no_rank_has_reached() ->
     job.checkpoints[1] = (f"gen-0001/step-{asked.step:08d}", asked.step)
     for node in ("n1", "n2"):
         progress = tuple(
-            structs.replace(p, step=asked.step, checkpoint=asked.step) for p in job.beats[node].progress
+            structs.replace(p, step=asked.step, checkpoint=asked.step) for p in job.heartbeats[node].progress
         )
         job.change(node, progress=progress)
     assert job.requeued == [()]
@@ -315,7 +315,7 @@ def test_a_new_controller_finds_the_running_generation_and_training_goes_on() ->
     job = Job()
     job.train_to(3)
     later = Job(history=tuple(job.journal), first=ToReconnecting())
-    later.beats = dict(job.beats)
+    later.heartbeats = dict(job.heartbeats)
     for node in ("n1", "n2"):
         later.change(node)
     assert later.stage == "Running"
@@ -331,7 +331,7 @@ def test_a_new_controller_that_misses_a_node_replaces_it() -> None:
     job = Job()
     job.train_to(3)
     later = Job(history=tuple(job.journal), first=ToReconnecting())
-    later.beats = {n: b for n, b in job.beats.items() if n != "n2"}
+    later.heartbeats = {n: b for n, b in job.heartbeats.items() if n != "n2"}
     later.dead.add("n2")
     for node in ("n1", "n3"):
         later.change(node)
@@ -343,7 +343,7 @@ def test_an_exit_while_no_controller_lived_is_seen_by_the_next() -> None:
     job = Job()
     job.train_to(3)
     later = Job(history=tuple(job.journal), first=ToReconnecting())
-    later.beats = dict(job.beats)
+    later.heartbeats = dict(job.heartbeats)
     later.kill_rank(1)
     later.change("n1")
     assert later.core.state.generation == 2
@@ -352,7 +352,7 @@ def test_an_exit_while_no_controller_lived_is_seen_by_the_next() -> None:
 def test_agents_that_refuse_on_more_nodes_than_spares_end_the_job_at_once() -> None:
     job = JobWithoutAgents(("n1", "n2", "n4"), ("n3",))
     for node in ("n2", "n4"):
-        job.core.starts.on_refusal(node, "job directory /x is not there")
+        job.core.on_refusal(node, "job directory /x is not there")
     job.pass_time(0.5)
     job.pass_time(15)
     assert job.code == ExitCode.JOB_DIR
@@ -363,7 +363,7 @@ def test_agents_that_refuse_on_more_nodes_than_spares_end_the_job_at_once() -> N
 
 def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
     job = JobWithoutAgents(("n1", "n2"), ("n3",))
-    job.core.starts.on_refusal("n2", "no folder in /dev/shm")
+    job.core.on_refusal("n2", "no folder in /dev/shm")
     for node in ("n1", "n3"):
         Job.join(job, node)
     job.until(lambda: job.stage == "Running")
@@ -373,7 +373,7 @@ def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
 
 def test_what_too_many_nodes_lack_ends_the_job_with_its_code_and_no_second_try() -> None:
     job = JobWithoutAgents(("n1", "n2"), ())
-    job.core.starts.on_refusal("n2", "module not found: train; fix: install it", ExitCode.NO_INPUT)
+    job.core.on_refusal("n2", "module not found: train; fix: install it", ExitCode.NO_INPUT)
     job.pass_time(15)
     assert job.code == 66
     assert job.requeued == []
@@ -421,9 +421,9 @@ def test_the_state_is_the_fold_of_what_was_written() -> None:
 
 
 def pulse_of(job: Job, node: str, base: int | None = None) -> None:
-    beat = job.beats[node]
-    base = beat.seq if base is None else base
-    job.core.on_pulse(Pulse(node=node, agent=beat.agent, seq=beat.seq + 1, base=base), job.now())
+    heartbeat = job.heartbeats[node]
+    base = heartbeat.seq if base is None else base
+    job.core.on_pulse(Pulse(node=node, agent=heartbeat.agent, seq=heartbeat.seq + 1, base=base), job.now())
 
 
 def test_a_pulse_is_a_sign_of_life_and_ages_go_on() -> None:
@@ -432,7 +432,7 @@ def test_a_pulse_is_a_sign_of_life_and_ages_go_on() -> None:
     slots, generation = job.core.state.slots, job.core.state.generation
     for _ in range(8):
         job.mono += 1.0
-        for node in job.beats:
+        for node in job.heartbeats:
             pulse_of(job, node)
         job.act(job.core.on_tick(job.now()))
     assert job.stage == "Running"
@@ -441,7 +441,7 @@ def test_a_pulse_is_a_sign_of_life_and_ages_go_on() -> None:
     assert [(r.step, r.age_s) for r in records] == [(5, 8.0), (5, 8.0)]
 
 
-def test_a_pulse_is_answered_only_where_its_beat_is_known() -> None:
+def test_a_pulse_is_answered_only_where_its_heartbeat_is_known() -> None:
     job = Job()
     job.core.on_tick(job.now())
     for base, answers in ((None, 1), (1_000, 0)):
@@ -449,7 +449,7 @@ def test_a_pulse_is_answered_only_where_its_beat_is_known() -> None:
         acks = [e for e in job.core.on_tick(job.now()) if isinstance(e, Send) and isinstance(e.message, Ack)]
         assert len(acks) == answers
     job.mono += 6.0
-    for node in job.beats:
+    for node in job.heartbeats:
         pulse_of(job, node, 1_000)  # who speaks lives, whatever of it is not known here
     job.act(job.core.on_tick(job.now()))
     assert (job.stage, job.core.state.incident) == ("Running", None)

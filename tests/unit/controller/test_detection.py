@@ -14,7 +14,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.findings import Effect, Party, Suggestion
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.traffic import Traffic
 from slurm_robust.report.incident_text import timeline
@@ -46,7 +46,7 @@ def train(job: Job, steps: range, **report: object) -> None:
 def tell(job: Job, rank: int = 0, **report: object) -> None:
     """A rank reports its next step with these metrics."""
     node = job.core.state.placement.node_of(rank)
-    before = job.beats[node].progress
+    before = job.heartbeats[node].progress
     progress = (
         structs.replace(p, step=p.step + 1, age_s=0.0, reported=True, **report) if p.rank == rank else p
         for p in before
@@ -332,8 +332,8 @@ def test_a_lost_gpu_evicts_its_node_at_once() -> None:
 
 def test_one_network_alert_is_borne_and_two_are_not() -> None:
     flapping = job()
-    link = {"check": "ethernet.state", "subject": "mlx5_0/1", "text": "down", "is_link": True,
-            "blame": Party.FABRIC, "suggestion": Suggestion.RESET}  # fmt: skip
+    link = {"check": "ethernet.state", "effect": Effect.LINK_DOWN, "subject": "mlx5_0/1", "text": "down",
+            "is_link": True, "blame": Party.FABRIC, "suggestion": Suggestion.RESET}  # fmt: skip
     raise_alerts(flapping, {"n2": alert(**link, ended_s=0.1)})
     train(flapping, range(40, 42))
     assert flapping.core.state.generation == 1
@@ -345,8 +345,14 @@ def test_one_network_alert_is_borne_and_two_are_not() -> None:
 
 def test_many_nodes_behind_one_switch_are_one_event() -> None:
     switch = job()
-    switch.core.switches.update(dict.fromkeys(NODES, "leaf1"))
-    link = {"check": "ethernet.state", "subject": "mlx5_0/1", "is_link": True, "blame": Party.FABRIC}
+    switch.core.on_switches(dict.fromkeys(NODES, "leaf1"))
+    link = {
+        "check": "ethernet.state",
+        "effect": Effect.LINK_DOWN,
+        "subject": "mlx5_0/1",
+        "is_link": True,
+        "blame": Party.FABRIC,
+    }
     both = {n: (alert(**link), alert(2, **link)) for n in NODES[:3]}
     for node, its in both.items():
         switch.change(node, alerts=its)
@@ -377,7 +383,10 @@ def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
 
 def test_a_spare_with_one_alert_of_its_network_stays() -> None:
     trained = job()
-    raise_alerts(trained, {"n5": alert(check="ethernet.state", is_link=True, blame=Party.FABRIC)})
+    raise_alerts(
+        trained,
+        {"n5": alert(check="ethernet.state", effect=Effect.LINK_DOWN, is_link=True, blame=Party.FABRIC)},
+    )
     assert trained.core.state.spares == SPARES
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.detect import DetectConfig
@@ -56,7 +56,7 @@ class Weather:
     def crash(self, rank: int) -> None:
         job = self.job
         node = job.core.state.placement.node_of(rank % len(NODES))
-        if node in job.beats and node not in job.dead and job.beats[node].progress:
+        if node in job.heartbeats and node not in job.dead and job.heartbeats[node].progress:
             job.kill_rank(rank % len(NODES), signal=11)
 
     def power_cut(self, number: int) -> None:
@@ -71,7 +71,7 @@ class Weather:
 
     def new_agent(self, number: int) -> None:
         node = ALL[number]
-        if node in self.job.beats and node not in self.job.dead:
+        if node in self.job.heartbeats and node not in self.job.dead:
             self.job.join(node, agent=f"again-{self.job.mono:g}")
 
     def hang(self, number: int) -> None:
@@ -123,8 +123,8 @@ class Weather:
 
     def gpus_are_free(self) -> None:
         self.job.freeing.clear()
-        for node, beat in list(self.job.beats.items()):
-            if beat.phase is Phase.FREEING:
+        for node, heartbeat in list(self.job.heartbeats.items()):
+            if heartbeat.phase is Phase.FREEING:
                 self.job.change(node, phase=Phase.RUNNING)
 
     def calm(self, lasting: frozenset[str]) -> None:
@@ -146,9 +146,11 @@ class Weather:
         for name, mend in heal.items():
             if name not in lasting:
                 mend()
+        if job.slurm_says != (REFUSED,):  # a requeue without an answer is asked for during a day
+            job.slurm_says = (TAKEN, DONE)
         if "storage" not in lasting and not job.hears_storage:
             job.hears_storage = True
-            job.tell_storage(job.core.listing.generation)
+            job.tell_storage(job.core.checkpoints.asked)
 
     def live(self, seconds: float) -> None:
         """Time passes, and ranks that can make a step a second."""
@@ -162,8 +164,11 @@ class Weather:
 
     def step(self) -> int:
         """The newest that all ranks have completed."""
-        beats = [self.job.beats.get(node) for node in self.job.core.state.slots]
-        return min((p.step for beat in beats if beat is not None for p in beat.progress), default=-1)
+        heartbeats = [self.job.heartbeats.get(node) for node in self.job.core.state.slots]
+        return min(
+            (p.step for heartbeat in heartbeats if heartbeat is not None for p in heartbeat.progress),
+            default=-1,
+        )
 
     def is_settled(self) -> bool:
         """The job has ended, or makes steps that are new."""
@@ -176,7 +181,7 @@ class Weather:
 
     def can_step(self) -> bool:
         job, state = self.job, self.job.core.state
-        beats = [job.beats.get(node) for node in state.slots]
+        heartbeats = [job.heartbeats.get(node) for node in state.slots]
         return not self.hangs and all(
             b is not None
             and b.node not in job.dead
@@ -184,7 +189,7 @@ class Weather:
             and b.generation == state.generation
             and b.progress
             and not b.exits
-            for b in beats
+            for b in heartbeats
         )
 
 
@@ -214,6 +219,20 @@ happenings = st.lists(
 )
 
 
+@example(
+    happenings=[
+        ("end_is_near", 0, 0.7),
+        ("cut_all_others", 0, 7.6),
+        ("nothing_is_written", 0, 57.0),
+        ("mute", 2, 0.0),
+        ("hang", 1, 7.6),
+        ("slurm_loses_answers", 1, 0.0),
+    ],
+    lasting=frozenset(["writes"]),
+    reported=True,
+    memory=False,
+    spares=True,
+)  # the end was near, and Unreachable and Stopping led to each other
 @settings(max_examples=30, deadline=None)
 @given(
     happenings=happenings,

@@ -56,6 +56,9 @@ def test_who_could_exchange_the_folder(owner: int, mode: int, is_private: bool, 
         assert "/p/f" in found.text
         assert "--job-dir" in found.fix
         assert ("chmod +t /p/f" in found.fix) == (owner == ME)  # else it is not in this user's hands
+        assert found.is_chosen == (text == "group")
+        assert not judge(msgspec.structs.replace(folder, is_job=True), ME).is_chosen  # type: ignore[union-attr]
+        assert ("every owner that this node cannot tell" in found.text) == (owner == OTHER)
 
 
 def test_a_link_is_as_good_as_its_owner() -> None:
@@ -99,6 +102,13 @@ def test_what_is_made_is_closed_whatever_the_umask(tmp_path: Path, umask: int, m
     assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [mode, mode, 0o700]
 
 
+def strangers_group() -> int:
+    """One in which others may be: only root can give a folder to it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another group")
+    return 4242
+
+
 def test_what_was_left_open_is_closed_and_others_can_go_on_there(tmp_path: Path) -> None:
     root = tmp_path / "srobust-jobs"
     (root / "7").mkdir(parents=True)
@@ -122,6 +132,37 @@ def test_a_later_run_of_an_accepted_job_is_only_warned(tmp_path: Path) -> None:
     assert f"chmod +t {tmp_path}" in error.value.fix
     (warning,) = preflight.check_place(job, environ, later_run=True)
     assert "everybody may write" in warning
+
+
+def test_a_group_that_may_write_is_warned_of(tmp_path: Path) -> None:
+    """As with an umask of 002 in a project's folder, whose group can exchange the script as well."""
+    submitted = tmp_path / "mine"
+    submitted.mkdir()
+    os.chown(submitted, -1, strangers_group())
+    submitted.chmod(0o2775)
+    job = JobDirectory(submitted / "srobust-jobs" / "7")
+    (warning,) = preflight.check_place(job, {"SLURM_SUBMIT_DIR": str(submitted)}, later_run=False)
+    assert f"may write to {submitted} (mode 2775)" in warning
+    assert f"chmod +t {submitted}" in warning
+    submitted.chmod(0o2777)
+    with pytest.raises(PreflightError, match="everybody may write"):
+        preflight.check_place(job, {"SLURM_SUBMIT_DIR": str(submitted)}, later_run=False)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_folder_that_the_user_names_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    named = tmp_path / "shared"
+    (named / "7").mkdir(parents=True)
+    os.chown(named, -1, strangers_group())
+    named.chmod(mode)
+    (named / "7").chmod(0o775)
+    try:
+        (told,) = preflight.check_place(JobDirectory(named / "7"), {}, later_run=False)
+    except PreflightError as error:
+        told = f"{error}: {error.fix}"
+    assert f"chmod +t {named}" in told
+    assert stat.S_IMODE(named.stat().st_mode) == mode
+    assert stat.S_IMODE((named / "7").stat().st_mode) == 0o700
 
 
 # -- two users -----------------------------------------------------------------------------------------

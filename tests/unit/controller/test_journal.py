@@ -17,6 +17,8 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.journal import JournalDamaged, fold, parse, read
 from slurm_robust.testing.faulty_disk import FaultyDisk
 from tests.unit.controller.room import room_for
+from tests.users import run_as
+from tests.waiting import wait_for
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 EVENTS = [ev.Noted(t=float(i), text=f"fact {i}\n« »", node="n1") for i in range(5)]
@@ -161,6 +163,51 @@ def test_a_torn_line_is_cut_off_also_where_there_is_no_room_for_it(tmp_path: Pat
     journal.append(EVENTS[4])
     journal.close()
     assert read(tmp_path / "j") == EVENTS
+
+
+def test_storage_that_refuses_once_does_not_begin_a_new_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``exists()`` of Python 3.14 says no then; a journal is absent only where storage says so."""
+    data = write(tmp_path / "j")
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    journal = Journal(tmp_path / "j")
+    assert (journal.events, journal.written) == (EVENTS, len(EVENTS))
+    journal.close()
+    assert (tmp_path / "j").read_bytes() == data
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root reads everything, and only root can be another user")
+def test_a_journal_that_storage_does_not_show_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o700)
+    write(folder / "j")
+    assert "Permission denied" in run_as(65534, lambda: Journal(folder / "j"))
+    assert "Permission denied" in run_as(65534, lambda: read(folder / "j"))
+
+
+def test_an_older_copy_in_the_journals_place_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_robust.controller.journal.AGAIN_S", 0.01)
+    path, disk = tmp_path / "j", FaultyDisk()
+    newer, older = tmp_path / "newer", tmp_path / "older"
+    journal = Journal(path, disk)
+    journal.append(EVENTS[0])
+    older.write_bytes(path.read_bytes())
+    journal.append(EVENTS[1])
+    newer.hardlink_to(path)
+    disk.fail(errno.ESTALE, only="write")
+    journal.append(EVENTS[2])
+    older.replace(path)
+    wait_for(lambda: "an older copy" in journal.trouble)
+    disk.heal()
+    assert not journal.settle(0.1)
+    assert read(path) == EVENTS[:1], "it is as it was"
+    newer.replace(path)
+    wait_for(lambda: journal.written == 3)
+    assert journal.close()
+    assert read(path) == EVENTS[:3]
 
 
 def test_what_another_controller_has_written_is_not_cut_off(tmp_path: Path) -> None:

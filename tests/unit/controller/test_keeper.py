@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow  # each starts some interpreters
 KEEPER = """
 import json, os, sys
 from slurm_robust.controller import keeper
-keeper.STORAGE_S = 0.5
+keeper.STORAGE_S, keeper.END_S = 2.0, 1.0
 if len(sys.argv) > 3:
     keeper.say = lambda text: os.kill(os.getpid(), int(sys.argv[3]))
 sys.exit(keeper.Keeper(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])).run())
@@ -108,6 +108,23 @@ def test_what_a_controller_says_is_the_end_is_the_end(world: World, code: int) -
 
 def test_who_dies_after_its_last_word_has_said_it(world: World) -> None:
     assert world.run('printf 3 > "/proc/self/fd/$2"; kill -9 $$')[0] == 3
+
+
+@pytest.mark.parametrize("hangs", ["kill -STOP $$", "trap '' TERM; while :; do sleep 0.1; done"])
+def test_who_does_not_die_after_its_last_word_is_not_waited_for(world: World, hangs: str) -> None:
+    """As one that hangs in the kernel, on a dead mount."""
+    code, said = world.run(f'echo $$ > pid; printf 7 > "/proc/self/fd/$2"; {hangs}')
+    assert (code, world.starts) == (7, 1)
+    assert "left behind" in said
+    pid = int(world.text("pid"))
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 10)
+
+
+def test_who_has_said_nothing_has_all_the_time_though_it_closes_the_pipe(world: World) -> None:
+    script = f"fd=$2; [ $(wc -l < starts) -eq 1 ] || {{ {over(3)}; }}; exec {{fd}}>&-; sleep 2; exit 70"
+    code, said = world.run(script)
+    assert (code, world.starts) == (3, 2)
+    assert "met an error of its own" in said
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 73", "exit 70", "kill -9 $$", "kill -BUS $$"])

@@ -46,17 +46,16 @@ def rules(tmp_path: Path) -> Path:
 
 def crashed(rules: Path | None = None) -> Job:
     """Two ranks have failed; the first to be seen only lost the other one."""
-    job = Job(spares=("n3",))
-    if rules is not None:
-        job.core.log_rules, trouble = logrules.load(config(rules.name), rules.parent)
-        assert not trouble
+    loaded, trouble = logrules.load(config(rules.name), rules.parent) if rules is not None else (None, "")
+    assert not trouble
+    job = Job(spares=("n3",), log_rules=loaded)
     job.train_to(7)
     for rank, line, age_s in ((0, LOST, 2.0), (1, BURNT, 1.0)):
         job.dead.add(f"n{rank + 1}")  # both are told in one moment
         job.kill_rank(rank, signal=None, code=1, tail=(line,), age_s=age_s)
     job.dead.clear()
-    for beat in job.beats.values():
-        job.core.on_beat(beat, job.now())
+    for heartbeat in job.heartbeats.values():
+        job.core.on_heartbeat(heartbeat, job.now())
     job.act(job.core.on_tick(job.now()))
     job.until(lambda: job.core.state.generation == 2)
     return job

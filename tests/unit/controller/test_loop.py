@@ -41,7 +41,7 @@ from slurm_robust.testing.faulty_disk import FaultyDisk
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import Beat, Phase
+from slurm_robust.wire.messages import Heartbeat, Phase
 from slurm_robust.wire.server import ControllerSocket
 from tests.waiting import wait_for
 
@@ -120,18 +120,18 @@ def test_all_complete_checkpoints_are_listed(hands: Hands) -> None:
     for generation, step in ((1, 2), (1, 4), (2, 5)):
         hands.publish(generation, step)
     hands.publish(2, 6, ranks=(0,))
-    assert hands.core.listing.generation == 3  # asked for on the way into the first stage
+    assert hands.core.checkpoints.asked == 3  # asked for on the way into the first stage
     hands.do(fx.FindCheckpoint(generation=3))
-    hands.wait(lambda: hands.core.listing.answered)
+    hands.wait(lambda: hands.core.checkpoints.answered)
     expected = {Ref(step=2, generation=1), Ref(step=4, generation=1), Ref(step=5, generation=2)}
-    assert set(hands.core.listing.complete or ()) == expected
+    assert set(hands.core.checkpoints.listed or ()) == expected
 
 
 def test_a_storage_that_refuses_is_not_an_empty_one(hands: Hands) -> None:
     hands.store.path.symlink_to(hands.store.path)
     hands.do(fx.FindCheckpoint(generation=3))
-    hands.wait(lambda: hands.core.listing.answered)
-    assert hands.core.listing.complete is None
+    hands.wait(lambda: hands.core.checkpoints.answered)
+    assert hands.core.checkpoints.listed is None
     hands.core.on_tick(read_clocks())
     text = next(e.detail for e in hands.journal.events if isinstance(e, ev.StageDone))
     assert "checkpoints on storage cannot be listed" in text
@@ -139,7 +139,7 @@ def test_a_storage_that_refuses_is_not_an_empty_one(hands: Hands) -> None:
 
 def test_an_answer_to_an_older_question_is_dropped(hands: Hands) -> None:
     hands.core.on_checkpoints(2, (), read_clocks())
-    assert not hands.core.listing.answered
+    assert not hands.core.checkpoints.answered
 
 
 def test_pruning_keeps_what_can_still_be_restored(hands: Hands) -> None:
@@ -168,7 +168,9 @@ def test_a_thousand_agents_that_join_cost_one_sync(hands: Hands, monkeypatch: py
     syncs: list[int] = []
     monkeypatch.setattr(os, "fdatasync", syncs.append)
     for i in range(1000):
-        hands.core.on_beat(Beat(node=f"n{i}", agent="a", seq=1, epoch=1, phase=Phase.IDLE), read_clocks())
+        hands.core.on_heartbeat(
+            Heartbeat(node=f"n{i}", agent="a", seq=1, epoch=1, phase=Phase.IDLE), read_clocks()
+        )
     hands.loop._do(hands.core.on_tick(read_clocks()))
     assert len(syncs) == 1
     joined = [event for event in read(hands.journal.path) if isinstance(event, ev.AgentJoined)]

@@ -23,7 +23,9 @@ from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong
 from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.worker.lookup import missing
 from tests.unit.run_started import run_started
+from tests.users import run_as
 
 ALLOCATION = Allocation(
     job_id=7,
@@ -97,6 +99,15 @@ def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     preflight.check_command(CommandKind.EXEC, ("./train",), tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     preflight.check_command(CommandKind.EXEC, ("train",), tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root looks everywhere, and only root can be another user")
+@pytest.mark.parametrize("kind", [CommandKind.SCRIPT, CommandKind.EXEC])
+def test_what_storage_does_not_tell_is_not_missing(kind: CommandKind, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    assert run_as(65534, lambda: preflight.check_command(kind, ("./train",), closed)) == "None"
+    assert run_as(65534, lambda: missing(kind, ("./train",), str(closed))) == "None"
 
 
 @pytest.mark.parametrize(("nodes", "spares"), [(4, 0), (3, 1), (None, 3)])

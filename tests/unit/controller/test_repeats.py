@@ -48,7 +48,7 @@ def segfault(job: Job) -> None:
 def bring_nan(job: Job) -> None:
     """Rank 1's loss is NaN at the next step; the record is read only some steps later."""
     node = job.core.state.placement.node_of(1)
-    (before,) = job.beats[node].progress
+    (before,) = job.heartbeats[node].progress
     bad, late = before.step + 1, 3
     for name in job.core.state.slots:
         progress = tuple(
@@ -59,7 +59,7 @@ def bring_nan(job: Job) -> None:
                 loss=math.nan if p.rank == 1 else 1.0,
                 bad_step=bad if p.rank == 1 else -1,
             )
-            for p in job.beats[name].progress
+            for p in job.heartbeats[name].progress
         )
         job.change(name, progress=progress)
     job.pass_time(1.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from slurm_robust.config.schema import CheckpointConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
-from slurm_robust.controller.stages.saving import HURRY_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
+from slurm_robust.policy.checkpoints import LEAVING_S
 from tests.unit.controller.fleetwork import Job
 
 REFUSED = RequeueAnswer(said=Said.REFUSED, detail="Requested operation is presently disabled")
@@ -100,7 +100,7 @@ def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:
     job.until(lambda: job.stage == "Saving")
     begun = job.mono
     job.until(lambda: bool(job.requeued))
-    assert HURRY_S <= job.mono - begun < HURRY_S + 5
+    assert LEAVING_S <= job.mono - begun < LEAVING_S + 5
 
 
 def test_what_a_refused_requeue_has_written_is_not_written_again() -> None:

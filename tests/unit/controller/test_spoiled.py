@@ -28,16 +28,16 @@ def trained(to: int = 30) -> Job:
 def run(job: Job, steps: range, loss: float = 1.0) -> None:
     """A step every half second, with this loss on all ranks."""
     for step in steps:
-        for node, beat in list(job.beats.items()):
-            told = tuple(structs.replace(p, loss=loss) for p in beat.progress)
-            job.beats[node] = structs.replace(beat, progress=told)
+        for node, heartbeat in list(job.heartbeats.items()):
+            told = tuple(structs.replace(p, loss=loss) for p in heartbeat.progress)
+            job.heartbeats[node] = structs.replace(heartbeat, progress=told)
         job.train_to(step)
         job.pass_time(0.5, tick=0.25)
 
 
 def spoiled(job: Job, node: str, since: int) -> tuple[Progress, ...]:
     """What ``node`` tells of step 31 when it has had no number for a loss since this step."""
-    progress = job.beats[node].progress
+    progress = job.heartbeats[node].progress
     return tuple(structs.replace(p, step=31, loss=math.nan, bad_step=since) for p in progress)
 
 
@@ -104,7 +104,7 @@ def test_what_storage_tells_later_counts_up_to_there_too() -> None:
     job = trained()
     job.hears_storage = False
     job.storage |= {Ref(step=20, generation=1), Ref(step=31, generation=1)}
-    for node in list(job.beats):
+    for node in list(job.heartbeats):
         job.change(node, copies=())
     job.memory = False
     run(job, range(30, 31), math.nan)

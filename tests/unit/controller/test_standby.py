@@ -46,7 +46,7 @@ def test_an_agent_that_is_started_again_makes_the_standby_fit() -> None:
     job = Absent()
     job.comes = 2
     job.train_to(3)
-    job.until(lambda: "n3" in job.beats, limit=90)
+    job.until(lambda: "n3" in job.heartbeats, limit=90)
     job.pass_time(1)
     assert job.core.state.aside == {}
     assert "standby n3 answers" in job.said
@@ -67,11 +67,11 @@ def test_a_standby_whose_agent_cannot_start_is_known_within_seconds() -> None:
 def test_a_hiccup_of_a_standby_is_no_loss() -> None:
     job = Job()
     job.train_to(3)
-    silent = job.beats.pop("n3")
+    silent = job.heartbeats.pop("n3")
     job.pass_time(6)
     assert job.core.state.aside["n3"].usable
     assert job.core.state.evicted == {}
-    job.beats["n3"] = silent
+    job.heartbeats["n3"] = silent
     job.pass_time(1)
     assert job.core.state.aside == {}
     job.power_cut("n2")
@@ -82,11 +82,11 @@ def test_a_hiccup_of_a_standby_is_no_loss() -> None:
 def test_a_silent_standby_is_taken_where_there_is_no_other() -> None:
     job = Job()
     job.train_to(3)
-    silent = job.beats.pop("n3")
+    silent = job.heartbeats.pop("n3")
     job.pass_time(6)
     job.power_cut("n2")
     job.until(lambda: job.core.state.slots == ("n1", "n3"))
-    job.beats["n3"] = silent
+    job.heartbeats["n3"] = silent
     job.until(lambda: job.core.state.generation == 2)
     assert job.requeued == []
 

@@ -6,7 +6,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Blame, Symptom
-from slurm_robust.wire.messages import Beat, Phase, Shutdown
+from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown
 from tests.unit.controller.fleetwork import Job
 
 ACCOUNT = "srun: error: Unable to create step for job 7: Invalid account or account/partition combination"
@@ -122,8 +122,8 @@ def test_of_two_agents_of_one_node_the_second_is_told_to_end() -> None:
     job = OneMissing()
     job.comes = 2
     job.until(lambda: job.stage == "Running", limit=90)
-    late = Beat(node="n2", agent="late", seq=0, epoch=1, phase=Phase.IDLE, ready=True)
-    job.core.on_beat(late, job.now())
+    late = Heartbeat(node="n2", agent="late", seq=0, epoch=1, phase=Phase.IDLE, ready=True)
+    job.core.on_heartbeat(late, job.now())
     job.pass_time(2)
     assert job.stage == "Running"
     assert job.core.state.generation == 1
@@ -142,7 +142,7 @@ def test_an_agent_that_ended_is_started_again_once_and_its_node_is_not_blamed() 
         file="train.py",
         line=3,
     )
-    job.beats.pop("n2")
+    job.heartbeats.pop("n2")
     job.kill_rank(0, signal=None, code=1, error=lost_peer)
     job.pass_time(1)
     job.task_ends("n2", killed)
@@ -157,7 +157,7 @@ def test_an_agent_that_ended_is_started_again_once_and_its_node_is_not_blamed() 
     assert (job.core.state.slots, job.core.state.evicted) == (("n1", "n2"), {})
     assert job.started[-1] == ("n2",)
     job.train_to(9)
-    job.beats.pop("n2")
+    job.heartbeats.pop("n2")
     job.pass_time(1)
     job.task_ends("n2", killed)
     job.until(lambda: job.core.state.generation == 3)
@@ -169,7 +169,7 @@ def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
     job = OneMissing()
     Job.join(job, "n2")
     job.train_to(3)
-    job.beats.pop("n2")
+    job.heartbeats.pop("n2")
     job.task_ends("n2", "srun: error: n2: task 1: Out Of Memory")
     job.until(lambda: job.started[-1] == ("n2",))
     Job.join(job, "n2")

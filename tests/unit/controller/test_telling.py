@@ -104,7 +104,7 @@ def test_the_first_step_is_done_when_the_slowest_rank_has_done_it() -> None:
         if node == "n1":
             job.pass_time(41)
         progress = tuple(
-            structs.replace(p, step=20, reported=True, age_s=age_s) for p in job.beats[node].progress
+            structs.replace(p, step=20, reported=True, age_s=age_s) for p in job.heartbeats[node].progress
         )
         job.change(node, progress=progress)
     assert job.said[-1] == "generation 1: first step (step 20) is done, 41.0 s after the launch"
@@ -140,7 +140,7 @@ def test_the_loss_is_told_where_it_is_reported() -> None:
     job = Job()
     for node in job.core.state.slots:
         progress = tuple(
-            structs.replace(p, step=0, reported=True, loss=2.302585) for p in job.beats[node].progress
+            structs.replace(p, step=0, reported=True, loss=2.302585) for p in job.heartbeats[node].progress
         )
         job.change(node, progress=progress)
     assert job.said[-1].endswith("(step 0) is done, 0.0 s after the launch, loss 2.303")

@@ -113,7 +113,9 @@ def test_a_warning_long_before_a_short_time_limit_is_one_of_that_limit() -> None
 def test_before_the_first_step_no_checkpoint_is_waited_for() -> None:
     job = Job()
     for node in job.core.state.slots:  # its script reports steps, and has made none
-        job.change(node, progress=tuple(structs.replace(p, reported=True) for p in job.beats[node].progress))
+        job.change(
+            node, progress=tuple(structs.replace(p, reported=True) for p in job.heartbeats[node].progress)
+        )
     since = job.mono
     warn(job)
     assert job.mono - since < 5, "Slurm ends the run soon, and takes no requeue then"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.gpus.facts import AMD, GpuProcess, Trouble, Use
+from slurm_robust.health.gpus.facts import AMD, GpuError, GpuProcess, Use
 from slurm_robust.health.gpus.gather import gather_gpus, gather_use
 from slurm_robust.health.host import Host
 from tests.unit.health.trees import plant
@@ -96,7 +96,7 @@ def test_a_card_that_fell_off_the_bus_reads_as_ones(host: Host) -> None:
     assert gather_gpus(host, CONFIG).gpus[0].trouble is None
     (folder / "config").write_bytes(b"\xff" * 64)
     lost, other = gather_gpus(host, CONFIG).gpus
-    assert (lost.trouble, lost.bus) == (Trouble.LOST, FIRST)
+    assert (lost.trouble, lost.bus) == (GpuError.LOST, FIRST)
     assert other.trouble is None
 
 

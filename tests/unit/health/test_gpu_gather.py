@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.health.gpus.facts import Gpu, GpuProcess, Recovery, Throttle, Trouble
+from slurm_robust.health.gpus.facts import Gpu, GpuError, GpuProcess, Recovery, Throttle
 from slurm_robust.health.gpus.processes import process
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
 from tests.unit.health.gpus import FAIL, PER_GPU, judge
-from tests.unit.health.nvml import Reader, environment
+from tests.unit.health.nvml import Reader, environment, start
 from tests.unit.health.trees import plant, view
 
 
@@ -103,12 +103,12 @@ def test_a_healthy_node_tells_everything(node: Reader) -> None:
         ),
         (
             {"error.nvmlDeviceGetTemperature": 999},
-            {"trouble": Trouble.ERRORS, "error": "nvmlDeviceGetTemperature: Unknown Error"},
+            {"trouble": GpuError.ERRORS, "error": "nvmlDeviceGetTemperature: Unknown Error"},
         ),
-        ({"error.nvmlDeviceGetName": 17}, {"trouble": Trouble.ERRORS}),
-        ({"error.nvmlDeviceGetMemoryInfo": 999}, {"trouble": Trouble.ERRORS}),
-        ({"error.nvmlDeviceGetHandleByIndex_v2": 999}, {"trouble": Trouble.ERRORS}),
-        ({"error.nvmlDeviceGetHandleByIndex_v2": 4}, {"trouble": Trouble.OTHER}),
+        ({"error.nvmlDeviceGetName": 17}, {"trouble": GpuError.ERRORS}),
+        ({"error.nvmlDeviceGetMemoryInfo": 999}, {"trouble": GpuError.ERRORS}),
+        ({"error.nvmlDeviceGetHandleByIndex_v2": 999}, {"trouble": GpuError.ERRORS}),
+        ({"error.nvmlDeviceGetHandleByIndex_v2": 4}, {"trouble": GpuError.OTHER}),
         *(
             ({"error.nvmlDeviceGetTemperature": code}, {"temperature_c": None, "trouble": None, "errors": ()})
             for code in (3, 4, 13, 25, 26)
@@ -127,7 +127,7 @@ def test_each_value_reaches_its_fact(
 def test_a_lost_gpu_is_named_and_the_others_speak(node: Reader) -> None:
     node.gpus.set(3, lost=True)
     gpus = node.read().gpus
-    assert (gpus[3].trouble, gpus[3].error) == (Trouble.LOST, "GPU is lost")
+    assert (gpus[3].trouble, gpus[3].error) == (GpuError.LOST, "GPU is lost")
     assert [gpu.index for gpu in gpus if gpu.trouble is None] == [0, 1, 2, 4, 5, 6, 7]
     node.gpus.set(3, lost=False)
     assert node.read().gpus[3].trouble is None
@@ -136,7 +136,7 @@ def test_a_lost_gpu_is_named_and_the_others_speak(node: Reader) -> None:
 def test_a_gpu_that_answers_999_to_everything_never_passes(node: Reader) -> None:
     node.gpus.set(3, **{"error": 999, "error.nvmlDeviceGetHandleByIndex_v2": 0})
     facts = node.read()
-    assert (facts.gpus[3].trouble, facts.gpus[3].name, facts.gpus[3].memory_mb) == (Trouble.ERRORS, "", None)
+    assert (facts.gpus[3].trouble, facts.gpus[3].name, facts.gpus[3].memory_mb) == (GpuError.ERRORS, "", None)
     assert len(facts.gpus[3].errors) > 20
     for name in PER_GPU:
         found = judge(name.removeprefix("gpu."), view(facts, (60.0, facts)))
@@ -147,12 +147,12 @@ def test_a_gpu_that_answers_999_to_everything_never_passes(node: Reader) -> None
 def test_a_gpu_that_is_lost_between_two_questions_keeps_its_name(node: Reader) -> None:
     node.gpus.set(3, **{"error.nvmlDeviceGetPersistenceMode": 15})
     gpu = node.read().gpus[3]
-    assert (gpu.trouble, gpu.uuid) == (Trouble.LOST, node.gpus.uuid(3))
+    assert (gpu.trouble, gpu.uuid) == (GpuError.LOST, node.gpus.uuid(3))
 
 
 def test_a_gpu_that_must_be_reset_says_so(node: Reader) -> None:
     node.gpus.set(1, **{"error.nvmlDeviceGetHandleByIndex_v2": 16})
-    assert node.read().gpus[1].trouble is Trouble.RESET_REQUIRED
+    assert node.read().gpus[1].trouble is GpuError.RESET_REQUIRED
 
 
 def test_one_that_vanishes_is_not_listed(node: Reader) -> None:
@@ -236,6 +236,34 @@ def test_a_driver_that_hangs_is_named_in_bounded_time(tmp_path: Path, hanging: s
         assert 2.9 < facts.took_s < 5
     finally:
         reader.close()
+
+
+# Storage from which one module comes late, and a shorter patience with the driver, so that the test is.
+SLOW_STORAGE = """
+import sys, time
+from importlib.abc import MetaPathFinder
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.health.gpus import gather
+from slurm_robust.health.host import Host
+class Storage(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            time.sleep(0.9)
+sys.meta_path.insert(0, Storage())
+gather.PATIENCE_S, gather.STUCK_S = 0.7, 0.4
+facts = gather.gather_gpus(Host(), NodeConfig())
+print(facts.stuck_in, len(facts.gpus), "{module}" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["pynvml", "slurm_robust.health.gpus.nvidia"])
+def test_modules_that_come_late_are_no_silence_of_the_driver(tmp_path: Path, module: str) -> None:
+    gpus = Gpus(tmp_path / "state", "n1", 8)
+    gpus.reset()
+    with start(SLOW_STORAGE.format(module=module), gpus) as process:
+        said, _ = process.communicate(timeout=30)
+    assert said == " 8 True\n"
 
 
 def test_a_bare_process_asks_no_pynvml_where_there_is_no_library() -> None:

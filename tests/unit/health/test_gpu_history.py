@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.health.check import Sample, View
-from slurm_robust.health.gpus.facts import GpuFacts, Recovery, Throttle, Trouble
+from slurm_robust.health.gpus.facts import GpuError, GpuFacts, Recovery, Throttle
 from slurm_robust.model.findings import Outcome
 from tests.unit.health.gpus import (
     BUSY,
@@ -68,7 +68,9 @@ def test_a_driver_hangs_if_it_is_silent_twice_and_was_quick_or_stays_awake(
 
 
 def test_a_gpu_that_answers_with_errors_twice_is_broken() -> None:
-    broken = facts(*EIGHT[:7], gpu(index=7, trouble=Trouble.ERRORS, error="nvmlDeviceGetName: Unknown Error"))
+    broken = facts(
+        *EIGHT[:7], gpu(index=7, trouble=GpuError.ERRORS, error="nvmlDeviceGetName: Unknown Error")
+    )
     doubt = "answers with errors, a second look decides: nvmlDeviceGetName: Unknown Error"
     for before in ((), ((9.9, broken),), ((60.0, broken), (30.0, facts(*EIGHT)), (5.0, broken))):
         assert said(judge("lost", view(broken, *before))[7:]) == (UNKNOWN, NONE, doubt)

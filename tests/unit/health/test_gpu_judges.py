@@ -11,12 +11,12 @@ from slurm_robust.health.checks import gpu as checks
 from slurm_robust.health.gpus.facts import (
     AMD,
     Gpu,
+    GpuError,
     GpuFacts,
     GpuProcess,
     GpuUse,
     Recovery,
     Throttle,
-    Trouble,
     Use,
 )
 from slurm_robust.health.gpus.leftovers import is_being_freed
@@ -44,12 +44,12 @@ from tests.unit.health.trees import NOW, view
 
 ONE_GPU = [
     ("lost", {}, {}, GOOD),
-    ("lost", {"trouble": Trouble.LOST}, {}, (FAIL, REBOOT, "lost at 0000:40:00.0, fell off the bus")),
-    ("lost", {"trouble": Trouble.RESET_REQUIRED}, {}, (FAIL, RESET, "needs a reset at 0000:40:00.0")),
-    ("lost", {"trouble": Trouble.OTHER, "error": "No Permission"}, {}, (UNKNOWN, NONE, "No Permission")),
+    ("lost", {"trouble": GpuError.LOST}, {}, (FAIL, REBOOT, "lost at 0000:40:00.0, fell off the bus")),
+    ("lost", {"trouble": GpuError.RESET_REQUIRED}, {}, (FAIL, RESET, "needs a reset at 0000:40:00.0")),
+    ("lost", {"trouble": GpuError.OTHER, "error": "No Permission"}, {}, (UNKNOWN, NONE, "No Permission")),
     (
         "lost",
-        {"trouble": Trouble.ERRORS, "error": "Unknown Error"},
+        {"trouble": GpuError.ERRORS, "error": "Unknown Error"},
         {},
         (UNKNOWN, NONE, "answers with errors, a second look decides: Unknown Error"),
     ),
@@ -211,7 +211,7 @@ def test_a_node_without_gpus_has_no_findings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(PER_GPU) - {"gpu.lost", "gpu.count", "gpu.identity"}))
-@pytest.mark.parametrize("mute", [Gpu(index=0), Gpu(index=0, trouble=Trouble.LOST)], ids=["mute", "lost"])
+@pytest.mark.parametrize("mute", [Gpu(index=0), Gpu(index=0, trouble=GpuError.LOST)], ids=["mute", "lost"])
 def test_a_gpu_that_says_nothing_is_no_failure(name: str, mute: Gpu) -> None:
     limits = {"min_nvlinks": 18, "min_pcie_width": 16, "persistence": True, "application_clocks": True}
     assert judge(name.removeprefix("gpu."), view(facts(mute)), **limits) == []
@@ -252,7 +252,7 @@ def test_a_healthy_node_passes_everything(name: str) -> None:
         ),
         # One that is lost does not tell where it was: it is listed all the same.
         (
-            facts(Gpu(index=0, trouble=Trouble.LOST), *EIGHT[1:], on_bus=tuple(one.bus for one in EIGHT)),
+            facts(Gpu(index=0, trouble=GpuError.LOST), *EIGHT[1:], on_bus=tuple(one.bus for one in EIGHT)),
             {},
             None,
             GOOD,

@@ -25,10 +25,10 @@ def hang(host: Host, config: NodeConfig) -> NoReturn:
         signal.pause()
 
 
-def hanging(*sources: str) -> list[AnyCheck]:
+def hanging(*sources: str, **limits: float) -> list[AnyCheck]:
     """The checks of these sources, none of which ends."""
     return [
-        msgspec.structs.replace(check, source=msgspec.structs.replace(check.source, gather=hang))
+        msgspec.structs.replace(check, source=msgspec.structs.replace(check.source, gather=hang, **limits))
         for check in CHECKS
         if check.source.name in sources
     ]
@@ -47,6 +47,13 @@ def test_the_budget_is_kept_whichever_source_hangs(source: str) -> None:
     assert time.monotonic() - begun < 2.0
     assert {found.outcome for found in report.findings} == {Outcome.UNKNOWN}
     assert set(report.left_out) == {found.check for found in report.findings}
+
+
+def test_no_source_that_does_not_end_keeps_jobs_away_by_that_alone() -> None:
+    """Storage from which modules come late, or a node that is busy, holds up any of them."""
+    report = run(hanging(*SOURCES, timeout_s=0.1), 60.0)
+    assert not report.left_out
+    assert [found for found in report.findings if found.suggestion.keeps_jobs_away] == []
 
 
 @pytest.mark.slow

@@ -178,7 +178,6 @@ while True:
     ("facts", "outcome"),
     [
         (MungeFacts(state="silent", taken=True, holders={1234: 1}), Outcome.UNKNOWN),
-        (MungeFacts(state="silent", taken=True, holders={-1: 1}), Outcome.UNKNOWN),
         (MungeFacts(state="silent", taken=True), Outcome.FAIL),
         (MungeFacts(state="silent", holders={1234: services.FLOOD - 1}), Outcome.FAIL),
         (MungeFacts(state="silent", holders={1234: 1, 1235: services.FLOOD}), Outcome.UNKNOWN),
@@ -186,6 +185,23 @@ while True:
 )
 def test_who_keeps_munged_silent(facts: MungeFacts, outcome: Outcome) -> None:
     assert only(judge_munge(view(facts), CONFIG)).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        (MungeFacts(state="silent", taken=True, unnamed=1), Outcome.UNKNOWN),
+        (MungeFacts(state="silent", holders={1234: 1}, unnamed=services.FLOOD), Outcome.UNKNOWN),
+        (MungeFacts(state="silent", told=False), Outcome.UNKNOWN),
+        (MungeFacts(state="silent", unnamed=1), Outcome.FAIL),  # it takes no connection: it has stopped
+        (MungeFacts(state="works", told=False), Outcome.PASS),
+    ],
+)
+def test_owners_that_the_kernel_does_not_tell_convict_nobody(facts: MungeFacts, outcome: Outcome) -> None:
+    """Neither munged nor users: kernels before 5.3 name none, and none of another network namespace."""
+    found = only(judge_munge(view(facts), CONFIG))
+    assert (found.outcome, found.blame) == (outcome, Party.SITE)
+    assert ("the kernel does not tell" in found.text) == (outcome is Outcome.UNKNOWN)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.health import unixsockets
 from slurm_robust.health.unixsockets import Connections, connections
 from tests.waiting import wait_for
 
@@ -67,6 +68,52 @@ def test_those_of_others_are_counted(listener: socket.socket) -> None:
     wait_for(lambda: connections(path).accepted == {}, message="they are gone")
     for one in taken:
         one.close()
+
+
+def test_a_socket_is_known_by_whatever_name_it_was_bound_or_is_asked_for() -> None:
+    """As munged is, which binds /var/run/munge/…, while /var/run is a link to /run."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        (Path(folder) / "run").mkdir()
+        (Path(folder) / "var-run").symlink_to("run")
+        server.bind(f"{folder}/var-run/socket")
+        server.listen()
+        with socket.socket(socket.AF_UNIX) as own:
+            own.connect(f"{folder}/run/socket")
+            expected = Connections(pending={os.fstat(own.fileno()).st_ino: os.getuid()})
+            for name in (f"{folder}/run/socket", f"{folder}/var-run/socket", f"{folder}/run/./socket"):
+                assert connections(name) == expected
+            os.rename(f"{folder}/run/socket", f"{folder}/moved")
+            assert connections(f"{folder}/moved") == expected
+
+
+def test_another_socket_of_the_same_name_is_another(listener: socket.socket) -> None:
+    """What was bound before at this name, or is in a mount namespace of a user's own."""
+    path = listener.getsockname()
+    with socket.socket(socket.AF_UNIX) as own, socket.socket(socket.AF_UNIX) as successor:
+        own.connect(path)
+        os.rename(path, f"{path}.old")  # so that its inode is not used again
+        successor.bind(path)
+        successor.listen()
+        assert connections(path) == Connections()
+        assert len(connections(f"{path}.old").pending) == 1
+
+
+def test_a_file_to_which_no_socket_is_bound_tells_nothing(listener: socket.socket) -> None:
+    path = listener.getsockname()
+    listener.close()
+    with pytest.raises(OSError, match="no socket that is bound"):
+        connections(path)
+
+
+def test_an_owner_that_the_kernel_does_not_tell_is_nobody(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before Linux 5.3: the same question to this kernel, without the flag that asks for owners."""
+    monkeypatch.setattr(unixsockets, "_SHOW", unixsockets._SHOW & ~0x40)
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(listener.getsockname())
+        inode = os.fstat(own.fileno()).st_ino
+        assert connections(listener.getsockname()) == Connections(pending={inode: None})
 
 
 def test_hundreds_of_other_sockets_are_no_trouble(listener: socket.socket) -> None:

@@ -30,18 +30,26 @@ class Events:
 
 
 class Hooked:
-    """One node whose hooks run again and again."""
+    """One node whose hooks run again and again. Its clock is ``ahead_s`` ahead of slurmctld's."""
 
-    def __init__(self, cluster: FakeCluster, state: Path, name: str = "n1", **drain: object) -> None:
+    def __init__(
+        self, cluster: FakeCluster, state: Path, name: str = "n1", *, ahead_s: float = 0.0, **drain: object
+    ) -> None:
         settings = {"mode": "act", **drain}
         self.config = NodeConfig(drain=Drain(**settings), paths=Paths(state=str(state / name)))  # type: ignore[arg-type]
         self.cluster, self.name, self.log = cluster, name, Events()
-        self.slurm = FakeSlurm(cluster, user="root")
+        self.ahead_s = ahead_s
+        self.slurm = FakeSlurm(cluster, user="root", ahead_s=ahead_s)
         self.boot = "boot-1"
 
     @property
     def file(self) -> DrainFile:
         return DrainFile(Path(self.config.paths.state))
+
+    @property
+    def now(self) -> float:
+        """What the clock of the node shows."""
+        return self.cluster.clock.time() + self.ahead_s
 
     @property
     def reason(self) -> str:
@@ -55,7 +63,7 @@ class Hooked:
         reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
         report = Report(
             node=self.name,
-            at=self.cluster.clock.time(),
+            at=self.now,
             boot_id=self.boot,
             context=Context.PERIODIC,
             findings=findings,
@@ -65,7 +73,7 @@ class Hooked:
             Conclusion(fit=not causes, reason=reason, causes=causes),
             report=report,
             config=self.config,
-            now=self.cluster.clock.time(),
+            now=self.now,
             log=self.log,
             hint=hint,
             slurm=self.slurm,

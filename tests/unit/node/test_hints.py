@@ -31,7 +31,7 @@ def content(**changes: object) -> bytes:
 
 
 def test_a_suspicion_of_this_node_and_job_counts() -> None:
-    data = content(symptom="node lost", evidence=["exit 9 of rank 3", "last Beat 3 s ago"])
+    data = content(symptom="node lost", evidence=["exit 9 of rank 3", "last heartbeat 3 s ago"])
     assert judge(data, JOB, "n1", NOW) == Hint(
         job_id=7,
         uid=JOB.uid,
@@ -39,7 +39,7 @@ def test_a_suspicion_of_this_node_and_job_counts() -> None:
         at=NOW - 60,
         reason="silent for 3 s",
         symptom="node lost",
-        evidence=("exit 9 of rank 3", "last Beat 3 s ago"),
+        evidence=("exit 9 of rank 3", "last heartbeat 3 s ago"),
     )
 
 

@@ -61,6 +61,7 @@ SLURMCTLD = """#!/bin/bash
 reason=$(cat "$(dirname "$0")/reason" 2>/dev/null)
 state=IDLE${reason:++DRAIN}
 case "$*" in
+    sdiag) echo "sdiag output at now ($(date +%s))" ;;
     "sinfo --version") echo "slurm 22.05.8" ;;
     sinfo*--nodes=n1*)
         printf '%-256s%-256s%-256s%-64s%-32s%-64s%s\n' n1 main "$state" root 1000 0/8/0/8 "${reason:-none}"
@@ -99,7 +100,7 @@ class Machine:
         self.config = folder / "config.yaml"
         self.slurm = folder / "slurm"
         self.slurm.mkdir()
-        for name in ("scontrol", "sinfo", "squeue"):
+        for name in ("scontrol", "sinfo", "squeue", "sdiag"):
             (self.slurm / name).write_text(SLURM)
             (self.slurm / name).chmod(0o755)
         (self.slurm / "slurmctld").write_text(SLURMCTLD)
@@ -189,8 +190,10 @@ def test_a_prolog_refuses_a_bad_node_only_where_it_may_act(machine: Machine) -> 
         assert machine.last["reason"] == "srobust: fan0 stands still"
 
 
-@pytest.mark.parametrize("trouble", ["refuses", "hangs"])
-def test_a_prolog_lets_the_job_start_where_slurm_does_not_answer(machine: Machine, trouble: str) -> None:
+@pytest.mark.parametrize(("trouble", "event"), [("refuses", "slurm_refused"), ("hangs", "slurm_unreachable")])
+def test_a_prolog_lets_the_job_start_where_slurm_does_not_answer(
+    machine: Machine, trouble: str, event: str
+) -> None:
     """Else one fault of all nodes and a slow slurmctld would cost the whole partition."""
     machine.configure(ACT)
     machine.fan.write_text("0")
@@ -198,7 +201,7 @@ def test_a_prolog_lets_the_job_start_where_slurm_does_not_answer(machine: Machin
         (machine.slurm / "hang").touch()
     assert machine.run("prolog") == 0
     assert machine.last["reason"] == "srobust: fan0 stands still"
-    assert "slurm_unreachable" in [event["event"] for event in machine.events]
+    assert event in [told["event"] for told in machine.events]
 
 
 def test_a_driver_that_hangs_is_the_finding_and_the_budget_holds(machine: Machine) -> None:
@@ -272,7 +275,66 @@ def test_a_configuration_that_does_not_answer_holds_no_prolog_beyond_its_budget(
     assert (done.returncode, time.monotonic() - begun < 10) == (0, True), done.stderr
     [event] = machine.events
     assert (event["event"], event["closed"]) == ("hook_failed", False)
-    assert event["error"] == "reading the configuration took longer than 4 s"
+    assert event["error"].startswith("reading the configuration took longer than 4 s: mend the file system")
+
+
+# Storage from which one module comes late; the limits of the start are shorter, so that the test is.
+SLOW_STORAGE = """
+import time
+from importlib.abc import MetaPathFinder
+from slurm_robust.node import command
+class Storage(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            time.sleep({takes_s})
+sys.meta_path.insert(0, Storage())
+command.CONFIGURATION_S, command.START_S = 0.4, {start_s}
+"""
+
+
+def import_slowly(machine: Machine, module: str, *, takes_s: float, start_s: float = 20.0) -> None:
+    slow = SLOW_STORAGE.format(module=module, takes_s=takes_s, start_s=start_s)
+    machine.program.write_text(machine.program.read_text().replace("sys.exit(main", slow + "sys.exit(main"))
+
+
+@pytest.mark.parametrize("module", ["slurm_robust.node.log", "slurm_robust.config.nodeyaml"])
+def test_modules_that_come_late_are_not_the_configurations_fault(machine: Machine, module: str) -> None:
+    """Slow is not broken: the node is checked with what is left of the budget."""
+    machine.configure(ACT)
+    import_slowly(machine, module, takes_s=1.0)
+    assert machine.run("prolog") == 0
+    assert [event["event"] for event in machine.events] == ["slow_start", "run"]
+    assert machine.last["fit"]
+    told = machine.events[0]["why"]
+    assert re.match(r"importing Python modules took 1\.\d s: .* of 3 s for the hook$", told), told
+    assert "install slurm_robust on a local disk" in told
+
+
+@pytest.mark.parametrize(("closed", "code"), [("open", 0), ("closed", 1)])
+def test_a_start_that_uses_up_the_budget_is_named(machine: Machine, closed: str, code: int) -> None:
+    machine.configure(ACT, on_error=closed, prolog_s=0.5)
+    import_slowly(machine, "slurm_robust.node.log", takes_s=0.7)
+    assert machine.run("prolog") == code
+    [event] = machine.events
+    assert event["error"].startswith("nothing is left of the hook's 0.5 s: ")
+    assert "importing Python modules took" in event["error"]
+    assert "importing Python modules took" in machine.errors
+
+
+@needs_root
+def test_modules_that_do_not_come_hold_no_hook(machine: Machine) -> None:
+    import_slowly(machine, "slurm_robust.node.hooks", takes_s=600, start_s=0.5)
+    assert machine.run_by_default("prolog") == 0
+    [event] = machine.events
+    assert event["error"].startswith("importing Python modules took longer than 0.5 s: ")
+
+
+def test_where_nothing_can_be_imported_the_hook_ends_all_the_same(machine: Machine) -> None:
+    """Not even what tells of it: the words are in slurmd's log."""
+    import_slowly(machine, "slurm_robust.node.log", takes_s=600, start_s=0.5)
+    assert machine.run("prolog") == 0
+    assert machine.took_s < 6
+    assert "prolog failed: importing Python modules took longer than 0.5 s" in machine.errors
 
 
 @pytest.mark.parametrize("trouble", ["no state", "full", "no environment", "closed files", "gone folder"])

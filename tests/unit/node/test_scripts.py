@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.admin.items import WATCH, Layout, scripts, unit
+
 SCRIPTS = Path(__file__).resolve().parents[3] / "prolog_epilog"
 HOOKS = {"prolog.sh": "prolog", "epilog.sh": "epilog", "healthcheck.sh": "periodic"}
+FOLDERS = ("plain", "with two  blanks", "an administrator's", 'a "$HOME" & 5% `id`; \\ #')
 RECORDS = {"prolog_slurmctld.sh": "prolog_slurmctld", "epilog_slurmctld.sh": "epilog_slurmctld"}
 
 
@@ -59,6 +63,49 @@ def test_a_script_calls_its_hook(installed: Installed, script: str) -> None:
     assert installed.run(script) == 0
     assert installed.ran == [f"node {(HOOKS | RECORDS)[script]}"]
     assert installed.errors == ""
+
+
+@pytest.mark.parametrize(
+    "folder", ["plain", "with two  blanks", "an administrator's", 'a "$HOME" & `id`; \\ #']
+)
+@pytest.mark.parametrize("script", [*HOOKS, *RECORDS])
+def test_an_installation_runs_from_a_folder_of_any_name(tmp_path: Path, script: str, folder: str) -> None:
+    prefix = tmp_path / folder
+    layout = Layout(node_command=f"{prefix}/bin/srobust-node", prefix=str(prefix))
+    program = Path(layout.node_command)
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\necho "$*" > {shlex.quote(str(tmp_path))}/said\n')
+    program.chmod(0o755)
+    Path(layout.libexec).mkdir(parents=True)
+    for name, text in scripts(layout).items():
+        (Path(layout.libexec) / name).write_text(text)
+        (Path(layout.libexec) / name).chmod(0o755)
+    link = tmp_path / "50-slurm-robust"
+    link.symlink_to(Path(layout.libexec) / script)
+    done = subprocess.run([link], env={}, cwd="/", capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "said").read_text() == f"{(HOOKS | RECORDS)[script]}\n"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_systemd_takes_a_unit_that_names_a_folder_of_any_name(tmp_path: Path, folder: str) -> None:
+    prefix = str(tmp_path / folder)
+    layout = Layout(node_command=f"{prefix}/bin/srobust-node", prefix=prefix)
+    for name in ("slurm-robust.service", WATCH):
+        (tmp_path / name).write_text(unit(name, layout))
+        words = ["systemd-analyze", "verify", "--man=no", tmp_path / name]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        # Of a plain name it tells, at most, that no such program is there.
+        assert re.fullmatch(r"(.*: Command .* is not executable: No such file or directory\n)?", done.stderr)
+
+
+def test_a_unit_has_one_word_for_a_folder_of_any_name() -> None:
+    layout = Layout(node_command='/opt/5% of $HOME "\\/srobust-node')
+    [line] = [line for line in unit(WATCH, layout).splitlines() if line.startswith("ExecStart=")]
+    # What systemd does with it: quotes, then specifiers and variables (systemd.service(5), "Command lines").
+    words = [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line.partition("=")[2])]
+    assert words == ["/bin/sh", "-c", 'exec "$0" "$@"', layout.node_command, "watch"]
 
 
 @pytest.mark.parametrize("script", [*HOOKS, *RECORDS])

@@ -163,6 +163,10 @@ def test_who_may_not_administer_reports_it(cluster: FakeCluster, tmp_path: Path)
     done = hooked.run(bad())
     assert "Invalid user id" in done.error
     assert not hooked.reason
+    ((event, facts),) = hooked.log.written
+    assert event == "slurm_refused"
+    assert "Invalid user id" in str(facts["error"])
+    assert "AdminLevel" in str(facts["fix"])
 
 
 # -- a slurmctld that is slow, and clocks that were wrong --------------------------------------------------

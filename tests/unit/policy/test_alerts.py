@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.config.detect import DetectConfig
 from slurm_robust.model.alerts import Alert
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.findings import Effect, Party, Suggestion
 from slurm_robust.policy.alerts import Judgement, judge
 
 CONFIG = DetectConfig()
@@ -44,6 +44,7 @@ def flap(age_s: float, **more: object) -> Alert:
 def down(age_s: float, **more: object) -> Alert:
     """A link that is down."""
     fields = {"check": "infiniband.state", "text": "link is DOWN", "suggestion": Suggestion.RESET}
+    fields["effect"] = Effect.LINK_DOWN
     return flap(age_s, **fields | more)
 
 
@@ -85,7 +86,16 @@ def test_what_is_not_the_nodes_evicts_nobody_and_is_told(blame: Party) -> None:
 
 def test_heat_is_left_to_the_pace_of_the_training() -> None:
     found = judged(
-        {"n1": [lost_gpu(check="gpu.throttle", text="power brake", suggestion=Suggestion.REPLACE)]}
+        {
+            "n1": [
+                lost_gpu(
+                    check="gpu.throttle",
+                    effect=Effect.SLOW,
+                    text="power brake",
+                    suggestion=Suggestion.REPLACE,
+                )
+            ]
+        }
     )
     assert found.evict == {}
     assert found.waits == (
@@ -192,6 +202,7 @@ alert = st.builds(
     suggestion=st.sampled_from(Suggestion),
     age_s=st.floats(0, 1000),
     ended_s=st.none() | st.floats(0, 600),
+    effect=st.sampled_from(Effect),
     is_link=st.booleans(),
 )
 nodes = [f"n{n}" for n in range(8)]

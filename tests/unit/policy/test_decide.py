@@ -11,6 +11,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.state import Attempt, JobState
 from slurm_robust.policy import Rules, decide
+from slurm_robust.policy.ladder import MOST_PORTS
 
 RULES = Rules(limits=Limits())
 STATE = JobState(
@@ -19,8 +20,14 @@ STATE = JobState(
 NODES = ("n1", "n2", "n3", "n4")
 
 
-def failed(**fields: object) -> inc.GenerationFailed:
-    return inc.GenerationFailed(generation=3, **{"alive": ("n1", "n2", "n3"), **fields})  # type: ignore[arg-type]
+OUT_OF_MEMORY = inc.Signature(kind=inc.FaultKind.OUT_OF_MEMORY)
+PORT_TAKEN = inc.Signature(kind=inc.FaultKind.PORT_TAKEN)
+KILLED = inc.Signature(kind=inc.FaultKind.EXIT, key="SIGKILL")
+SEGFAULT = inc.Signature(kind=inc.FaultKind.EXIT, key="SIGSEGV")
+
+
+def failed(**fields: object) -> inc.Fault:
+    return inc.Fault(generation=3, **{"alive": ("n1", "n2", "n3"), **fields})  # type: ignore[arg-type]
 
 
 def root(node: str = "n2", **fields: object) -> inc.NodeExit:
@@ -34,7 +41,10 @@ def kinds(decision: inc.Decision) -> list[str]:
 def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
     words = "out of memory in the job's cgroup (limit 64 GB)"
     oom = root("n3", signal=9, oom=words)
-    again = JobState(slots=("n1", "n2", "n3"), attempts=(Attempt(signature="out of memory", t=0.0, step=-1),))
+    again = JobState(
+        slots=("n1", "n2", "n3"),
+        attempts=(Attempt(signature=OUT_OF_MEMORY, t=0.0, step=-1),),
+    )
     for state, expected in ((JobState(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
         decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
         assert kinds(decision) == expected
@@ -47,7 +57,7 @@ def test_a_killed_rank_is_restarted_in_place() -> None:
     decision = decide(STATE, failed(root=root(signal=9)), 0.0, RULES)
     assert kinds(decision) == ["Restart"]
     assert decision.verdict is not None
-    assert (decision.verdict.rung, decision.verdict.signature) == (6, "SIGKILL")
+    assert (decision.verdict.rung, decision.verdict.signature) == (6, KILLED)
 
 
 def test_a_lost_node_is_evicted_and_replaced() -> None:
@@ -78,6 +88,36 @@ def test_a_bug_is_restarted_once() -> None:
     second = decide(again, observation, 1.0, RULES)
     assert second.actions[0] == inc.GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=second.reason)
     assert "KeyError at train.py:3" in second.reason
+
+
+def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
+    words = "a process of mallory (uid 7) listens on port 29511"
+    rank0 = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=1, taken=words))
+    observation = failed(root=rank0, exits=(rank0,))
+    limits = Limits()
+    state = structs.replace(
+        STATE, attempts=tuple(Attempt(signature=KILLED, t=0.0, step=5) for _ in range(limits.per_hour))
+    )
+    for number in range(MOST_PORTS):
+        decision = decide(state, observation, 1.0, RULES)
+        assert (kinds(decision), decision.verdict and decision.verdict.signature) == (["Restart"], PORT_TAKEN)
+        assert decision.reason == (
+            f"rank 0: exit code 1 on n1, where {words}, its MASTER_PORT: restart in place, with another port"
+        )
+        ours = Attempt(signature=PORT_TAKEN, t=float(number), step=5)
+        state = structs.replace(state, attempts=(*state.attempts, ours))
+    last = decide(state, observation, 1.0, RULES)
+    assert last.verdict is None or last.verdict.signature != PORT_TAKEN, "it is judged like any other end"
+    fresh = structs.replace(STATE, attempts=state.attempts[-MOST_PORTS:])
+    several = structs.replace(RULES, limits=Limits(per_hour=1, total=1))
+    assert kinds(decide(fresh, failed(root=root(signal=9)), 1.0, several)) == ["Restart"]
+
+
+def test_a_port_is_no_reason_where_rank_zero_has_ended_well() -> None:
+    well = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=0, taken="somebody"))
+    decision = decide(STATE, failed(root=root(signal=9), exits=(well, root(signal=9))), 0.0, RULES)
+    assert decision.verdict is not None
+    assert decision.verdict.signature == "SIGKILL"
 
 
 def out_of_room(rank: int, node: str, full: str) -> inc.NodeExit:
@@ -128,7 +168,7 @@ exits = st.one_of(
 attempts = st.lists(
     st.builds(
         Attempt,
-        signature=st.sampled_from(["SIGKILL", "SIGSEGV", "node n2"]),
+        signature=st.sampled_from([KILLED, SEGFAULT, inc.Signature.of_nodes(inc.FaultKind.NODE, ("n2",))]),
         t=st.floats(0, 9000),
         step=st.integers(0, 5),
     ),
@@ -164,12 +204,12 @@ def test_the_same_fault_for_ever_ends(n: int) -> None:
         if isinstance(decision.actions[-1], inc.GiveUp):
             break
         answers += 1
-        attempt = Attempt(signature="SIGKILL", t=float(i), step=state.best_step)
+        attempt = Attempt(signature=KILLED, t=float(i), step=state.best_step)
         state = structs.replace(state, attempts=(*state.attempts, attempt))
     assert answers == min(n, RULES.limits.per_signature)
 
 
-def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobState, inc.GenerationFailed]:
+def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobState, inc.Fault]:
     error = WorkerError(
         type="torch.OutOfMemoryError",
         message="CUDA out of memory. Tried to allocate 66.00 GiB",

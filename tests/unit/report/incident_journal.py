@@ -80,7 +80,9 @@ def progress(t: float, generation: int) -> ev.ProgressMade:
 
 def node(signature: str, rung: int, confidence: float, reason: str) -> inc.Verdict:
     return inc.Verdict(
-        rung=rung, blame=inc.Blame.NODE, signature=f"node {signature}", reason=reason,
+        rung=rung, blame=inc.Blame.NODE,
+        signature=inc.Signature.of_nodes(inc.FaultKind.NODE, (signature,)),
+        reason=reason,
         suspects=(signature,), confidence=confidence,
     )  # fmt: skip
 
@@ -107,7 +109,9 @@ def start() -> list[ev.AnyEvent]:
 
 def rank_killed(t: float = 1000) -> list[ev.AnyEvent]:
     verdict = inc.Verdict(
-        rung=6, blame=inc.Blame.NOBODY, signature="SIGKILL", confidence=0.5,
+        rung=6, blame=inc.Blame.NOBODY,
+        signature=inc.Signature(kind=inc.FaultKind.EXIT, key="SIGKILL"),
+        confidence=0.5,
         reason="rank 3: SIGKILL on n2, nothing names a culprit",
     )  # fmt: skip
     killed = WorkerExit(rank=3, signal=9, age_s=0.3, tail=("step 99 loss 2.51", "step 100 loss 2.50"))
@@ -151,7 +155,9 @@ def hang(t: float = 3000) -> list[ev.AnyEvent]:
 def not_a_number(t: float = 4000) -> list[ev.AnyEvent]:
     symptom = inc.Symptom.NON_FINITE
     unknown = inc.Verdict(
-        rung=5, blame=inc.Blame.NOBODY, signature=symptom.value, confidence=0.3,
+        rung=5, blame=inc.Blame.NOBODY,
+        signature=inc.Signature(kind=inc.FaultKind.SYMPTOM, key=symptom.value),
+        confidence=0.3,
         reason="loss is nan at step 400",
     )  # fmt: skip
     found = node("n4", 5, 0.9, "loss is nan at step 400; tests: n4 computes other bits than 3 others")
@@ -200,7 +206,9 @@ def network_alert(t: float = 5000) -> list[ev.AnyEvent]:
 def gave_up(t: float = 6000) -> list[ev.AnyEvent]:
     place = "ValueError at train.py:88"
     verdict = inc.Verdict(
-        rung=3, blame=inc.Blame.CODE, signature=place, confidence=0.8,
+        rung=3, blame=inc.Blame.CODE,
+        signature=inc.Signature(kind=inc.FaultKind.EXCEPTION, key=place),
+        confidence=0.8,
         reason=f"rank 0 raised {place}: token 50257 is not in the vocabulary",
     )  # fmt: skip
     error = WorkerError(

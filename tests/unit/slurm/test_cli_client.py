@@ -134,11 +134,16 @@ def test_a_missing_command_prints_the_path() -> None:
 
 
 def test_no_answer_in_time() -> None:
+    limit_s = 3.0
+
     def run(command: Sequence[str], **rest: object) -> CompletedCommand:
-        raise CommandTimeout(command, 3.0)
+        raise CommandTimeout(command, limit_s)
 
     client = CliSlurmClient(3.0, run=run)
     with pytest.raises(errors.SlurmTimeout, match="scontrol gave no answer within 3 s"):
+        client.release(7)
+    limit_s = 0.0  # as in a hook whose budget is over
+    with pytest.raises(errors.SlurmTimeout, match="no time was left for scontrol"):
         client.release(7)
     with pytest.raises(ValueError, match="timeout_s"):
         CliSlurmClient(0)

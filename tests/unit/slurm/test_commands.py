@@ -119,6 +119,8 @@ def test_reservations() -> None:
     ]
     counted = commands.create_reservation(ReservationRequest(name="spare", node_count=3, duration_s=7200))
     assert counted[4:] == ["starttime=now", "duration=120", "nodecnt=3"]
+    begun = ReservationRequest(name="turn", nodes=("n1",), start_time=1795417200.9, duration_s=60)
+    assert commands.create_reservation(begun)[4:6] == ["starttime=uts1795417200", "duration=1"]
 
 
 def test_cancel() -> None:

@@ -21,6 +21,11 @@ from slurm_robust.slurm.process import CompletedCommand
         ("Access/permission denied for job 21\nslurm_suspend error: x", errors.PermissionDenied),
         ("Error creating the reservation: Invalid node name specified", errors.InvalidNode),
         ("Node n99 not found", errors.InvalidNode),
+        (
+            "Error creating the reservation: Invalid account or account/partition combination specified",
+            errors.InvalidAccount,
+        ),
+        ("slurm_create error: Slurm backup controller in standby mode", errors.ControllerUnreachable),
         ("Reservation nope not found", errors.ReservationNotFound),
         ("delete_reservation x: Requested reservation is invalid", errors.ReservationNotFound),
         ("Job step 17.7 not found", errors.StepNotFound),

@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client, load_server
-from slurm_robust.wire.messages import Beat, Phase
+from slurm_robust.wire.messages import Heartbeat, Phase
 from slurm_robust.util.openfiles import raise_limit
 from slurm_robust.wire.server import ControllerSocket
 
@@ -31,7 +31,7 @@ heard, deadline = set(), time.monotonic() + 30
 while len(heard) < 100 and time.monotonic() < deadline:
     for name, agent in waiting.items():
         if name not in heard:
-            agent.send(Beat(node=name, agent=name, seq=1, epoch=1, phase=Phase.IDLE))
+            agent.send(heartbeat(node=name, agent=name, seq=1, epoch=1, phase=Phase.IDLE))
     while (received := controller.recv()) is not None:
         heard.add(received[1].node)
 print(len(heard))

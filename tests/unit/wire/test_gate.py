@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +21,7 @@ from slurm_robust.wire import gate, portfilter
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.gate import listen
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
-from slurm_robust.wire.messages import Beat, Phase, Ping, Pong
+from slurm_robust.wire.messages import Heartbeat, Phase, Ping, Pong
 from slurm_robust.wire.options import MAX_MESSAGE_BYTES, PIECE_BYTES, joined, pieces
 from slurm_robust.wire.server import ControllerSocket
 from slurm_robust.wire.strangers import BAN_S, WINDOW_S, Strangers
@@ -73,6 +75,41 @@ def test_an_address_of_ipv6_is_dropped_as_well(listener: socket.socket, others: 
 def test_more_addresses_than_a_program_holds_are_no_error(listener: socket.socket) -> None:
     portfilter.drop(listener, [ip_address(2**96 + n) for n in range(2 * portfilter.MOST)])
     assert connects(listener.getsockname()[1])
+
+
+class Short(socket.socket):
+    """A listening socket of a kernel that has memory for programs of so many instructions."""
+
+    most = 100
+
+    def setsockopt(self, level: int, option: int, value: bytes, *rest: int) -> None:  # type: ignore[override]
+        if isinstance(value, bytes) and struct.unpack("HL", value)[0] > self.most:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        super().setsockopt(level, option, value, *rest)
+
+
+def test_without_memory_for_all_addresses_some_are_dropped() -> None:
+    dropped = [ip_address(f"127.0.0.{n}") for n in range(2, 202)]
+    with Short() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        portfilter.drop(listener, dropped)
+        assert not connects(listener.getsockname()[1], STRANGER)
+        assert connects(listener.getsockname()[1])
+        listener.most = 2
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            portfilter.drop(listener, dropped)
+
+
+def test_a_number_that_is_no_connection_of_the_networks_by_now_has_no_source() -> None:
+    """ZeroMQ tells numbers of descriptors, which are used again for anything."""
+    one, other = socket.socketpair()
+    with one, other, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink, socket.socket() as idle:
+        ends = os.pipe()
+        for number in (one.fileno(), netlink.fileno(), idle.fileno(), *ends, 1 << 20):
+            assert gate._source(number) is None
+        for end in ends:
+            os.close(end)  # they are still ours
 
 
 def test_an_address_is_the_same_however_a_socket_shows_it() -> None:
@@ -201,14 +238,14 @@ def test_what_goes_in_pieces_comes_as_one(size: int) -> None:
 def test_a_message_of_megabytes_comes_through_both_ways(
     controller: ControllerSocket, keys: ClientKeys
 ) -> None:
-    beat = Beat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=("x" * (4 << 20),))
+    heartbeat = Heartbeat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=("x" * (4 << 20),))
     pong = Pong(epoch=1, host="h" * (4 << 20), pid=1)
     with closing(AgentSocket(keys, "a")) as agent:
         agent.connect([f"tcp://127.0.0.1:{controller.port}"])
-        wait_for(lambda: agent.send(beat), 5)
+        wait_for(lambda: agent.send(heartbeat), 5)
         found: list[tuple[bytes, object]] = []
         wait_for(lambda: found.append(controller.recv()) or found[-1] is not None, 10)
-        assert found[-1][1] == beat
+        assert found[-1][1] == heartbeat
         assert controller.send(found[-1][0], pong)
         wait_for(lambda: found.append(agent.recv()) or found[-1] is not None, 10)
         assert found[-1] == pong
@@ -218,8 +255,8 @@ def test_a_message_beyond_all_measure_is_dropped(controller: ControllerSocket, k
     with closing(AgentSocket(keys, "a")) as agent:
         agent.connect([f"tcp://127.0.0.1:{controller.port}"])
         notes = ("x" * MAX_MESSAGE_BYTES,)
-        beat = Beat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=notes)
-        wait_for(lambda: agent.send(beat), 5)
+        heartbeat = Heartbeat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=notes)
+        wait_for(lambda: agent.send(heartbeat), 5)
 
         def dropped() -> bool:
             assert controller.recv() is None

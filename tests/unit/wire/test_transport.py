@@ -12,11 +12,11 @@ import zmq
 
 from slurm_robust.wire.client import AgentSocket, ask
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
-from slurm_robust.wire.messages import Ack, Beat, Phase, Ping, Pong, ToController
+from slurm_robust.wire.messages import Ack, Heartbeat, Phase, Ping, Pong, ToController
 from slurm_robust.wire.server import ControllerSocket, PortTaken
 from tests.waiting import wait_for
 
-BEAT = Beat(node="n1", agent="a1", seq=1, epoch=1, phase=Phase.IDLE)
+BEAT = Heartbeat(node="n1", agent="a1", seq=1, epoch=1, phase=Phase.IDLE)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def receive(controller: ControllerSocket) -> tuple[bytes, ToController]:
     return found[0]
 
 
-def test_a_beat_and_its_answer(controller: ControllerSocket, keys: ClientKeys) -> None:
+def test_a_heartbeat_and_its_answer(controller: ControllerSocket, keys: ClientKeys) -> None:
     with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(controller)])
         wait_for(lambda: agent.send(BEAT), 5)
@@ -176,7 +176,7 @@ def test_ask_gives_the_answer_and_gives_up(controller: ControllerSocket, keys: C
 
 @pytest.mark.slow
 def test_1250_agents(controller: ControllerSocket, keys: ClientKeys) -> None:
-    """All connect, every beat comes, every one gets its answer."""
+    """All connect, every heartbeat comes, every one gets its answer."""
     count = 1250
     context = zmq.Context(io_threads=1)
     context.set(zmq.MAX_SOCKETS, 2 * count)

@@ -21,6 +21,7 @@ from slurm_robust.checkpoint.errors import (
     EntryMismatch,
     ForeignPart,
     MissingCheckpoint,
+    UnreadableCopy,
     UnsupportedState,
     WorldSizeMismatch,
     WrongUse,
@@ -221,6 +222,12 @@ def test_what_cannot_be_restored_is_named_with_the_fix(managed: ManagedWorker) -
     part.write_bytes(part.read_bytes()[:500])
     with pytest.raises(CorruptPart, match=part.name):
         sr.Checkpointer({"c": Counter()}).restore()
+    managed.launch(2, restore=token)
+    part.unlink()
+    part.symlink_to(part)  # reading it fails with ELOOP
+    with pytest.raises(UnreadableCopy, match="symbolic links") as failed:
+        sr.Checkpointer({"c": Counter()}).restore()
+    assert isinstance(failed.value, OSError)
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_training(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.agent.ports import PortHolder
-from slurm_robust.worker.rendezvous import wait_until_listening
+from slurm_robust.worker.rendezvous import BACKLOG, patient, wait_until_listening
 from tests.unit.worker.zygotes import ScriptRunner
 
 
@@ -33,6 +33,38 @@ def test_waiting_is_bounded() -> None:
 
 def test_an_unknown_host_is_left_to_torch() -> None:
     assert not wait_until_listening("no-such-host.invalid", 1, 4, limit_s=0.03)
+
+
+def ask(store: socket.socket, ranks: int, world_size: int) -> list[socket.socket]:
+    """Connections of so many ranks, one after the other, before rank 0 takes any of them."""
+
+    def connect(**named: object) -> socket.socket:
+        return socket.create_connection((str(named["host_name"]), store.getsockname()[1]), timeout=0.9)
+
+    asked = patient(connect)
+    name, port = store.getsockname()
+    return [asked(host_name=name, port=port, world_size=world_size, is_master=False) for _ in range(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "world_size", "tried"), [(8, BACKLOG, 0), (4, 4, 4)])
+def test_where_ranks_are_many_the_queue_is_for_their_connections_alone(
+    ranks: int, world_size: int, tried: int
+) -> None:
+    with socket.socket() as store:
+        store.bind(("127.0.0.1", 0))
+        store.listen(8)  # and one more
+        made = ask(store, ranks, world_size)
+        taken = [store.accept()[0] for _ in range(ranks + tried)]
+        dead = 0
+        for connection in taken:
+            connection.setblocking(False)
+            try:
+                dead += connection.recv(1) == b""
+            except BlockingIOError:
+                pass
+        assert dead == tried
+        for connection in (*made, *taken):
+            connection.close()
 
 
 STORES = {

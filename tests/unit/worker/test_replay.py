@@ -18,10 +18,10 @@ from slurm_robust.worker.replay import (
     Line,
     Loss,
     Machine,
-    ReplayRun,
     add_line,
     read_lines,
 )
+from slurm_robust.worker.runs import ReplayRun
 
 # A script without a seed, with what scripts have: clipping, two groups of parameters, one that is not used.
 SCRIPT = """

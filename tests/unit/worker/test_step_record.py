@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.wire.messages import Beat, Phase, decode_to_controller, encode
+from slurm_robust.wire.messages import Heartbeat, Phase, decode_to_controller, encode
 from slurm_robust.worker.step_record import NO_STEP, RankPhase, RecordError, StepRecord
 
 
@@ -148,8 +148,8 @@ def test_progress_crosses_the_wire_and_grows_older_as_a_whole(record: StepRecord
     fresh = record.progress(record.created + 1.0)
     record.set_phase(RankPhase(name="evaluation", begin=record.created))
     busy = record.progress(record.created + 2.0)
-    beat = Beat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.RUNNING, progress=(fresh, busy))
-    assert decode_to_controller(encode(beat)) == beat
+    heartbeat = Heartbeat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.RUNNING, progress=(fresh, busy))
+    assert decode_to_controller(encode(heartbeat)) == heartbeat
     assert (fresh.aged(5.0).age_s, fresh.aged(5.0).phase_s) == (pytest.approx(6.0), math.inf)
     assert (busy.aged(5.0).age_s, busy.aged(5.0).phase_s) == (pytest.approx(7.0), pytest.approx(7.0))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.driver import ASK_NVML
 from tests.unit.worker.zygotes import ScriptRunner, plain_python
@@ -218,6 +219,22 @@ def test_a_signal_handler_of_the_script_does_not_hide_its_error(runner: ScriptRu
     assert (result.exited.error.type, result.exited.error.message) == ("Broken", "the reason")
     assert "script.py" in result.err
     assert "Broken: the reason" in result.err
+
+
+@pytest.mark.parametrize("kind", ["MissingCheckpoint", "CorruptPart", "ForeignPart", "UnreadableCopy"])
+def test_a_copy_that_cannot_be_restored_has_an_exit_code(
+    runner: ScriptRunner, tmp_path: Path, kind: str
+) -> None:
+    write(tmp_path, f"from slurm_robust.checkpoint.errors import {kind}\nraise {kind}('own-00001.0')")
+    result = runner.run(("script.py",), tmp_path)
+    assert result.code == UNUSABLE_COPY
+    assert result.exited.error is not None
+    assert result.exited.error.message == "own-00001.0"
+
+
+def test_other_errors_of_a_checkpoint_are_the_scripts(runner: ScriptRunner, tmp_path: Path) -> None:
+    write(tmp_path, "from slurm_robust.checkpoint.errors import EntryMismatch\nraise EntryMismatch('x')")
+    assert runner.run(("script.py",), tmp_path).code == 1
 
 
 def test_killed_workers_of_a_data_loader_are_told(runner: ScriptRunner, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.agent.inspection.book import AlertBook
-from slurm_robust.agent.inspection.looked import Looked
+from slurm_robust.agent.inspection.observation import Observation
 from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
@@ -28,9 +28,9 @@ def flap(count: int = 1, suggestion: Suggestion = Suggestion.MONITOR) -> Finding
     )
 
 
-LOST = Looked(failed=(failure(),))
-WELL = Looked(well=(("gpu.lost", "gpu3"),))
-QUIET = Looked(well=(("infiniband.flaps", "mlx5_0/1"),))
+LOST = Observation(failed=(failure(),))
+WELL = Observation(well=(("gpu.lost", "gpu3"),))
+QUIET = Observation(well=(("infiniband.flaps", "mlx5_0/1"),))
 
 
 @pytest.fixture
@@ -58,41 +58,43 @@ def test_a_fault_is_one_alert_from_its_beginning_to_its_end(book: AlertBook) -> 
 
 
 def test_a_fault_that_comes_again_is_another_alert(book: AlertBook) -> None:
-    for now, looked in enumerate((LOST, WELL, LOST)):
-        book.take(looked, float(now), training=True)
+    for now, observation in enumerate((LOST, WELL, LOST)):
+        book.take(observation, float(now), training=True)
     assert [(a.number, a.ended_s) for a in book.alerts(2.0)] == [(1, 1.0), (2, None)]
 
 
 @pytest.mark.parametrize(
-    "looked",
+    "observation",
     [
-        Looked(),
-        Looked(unknown=(("gpu.lost", "gpu3"),)),
-        Looked(unknown=(("gpu.lost", ""),)),
-        Looked(well=(("gpu.lost", "gpu0"), ("gpu.ecc", "gpu3"))),
+        Observation(),
+        Observation(unknown=(("gpu.lost", "gpu3"),)),
+        Observation(unknown=(("gpu.lost", ""),)),
+        Observation(well=(("gpu.lost", "gpu0"), ("gpu.ecc", "gpu3"))),
     ],
     ids=["other checks", "unknown", "unknown as a whole", "vanished"],
 )
-def test_what_does_not_show_that_it_is_over_changes_nothing(book: AlertBook, looked: Looked) -> None:
+def test_what_does_not_show_that_it_is_over_changes_nothing(
+    book: AlertBook, observation: Observation
+) -> None:
     book.take(LOST, 0.0, training=True)
-    assert not book.take(looked, 1.0, training=True)
+    assert not book.take(observation, 1.0, training=True)
     assert [a.ended_s for a in book.alerts(1.0)] == [None]
 
 
 def test_a_check_that_passes_as_a_whole_speaks_for_its_subjects(book: AlertBook) -> None:
-    book.take(Looked(failed=(failure("kernel.xid"),)), 0.0, training=True)
-    assert book.take(Looked(well=(("kernel.xid", ""),)), 1.0, training=True)
+    book.take(Observation(failed=(failure("kernel.xid"),)), 0.0, training=True)
+    assert book.take(Observation(well=(("kernel.xid", ""),)), 1.0, training=True)
 
 
 def test_a_driver_that_hung_is_over_when_nothing_of_the_check_is_wrong(book: AlertBook) -> None:
-    book.take(Looked(failed=(failure(subject=""),)), 0.0, training=True)
-    assert not book.take(Looked(well=WELL.well, unknown=(("gpu.lost", "gpu0"),)), 1.0, training=True)
+    book.take(Observation(failed=(failure(subject=""),)), 0.0, training=True)
+    assert not book.take(Observation(well=WELL.well, unknown=(("gpu.lost", "gpu0"),)), 1.0, training=True)
     assert book.take(WELL, 2.0, training=True)
     assert [a.ended_s for a in book.alerts(2.0)] == [0.0]
 
 
 def test_what_was_so_before_the_training_counts_only_if_it_keeps_jobs_away(book: AlertBook) -> None:
-    before = Looked(failed=(failure(), flap()))
+    before = Observation(failed=(failure(), flap()))
     book.take(before, 0.0, training=False)
     book.take(before, 10.0, training=True)
     assert [(a.check, a.age_s) for a in book.alerts(10.0)] == [("gpu.lost", 10.0)]
@@ -101,9 +103,11 @@ def test_what_was_so_before_the_training_counts_only_if_it_keeps_jobs_away(book:
 
 def test_a_link_that_is_lost_again_is_counted_again(book: AlertBook) -> None:
     """Its check says for an hour that it was lost; each further loss is an alert of its own."""
-    assert not book.take(Looked(failed=(flap(1),)), 0.0, training=False)
+    assert not book.take(Observation(failed=(flap(1),)), 0.0, training=False)
     counts = [1, 2, 3, 2, 2, 3]  # the oldest loss is forgotten after an hour
-    began = [book.take(Looked(failed=(flap(n),)), 10.0 * i, training=True) for i, n in enumerate(counts, 1)]
+    began = [
+        book.take(Observation(failed=(flap(n),)), 10.0 * i, training=True) for i, n in enumerate(counts, 1)
+    ]
     assert began == [False, True, True, False, False, True]
     alerts = book.alerts(60.0)
     assert [(a.number, a.age_s, a.ended_s) for a in alerts] == [
@@ -115,15 +119,15 @@ def test_a_link_that_is_lost_again_is_counted_again(book: AlertBook) -> None:
 
 
 def test_a_fault_that_gets_worse_is_told_again(book: AlertBook) -> None:
-    book.take(Looked(failed=(flap(),)), 0.0, training=False)
-    assert book.take(Looked(failed=(flap(suggestion=Suggestion.RESET),)), 1.0, training=False)
+    book.take(Observation(failed=(flap(),)), 0.0, training=False)
+    assert book.take(Observation(failed=(flap(suggestion=Suggestion.RESET),)), 1.0, training=False)
     assert [a.suggestion for a in book.alerts(1.0)] == [Suggestion.RESET]
 
 
 def test_what_stands_is_told_before_what_is_over_and_the_newest_before_the_oldest(book: AlertBook) -> None:
     book.take(LOST, 0.0, training=True)
     for number in range(50):
-        book.take(Looked(failed=(flap(number + 1),)), float(number), training=True)
+        book.take(Observation(failed=(flap(number + 1),)), float(number), training=True)
     alerts = book.alerts(50.0)
     assert len(alerts) == MOST_ALERTS
     assert (alerts[0].check, alerts[-1].number) == ("gpu.lost", 51)
@@ -139,8 +143,8 @@ fault = st.builds(
     st.sampled_from([Suggestion.MONITOR, Suggestion.RESET]),
     st.integers(0, 3),
 )
-look = st.builds(
-    Looked,
+observations_drawn = st.builds(
+    Observation,
     failed=st.lists(fault, max_size=3, unique_by=lambda f: (f.check, f.subject)).map(tuple),
     well=st.lists(subject, max_size=3).map(tuple),
     unknown=st.lists(subject, max_size=2).map(tuple),
@@ -148,16 +152,18 @@ look = st.builds(
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(look, st.booleans(), st.floats(0, 300)), max_size=20))
-def test_alerts_are_numbered_and_their_times_fit_together(looks: list[tuple[Looked, bool, float]]) -> None:
+@given(st.lists(st.tuples(observations_drawn, st.booleans(), st.floats(0, 300)), max_size=20))
+def test_alerts_are_numbered_and_their_times_fit_together(
+    observations: list[tuple[Observation, bool, float]],
+) -> None:
     book, now, highest = AlertBook(), 0.0, 0
-    for looked, training, pause_s in looks:
+    for observation, training, pause_s in observations:
         now += pause_s
-        book.take(looked, now, training=training)
+        book.take(observation, now, training=training)
         alerts = book.alerts(now)
         numbers = [alert.number for alert in alerts]
         assert numbers == sorted(set(numbers))
-        assert max(numbers, default=0) <= highest + len(looked.failed)
+        assert max(numbers, default=0) <= highest + len(observation.failed)
         highest = max([highest, *numbers])
         assert all(0 <= (a.ended_s or 0.0) <= a.age_s <= now for a in alerts)
         standing = [(a.check, a.subject) for a in alerts if a.ended_s is None]

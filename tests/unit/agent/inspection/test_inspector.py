@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from slurm_robust.agent.inspection.inspector import Inspector
-from slurm_robust.agent.inspection.looked import Looked
+from slurm_robust.agent.inspection.observation import Observation
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.model.job import InspectionSpec
 from tests.unit.agent.harness import is_alive
@@ -60,24 +60,24 @@ def inspector(machine: Machine) -> Iterator[Inspector]:
 
 
 def read_until(
-    inspector: Inspector, condition: Callable[[Looked], object], timeout_s: float = 20.0
-) -> Looked:
+    inspector: Inspector, condition: Callable[[Observation], object], timeout_s: float = 20.0
+) -> Observation:
     """The first look that meets the condition."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        for looked in inspector.read(time.monotonic()):
-            if condition(looked):
-                return looked
+        for observation in inspector.read(time.monotonic()):
+            if condition(observation):
+                return observation
         select.select([inspector.fileno()] if inspector.fileno() >= 0 else [], [], [], 0.02)
     raise AssertionError(f"not within {timeout_s:g} s")
 
 
-def sees(check: str) -> Callable[[Looked], bool]:
-    return lambda looked: any(found.check == check for found in looked.failed)
+def sees(check: str) -> Callable[[Observation], bool]:
+    return lambda observation: any(found.check == check for found in observation.failed)
 
 
-def passes(check: str) -> Callable[[Looked], bool]:
-    return lambda looked: any(name == check for name, _ in looked.well)
+def passes(check: str) -> Callable[[Observation], bool]:
+    return lambda observation: any(name == check for name, _ in observation.well)
 
 
 def notes(inspection: Inspection) -> list[str]:
@@ -113,8 +113,8 @@ def test_one_that_is_killed_is_started_again_and_leaves_nobody(inspector: Inspec
     read_until(inspector, passes("kernel.panic"))
     first = family(inspector.pid)
     os.kill(inspector.pid, signal.SIGKILL)
-    looked = read_until(inspector, lambda looked: looked.notes)
-    assert "started again" in looked.notes[0]
+    observation = read_until(inspector, lambda observation: observation.notes)
+    assert "started again" in observation.notes[0]
     assert inspector.fileno() == -1
     read_until(inspector, passes("kernel.panic"))
     assert inspector.pid not in (0, first[0].pid)
@@ -127,15 +127,17 @@ def test_slurms_term_to_all_of_a_step_is_no_news(machine: Machine, inspector: In
     for process in family(pid):
         process.send_signal(signal.SIGTERM)
     machine.says(XID)
-    looked = read_until(inspector, lambda looked: looked.notes or sees("kernel.xid")(looked))
-    assert (looked.notes, inspector.pid) == ((), pid)
+    observation = read_until(
+        inspector, lambda observation: observation.notes or sees("kernel.xid")(observation)
+    )
+    assert (observation.notes, inspector.pid) == ((), pid)
 
 
 def test_one_part_that_ends_takes_the_others_along(inspector: Inspector) -> None:
     read_until(inspector, passes("kernel.panic"))
     first = family(inspector.pid)
     first[2].kill()
-    read_until(inspector, lambda looked: looked.notes)
+    read_until(inspector, lambda observation: observation.notes)
     wait_for(lambda: not any(is_alive(process.pid) for process in first))
 
 
@@ -148,7 +150,7 @@ def test_one_that_is_stopped_is_replaced(machine: Machine) -> None:
         first = family(inspector.pid)
         for process in first:
             process.suspend()
-        read_until(inspector, lambda looked: looked.notes)
+        read_until(inspector, lambda observation: observation.notes)
         read_until(inspector, passes("kernel.panic"))
         wait_for(lambda: not any(is_alive(process.pid) for process in first))
     finally:

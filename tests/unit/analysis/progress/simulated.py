@@ -1,4 +1,4 @@
-"""A training as a controller sees it: by Beats of each node, a second apart, looked at more often."""
+"""A training as a controller sees it: by heartbeats of each node, a second apart, looked at more often."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Training:
         found = []
         for rank, source in enumerate(self.ranks):
             offset = BEAT_S * rank / len(self.ranks)
-            beat = max(0.0, math.floor((now - offset) / BEAT_S) * BEAT_S + offset)
-            found.append(source.progress(rank, beat).aged(now - beat))
+            heartbeat = max(0.0, math.floor((now - offset) / BEAT_S) * BEAT_S + offset)
+            found.append(source.progress(rank, heartbeat).aged(now - heartbeat))
         return found
 
     def until(self, end: float) -> Iterator[PaceVerdict]:

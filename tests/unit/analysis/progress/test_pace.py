@@ -1,4 +1,4 @@
-"""A stopped training is told within its bound and a Beat; one that goes on by its own pace never is."""
+"""A stopped training is told within its bound and a heartbeat; one that goes on by its own pace never is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_steps_that_vary_by_less_than_the_factor_are_no_hang(
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0.01, 20.0), st.integers(1, 40), st.integers(1, 2), st.floats(0.0, 1.0))
-def test_a_stopped_training_is_told_within_its_bound_and_a_beat(
+def test_a_stopped_training_is_told_within_its_bound_and_a_heartbeat(
     step_s: float, steps: int, ranks: int, begin: float
 ) -> None:
     training = Training([steady(step_s, steps, step_s + begin) for _ in range(ranks)])

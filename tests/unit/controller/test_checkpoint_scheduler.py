@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.config.schema import CheckpointConfig, JobConfig
+from slurm_robust.controller.checkpoint_scheduler import Tempo
 from slurm_robust.controller.effects import Now, Prune
-from slurm_robust.controller.tending import Tempo
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Flush, Pace, Progress
@@ -27,12 +27,12 @@ def test_unknown_before_the_second_step() -> None:
     assert seen((10.0, 5, 0.0), (11.0, 5, 1.0)).fastest == 0.0
 
 
-def test_the_times_of_completion_count_not_those_of_the_beats() -> None:
+def test_the_times_of_completion_count_not_those_of_the_heartbeats() -> None:
     tempo = seen((10.0, 5, 0.9), (13.0, 7, 0.9))
     assert tempo.seconds_per_step == tempo.fastest == 1.5
 
 
-def test_when_a_step_was_completed_that_no_beat_told_of() -> None:
+def test_when_a_step_was_completed_that_no_heartbeat_told_of() -> None:
     tempo = seen((10.0, 5, 0.0), (14.0, 9, 0.5))
     assert tempo.completed(9) == 13.5
     assert tempo.completed(7) == 13.5 - 2 * 3.5 / 4
@@ -52,7 +52,7 @@ def test_a_slow_step_does_not_hide_how_fast_they_can_be() -> None:
 
 def train(job: Job, steps: int, step_s: float = 1.0) -> None:
     """Every rank does ``steps`` more steps of ``step_s`` seconds."""
-    first = 1 + max(job.core.state.best_step, *(p.step for p in job.beats["n1"].progress))
+    first = 1 + max(job.core.state.best_step, *(p.step for p in job.heartbeats["n1"].progress))
     for step in range(first, first + steps):
         job.pass_time(step_s)
         job.train_to(step)
@@ -190,7 +190,7 @@ def test_old_checkpoints_are_removed_as_new_ones_are_published_by_all_ranks() ->
     assert job.pruned == 0
     for checkpoint in (3, 5):
         for node in ("n1", "n2"):
-            progress = tuple(structs.replace(p, checkpoint=checkpoint) for p in job.beats[node].progress)
+            progress = tuple(structs.replace(p, checkpoint=checkpoint) for p in job.heartbeats[node].progress)
             job.change(node, progress=progress)
         job.pass_time(3)
     assert job.pruned == 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import GenerationFailed, NodeExit
-from slurm_robust.policy.evidence import against
+from slurm_robust.model.incident import Fault, NodeExit
+from slurm_robust.policy.ladder import against
 
 
 def result(node: str, outcome: Outcome, **more: str) -> TestResult:
@@ -16,7 +16,7 @@ def result(node: str, outcome: Outcome, **more: str) -> TestResult:
 def test_all_that_was_found_out_about_a_node_is_told_and_nothing_of_others() -> None:
     bad = result("n1", Outcome.FAIL, text="sums differ", value="3 of 64", limit="0")
     others = (result("n1", Outcome.PASS), result("n2", Outcome.FAIL, text="slow"))
-    failed = GenerationFailed(
+    failed = Fault(
         generation=1,
         named={"n1": "gpu3: XID 79", "n2": "link down"},
         unable={"n1": "no memory"},

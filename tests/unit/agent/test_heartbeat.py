@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.agent.beats import BeatBook
+from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.state import AgentState
-from slurm_robust.wire.messages import Beat, Progress, Pulse, encode
+from slurm_robust.wire.messages import Heartbeat, Progress, Pulse, encode
 
 AT_STEP_5 = Progress(rank=0, step=5, reported=True, age_s=0.5, loss=1.0)
 
 
-def test_beats_are_numbered_and_carry_notes_until_one_of_them_is_answered() -> None:
-    book, state = BeatBook("n1", "a", always_ready=False), AgentState(kill_wait_s=1.0)
+def test_heartbeats_are_numbered_and_carry_notes_until_one_of_them_is_answered() -> None:
+    book, state = HeartbeatState("n1", "a", always_ready=False), AgentState(kill_wait_s=1.0)
     book.note("first")
     one = book.make(state, (), 0.0)
     book.note("second")
@@ -24,7 +24,7 @@ def test_beats_are_numbered_and_carry_notes_until_one_of_them_is_answered() -> N
 
 
 def test_a_note_is_kept_once_and_their_number_is_bounded() -> None:
-    book, state = BeatBook("n1", "a", always_ready=False), AgentState(kill_wait_s=1.0)
+    book, state = HeartbeatState("n1", "a", always_ready=False), AgentState(kill_wait_s=1.0)
     for number in range(1000):
         book.note(f"note {number % 500}")
     assert len(book.make(state, (), 0.0).notes) == 100
@@ -32,27 +32,27 @@ def test_a_note_is_kept_once_and_their_number_is_bounded() -> None:
 
 def test_programs_need_no_readiness_but_a_fatal_agent_is_never_ready() -> None:
     state = AgentState(kill_wait_s=1.0)
-    assert not BeatBook("n", "a", always_ready=False).make(state, (), 0.0).ready
-    assert BeatBook("n", "a", always_ready=True).make(state, (), 0.0).ready
+    assert not HeartbeatState("n", "a", always_ready=False).make(state, (), 0.0).ready
+    assert HeartbeatState("n", "a", always_ready=True).make(state, (), 0.0).ready
     state.fatal = "broken"
-    assert not BeatBook("n", "a", always_ready=True).make(state, (), 0.0).ready
+    assert not HeartbeatState("n", "a", always_ready=True).make(state, (), 0.0).ready
 
 
-def book_with(state: AgentState) -> tuple[BeatBook, Beat]:
-    """One whose first Beat the controller has answered."""
-    book = BeatBook("n1", "a", always_ready=False)
-    beat = book.make(state, (AT_STEP_5,), 10.0)
-    assert isinstance(beat, Beat)
-    book.on_ack(beat.seq)
-    return book, beat
+def book_with(state: AgentState) -> tuple[HeartbeatState, Heartbeat]:
+    """One whose first heartbeat the controller has answered."""
+    book = HeartbeatState("n1", "a", always_ready=False)
+    heartbeat = book.make(state, (AT_STEP_5,), 10.0)
+    assert isinstance(heartbeat, Heartbeat)
+    book.on_ack(heartbeat.seq)
+    return book, heartbeat
 
 
-def test_a_beat_that_would_tell_nothing_new_is_a_pulse() -> None:
+def test_a_heartbeat_that_would_tell_nothing_new_is_a_pulse() -> None:
     state = AgentState(kill_wait_s=1.0)
-    book, beat = book_with(state)
+    book, heartbeat = book_with(state)
     pulse = book.make(state, (AT_STEP_5.aged(3.0),), 13.0)
-    assert pulse == Pulse(node="n1", agent="a", seq=2, base=beat.seq)
-    assert len(encode(pulse)) < 60 < len(encode(beat))
+    assert pulse == Pulse(node="n1", agent="a", seq=2, base=heartbeat.seq)
+    assert len(encode(pulse)) < 60 < len(encode(heartbeat))
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,22 @@ def test_a_beat_that_would_tell_nothing_new_is_a_pulse() -> None:
 def test_whatever_else_but_time_has_changed_is_told(progress: Progress) -> None:
     state = AgentState(kill_wait_s=1.0)
     book, _ = book_with(state)
-    beat = book.make(state, (progress,), 13.0)
-    assert isinstance(beat, Beat)
-    assert beat.progress == (progress,)
+    heartbeat = book.make(state, (progress,), 13.0)
+    assert isinstance(heartbeat, Heartbeat)
+    assert heartbeat.progress == (progress,)
 
 
 def test_without_an_answer_all_is_told_again() -> None:
-    """The Beat may be lost, or the controller another one by now, or it may have lost sight of this node."""
+    """The heartbeat may be lost, or the controller be another one, or have lost sight of this node."""
     state = AgentState(kill_wait_s=1.0)
     book, _ = book_with(state)
     told = [book.make(state, (AT_STEP_5.aged(1.0 * i),), 10.0 + i) for i in range(1, 6)]
-    assert [type(message) for message in told] == [Pulse, Pulse, Pulse, Beat, Beat]
+    assert [type(message) for message in told] == [Pulse, Pulse, Pulse, Heartbeat, Heartbeat]
     book.on_ack(5)
-    assert isinstance(book.make(state, (AT_STEP_5.aged(6.0),), 16.0), Beat)  # the fifth is no base, the sixth
+    assert isinstance(
+        book.make(state, (AT_STEP_5.aged(6.0),), 16.0), Heartbeat
+    )  # the fifth is no base, the sixth
     book.on_ack(7)
     assert isinstance(book.make(state, (AT_STEP_5.aged(7.0),), 17.0), Pulse)
     book.forget()
-    assert isinstance(book.make(state, (AT_STEP_5.aged(8.0),), 18.0), Beat)
+    assert isinstance(book.make(state, (AT_STEP_5.aged(8.0),), 18.0), Heartbeat)

@@ -1,4 +1,4 @@
-"""Looks at one part of the node: the checks of :mod:`slurm_robust.health`, as an ordinary user."""
+"""Checks one part of the node, with the checks of :mod:`slurm_robust.health`, as an ordinary user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from slurm_robust.agent.inspection.looked import Looked, sort
+from slurm_robust.agent.inspection.observation import Observation, sort
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
@@ -30,10 +30,10 @@ _BUDGET_S = 15.0
 _KERNEL = "kernel."
 
 
-class Looker:
+class Probe:
     """The checks whose names match ``only``, with a memory of its own.
 
-    Checks of the site are left out: they are written for root, and what fails for want of rights would look
+    Checks of the site are left out: they are written for root, and one that lacks a permission would look
     like a fault of the node. ``calls`` gathers, see :func:`~slurm_robust.health.runner.inspect`.
     """
 
@@ -52,8 +52,8 @@ class Looker:
         self._config = self._read()
         self._memory = ProcessMemory(Path(self._config.paths.state))
 
-    def look(self) -> Looked:
-        """Look now. May take as long as the slowest source of these checks."""
+    def run(self) -> Observation:
+        """Run the checks now. Takes as long as the slowest source of these checks."""
         if time.monotonic() - self._read_at > _REREAD_S:
             self._config = self._read()
         report = inspect(
@@ -69,21 +69,23 @@ class Looker:
             calls=self._calls,
         )
         conclusion = conclude(report, self._config, failing_runs(report, self._memory))
-        looked = sort(report, conclusion, filter(None, (self._problem, *_unread(report.findings))))
-        return structs.replace(looked, nbytes=self._carried(report))
+        observation = sort(
+            report, conclusion, CHECKS, filter(None, (self._problem, *_unread(report.findings)))
+        )
+        return structs.replace(observation, nbytes=self._carried(report))
 
     def _carried(self, report: Report) -> int | None:
-        """By what this very look has read; None for parts that are not the network."""
+        """By what this run has read; None for parts that are not the network."""
         sources = (infiniband.SOURCE, ethernet.SOURCE)
         samples = (self._memory.fresh(source, report.at, report.boot_id) for source in sources)
         ports, interfaces = (one.facts if one and one.at == report.at else None for one in samples)
         return carried(ports, interfaces, self._config.network)
 
-    def judged(self, findings: Sequence[Finding]) -> Looked:
-        """What was seen in another way, with the site's rules."""
+    def judged(self, findings: Sequence[Finding]) -> Observation:
+        """Findings from elsewhere (the driver's events), judged by the site's rules."""
         wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
         report = Report(node="", at=time.time(), boot_id="", context=Context.PERIODIC, findings=tuple(wanted))
-        return sort(report, conclude(report, self._config, {}))
+        return sort(report, conclude(report, self._config, {}), CHECKS)
 
     def _read(self) -> NodeConfig:
         self._read_at = time.monotonic()
@@ -96,6 +98,6 @@ class Looker:
 
 
 def _unread(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Why the kernel's log cannot be read: mostly an ordinary user must not."""
+    """Why the kernel's log cannot be read; mostly ordinary users may not."""
     silent = [f.text for f in findings if f.check.startswith(_KERNEL) and f.outcome is Outcome.UNKNOWN]
     return tuple(f"inspection: {text}" for text in dict.fromkeys(silent))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.agent.inspection.lanes import GPU, KERNEL, NETWORK, NODE
+from slurm_robust.agent.inspection.probes import GPU, KERNEL, NETWORK, NODE
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.check import Context
 from slurm_robust.health.registry import CHECKS

@@ -1,4 +1,4 @@
-"""The parts of the node that are looked at, each at its own pace, so that none holds up another."""
+"""The probes of a node, each at its own pace, so that none holds up another."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_robust.agent.inspection.gpuevents import GpuEvents, findings_of
-from slurm_robust.agent.inspection.looked import Looked, subject_of
-from slurm_robust.agent.inspection.looker import Looker
+from slurm_robust.agent.inspection.observation import Observation, subject_of
+from slurm_robust.agent.inspection.probe import Probe
 from slurm_robust.config.nodefile import FILE
 from slurm_robust.health.gpus.judging import SECOND_LOOK_S
 from slurm_robust.health.gpus.presence import LOST
@@ -23,10 +23,10 @@ from slurm_robust.health.kmsg import KernelLog
 if TYPE_CHECKING:
     from slurm_robust.model.job import InspectionSpec
 
-Tell = Callable[[Looked], None]
+Tell = Callable[[Observation], None]
 
-# Looks in a row without an answer of the GPUs' driver, after which it is asked less often. A minute of them:
-# those that workers disturb by their start do not count.
+# After this many probes in a row without an answer of the GPUs' driver it is asked less often. They take a
+# minute: those that starting workers disturb do not count.
 _PATIENCE = 6
 
 # Not how many GPUs or how much memory the node has, nor which: a job may see its own share only.
@@ -39,33 +39,33 @@ NETWORK = ("infiniband.*", "ethernet.*")
 NODE = ("mounts.*", "disks.*", "memory.ecc", "memory.pressure", "processes.d_state", "clock.*")
 
 
-def lanes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Tell], None], ...]:
-    """Each for a process of its own; none returns. ``file`` is the node's configuration."""
+def probes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Tell], None], ...]:
+    """Functions that probe for ever, each for a process of its own. ``file`` is the node's configuration."""
     return (
-        partial(follow_kernel, Looker(KERNEL, call, host, file), host, spec),
-        partial(follow_gpus, Looker(GPU, directly, host, file), spec),
-        partial(follow, Looker(NETWORK, call, host, file), spec.network_s, spec),
-        partial(follow, Looker(NODE, call, host, file), spec.node_s, spec),
+        partial(follow_kernel, Probe(KERNEL, call, host, file), host, spec),
+        partial(follow_gpus, Probe(GPU, directly, host, file), spec),
+        partial(follow, Probe(NETWORK, call, host, file), spec.network_s, spec),
+        partial(follow, Probe(NODE, call, host, file), spec.node_s, spec),
     )
 
 
-def follow(looker: Looker, every_s: float, spec: InspectionSpec, tell: Tell) -> None:
-    """Look again and again."""
+def follow(probe: Probe, every_s: float, spec: InspectionSpec, tell: Tell) -> None:
+    """Run ``probe`` every ``every_s`` seconds."""
     while True:
         begun = time.monotonic()
-        looked = looker.look()
-        tell(looked)
+        observation = probe.run()
+        tell(observation)
         # Hardware that is not there will hardly come.
-        every = every_s if looked.well or looked.failed else max(every_s, spec.node_s)
+        every = every_s if observation.well or observation.failed else max(every_s, spec.node_s)
         time.sleep(max(0.0, begun + every - time.monotonic()))
 
 
-def follow_kernel(looker: Looker, host: Host, spec: InspectionSpec, tell: Tell) -> None:
-    """Look when the kernel has said something that a check knows, but not all the time."""
+def follow_kernel(probe: Probe, host: Host, spec: InspectionSpec, tell: Tell) -> None:
+    """Run ``probe`` when the kernel has logged something that a check knows, at most every ``kernel_s``."""
     news = KernelNews(host)
     while True:
         begun = time.monotonic()
-        tell(looker.look())
+        tell(probe.run())
         said = False
         while (since := time.monotonic() - begun) < spec.node_s and not (said and since >= spec.kernel_s):
             time.sleep(spec.kernel_s / 2)
@@ -90,11 +90,11 @@ class KernelNews:
             return False
 
 
-def follow_gpus(looker: Looker, spec: InspectionSpec, tell: Tell) -> None:
+def follow_gpus(probe: Probe, spec: InspectionSpec, tell: Tell) -> None:
     """Look again and again, and tell of the driver's events at once.
 
-    The driver is opened once and not for each look, which would take its locks for longer than all questions.
-    So the process has no children, and a look that hangs costs a thread: then the driver is asked less often.
+    The driver is opened once: opening it each time would take its locks for longer than all questions. So the
+    process has no children, and a run that hangs costs a thread: then the driver is asked less often.
     """
     events = GpuEvents()
     poller = select.poll()
@@ -102,28 +102,28 @@ def follow_gpus(looker: Looker, spec: InspectionSpec, tell: Tell) -> None:
     silent = 0
     while True:
         begun = time.monotonic()
-        looked = looker.look()
-        tell(looked)
-        silent = silent + 1 if _is_silent(looked) else 0
-        due = begun + _until_next_s(spec, looked, silent)
+        observation = probe.run()
+        tell(observation)
+        silent = silent + 1 if _is_silent(observation) else 0
+        due = begun + _until_next_s(spec, observation, silent)
         while (left := due - time.monotonic()) > 0:
             if not poller.poll(left * 1000 + 1):
                 continue
             seen = events.read()
             if found := findings_of(seen):
-                tell(looker.judged(found))
+                tell(probe.judged(found))
             if any(event.code == 0 for event in seen):
-                break  # a GPU is lost, and only a look says which
+                break  # a GPU is lost, and only a run says which
 
 
-def _until_next_s(spec: InspectionSpec, looked: Looked, silent: int) -> float:
-    """``silent``: looks in a row without an answer. A second one must come as late as it takes to count."""
+def _until_next_s(spec: InspectionSpec, observation: Observation, silent: int) -> float:
+    """``silent``: runs in a row without an answer. The second must come late enough to count."""
     if 0 < silent < _PATIENCE:
         return max(spec.gpu_s, SECOND_LOOK_S)
-    is_there = silent == 0 and (looked.well or looked.failed)
+    is_there = silent == 0 and (observation.well or observation.failed)
     return spec.gpu_s if is_there else max(spec.gpu_s, spec.node_s)
 
 
-def _is_silent(looked: Looked) -> bool:
+def _is_silent(observation: Observation) -> bool:
     """Whether the driver has not answered."""
-    return (LOST, "") in (*map(subject_of, looked.failed), *looked.unknown)
+    return (LOST, "") in (*map(subject_of, observation.failed), *observation.unknown)

@@ -9,7 +9,7 @@ from slurm_robust.config.schema import CheckpointConfig, JobConfig, ParallelConf
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, Copy, Source, Tier
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.exitcodes import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.restore import Ref
@@ -36,12 +36,12 @@ def source(job: Job, node: str, rank: int) -> Source:
 
 
 def fail_to_restore(job: Job, rank: int = 1) -> None:
-    job.kill_rank(rank, signal=None, code=1, error=CORRUPT)
+    job.kill_rank(rank, signal=None, code=UNUSABLE_COPY, error=CORRUPT)
 
 
 def drop(job: Job, node: str, rank: int, step: int) -> None:
     """A copy is gone: its reader found it damaged, or it was refilled."""
-    left = tuple(c for c in job.beats[node].copies if (c.rank, c.step) != (rank, step))
+    left = tuple(c for c in job.heartbeats[node].copies if (c.rank, c.step) != (rank, step))
     job.change(node, copies=left)
 
 
@@ -69,11 +69,11 @@ def test_launch_orders_carry_peers_layout_and_stride() -> None:
 def test_peers_hang_on_another_switch_if_slurm_tells() -> None:
     job = Job(slots=FOUR, spares=())
     assert job.orders["n1"].peers[0].node == "n3"
-    job.core.switches = {"n1": "a", "n2": "b", "n3": "a", "n4": "b"}
+    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
     job.train_to(1)
     job.kill_rank(0)
     assert {job.orders[n].peers[0].node for n in ("n1", "n3")} == {"n2", "n4"}
-    job.core.switches.pop("n4")  # told only in part: of no use
+    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a"})  # told only in part: of no use
     job.train_to(2)
     job.kill_rank(0)
     assert job.orders["n1"].peers[0].node == "n3"
@@ -88,11 +88,11 @@ def test_without_memory_or_peers_no_order_names_one(checkpoint: CheckpointConfig
 def test_while_the_journal_is_behind_nothing_is_decided() -> None:
     job = Job(memory=True)
     job.train_to(3)
-    job.core.held = True
+    job.core.hold(True)
     job.kill_rank(0)
     job.pass_time(600)
     assert (job.stage, job.core.state.generation, job.core.state.incident) == ("Running", 1, None)
-    job.core.held = False
+    job.core.hold(False)
     job.core.on_hold_over(600, job.now())
     job.pass_time(1)
     assert launched(job).generation == 2
@@ -106,11 +106,11 @@ def test_who_stood_still_with_the_storage_is_no_hang_but_who_goes_on_to_is() -> 
     for step in range(20):
         job.train_to(step)
         job.pass_time(1)
-    job.core.held = True
+    job.core.hold(True)
     clock, wall = job.mono, job.wall
     job.pass_time(600)
     job.mono = clock  # which the core did not see go on
-    job.core.held = False
+    job.core.hold(False)
     job.core.on_hold_over(job.wall - wall, job.now())
     job.pass_time(20)
     assert (job.core.state.incident, job.stage) == (None, "Running")
@@ -144,7 +144,7 @@ def test_a_lost_node_comes_back_from_its_peer() -> None:
 
 def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
     job = Job(memory=True, shared=True)
-    for node in job.beats:
+    for node in job.heartbeats:
         job.change(node, data_address=f"10.20.0.{node[1:]}")
     for step in range(3):
         job.train_to(step)
@@ -196,13 +196,13 @@ def test_what_a_zombie_beyond_a_cut_network_goes_on_to_do_never_counts() -> None
     job = Job(memory=True)
     for step in range(5):
         job.train_to(step)
-    zombie = job.beats["n2"]
+    zombie = job.heartbeats["n2"]
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 2)
     assert where(job)[0] == 4
     # It heals, having gone further in generation 1, and has all parts of that step, from wherever.
     job.dead.clear()
-    job.beats["n2"] = zombie
+    job.heartbeats["n2"] = zombie
     new = tuple(Copy(rank=r, generation=1, step=9, tier=Tier.MEMORY) for r in (0, 1))
     job.change("n2", copies=(*zombie.copies, *new))
     job.train_to(5)
@@ -255,7 +255,7 @@ def test_a_requeue_writes_to_storage_first_and_leaves_no_copies_behind() -> None
 def test_a_requeue_that_storage_does_not_take_goes_on_from_memory() -> None:
     job = train_three()
     job.writes = False
-    left = {n: job.beats[n].copies for n in ("n1", "n4")}
+    left = {n: job.heartbeats[n].copies for n in ("n1", "n4")}
     history = requeue_without_one_of_three(job)
     assert job.kept == {"n1": True, "n4": True}
     assert any("can restore it only if it gets the same nodes: n[1,4] did not write" in t for t in job.said)
@@ -268,7 +268,7 @@ def test_a_run_that_ended_without_a_word_is_sealed_when_its_nodes_are_heard() ->
     job = Job(memory=True)
     for step in range(5):
         job.train_to(step)
-    left = {n: b.copies for n, b in job.beats.items()}
+    left = {n: b.copies for n, b in job.heartbeats.items()}
     history = (
         *job.journal,
         ev.GenerationEnded(t=1.0, generation=1, reason="the run of the Slurm job ended", pending=True),
@@ -289,10 +289,10 @@ def test_all_agents_lost_at_once_loses_no_step(storage: bool) -> None:
     job = Job(memory=True)
     for step in range(5):
         job.train_to(step)
-    job.copies = {n: b.copies for n, b in job.beats.items()}
+    job.copies = {n: b.copies for n, b in job.heartbeats.items()}
     job.hears_storage = storage
     for node in ("n1", "n2", "n3"):
-        job.beats.pop(node)
+        job.heartbeats.pop(node)
     job.until(lambda: job.core.state.generation == 2, limit=120)
     assert where(job) == (4, {"memory": 2})
     assert job.core.state.unsealed == (() if storage else (1,))
@@ -387,7 +387,7 @@ def test_a_damaged_checkpoint_on_storage_is_passed_over_at_once() -> None:
 def test_copies_of_another_parallel_layout_are_none() -> None:
     job = Job(memory=True)
     job.train_to(3)
-    left = {n: b.copies for n, b in job.beats.items()}
+    left = {n: b.copies for n, b in job.heartbeats.items()}
     ended = ev.GenerationEnded(
         t=1.0, generation=1, reason="x", sealed="gen-0001/step-00000003", sealed_step=3
     )
@@ -447,11 +447,11 @@ def test_workers_that_were_out_of_sight_are_stopped_before_their_generation_is_s
     ended = ev.GenerationEnded(t=1.0, generation=1, reason="x", pending=True)
     later = Job(history=(*job.journal, ended), first=ToGathering(start=True, expected=True))
     later.stubborn = {"n2"}
-    later.beats = dict(job.beats)
+    later.heartbeats = dict(job.heartbeats)
     for node in ("n1", "n2"):
         later.change(node)
     assert later.stage == "Gathering"
-    assert later.beats["n1"].phase is Phase.ENDED
+    assert later.heartbeats["n1"].phase is Phase.ENDED
     later.stubborn.clear()
     later.pass_time(1)
     assert where(later)[0] == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from slurm_robust.policy.lateness import GROWS_S, Growth, patience_s
+from slurm_robust.policy.patience import GROWS_S, Growth, patience_s
 
 
 def test_while_nobody_is_there_all_are_waited_for() -> None:

@@ -22,7 +22,7 @@ def train(job: Job, seconds: float, without: tuple[str, ...] = ()) -> None:
     """A step a second, as far as it is heard of; ranks of ``without`` make none, and the others wait."""
     for _ in range(round(seconds)):
         if not without:
-            job.train_to(max(p.step for p in job.beats["n1"].progress) + 1)
+            job.train_to(max(p.step for p in job.heartbeats["n1"].progress) + 1)
         job.pass_time(1.0)
 
 

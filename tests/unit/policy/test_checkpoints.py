@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.policy.pace import MAX_STRIDE, next_stride
+from slurm_robust.policy.checkpoints import MAX_STRIDE, next_stride
 
 strides = st.integers(0, 10).map(lambda n: 2**n)
 

@@ -1,4 +1,4 @@
-"""Makes Beats and Pulses of what the agent knows, and keeps notes until they are in the journal."""
+"""Makes heartbeats and Pulses of what the agent knows, and keeps notes until they are in the journal."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
 from slurm_robust.agent.state import AgentState
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.traffic import Traffic
-from slurm_robust.wire.messages import Beat, Progress, Pulse
+from slurm_robust.wire.messages import Heartbeat, Progress, Pulse
 
 # Far more than ever happen; bounds the memory of an agent without a controller.
 _NOTES = 100
-# After this many unanswered Pulses the next message is a full Beat.
+# After this many unanswered Pulses the next message is a full heartbeat.
 _UNANSWERED = 3
 
 
-class BeatBook:
-    """Numbers the Beats of one agent. Addresses and ``port`` may change between Beats."""
+class HeartbeatState:
+    """Numbers the heartbeats of one agent. Addresses and ``port`` may change between heartbeats."""
 
     def __init__(self, node: str, agent: str, *, always_ready: bool) -> None:
         self._node = node
         self._agent = agent
         self._always_ready = always_ready
         self._seq = 0
-        self._notes: list[tuple[int, str]] = []  # with the Beat that first carries it
-        self._base: tuple[Beat, float] | None = None  # the newest Beat, and when it was made
+        self._notes: list[tuple[int, str]] = []  # with the heartbeat that first carries it
+        self._base: tuple[Heartbeat, float] | None = None  # the newest heartbeat, and when it was made
         self._answered = 0
         self.address = self.data_address = ""
         self.port = 0
 
     def note(self, text: str) -> None:
-        """A fact for the journal; it goes with every Beat until one is answered."""
+        """A fact for the journal; it goes with every heartbeat until one is answered."""
         if len(self._notes) < _NOTES and all(text != known for _, known in self._notes):
             self._notes.append((self._seq + 1, text))
 
     def on_ack(self, seq: int) -> None:
-        """The Beat or Pulse ``seq`` has arrived, and with it all notes until then."""
+        """The heartbeat or Pulse ``seq`` has arrived, and with it all notes until then."""
         self._answered = max(self._answered, seq)
         self._notes = [(first, text) for first, text in self._notes if first > seq]
 
@@ -49,13 +49,13 @@ class BeatBook:
         alerts: tuple[Alert, ...] = (),
         traffic: Traffic | None = None,
         still_s: float | None = None,
-    ) -> Beat | Pulse:
-        """The next Beat, or a Pulse where the last Beat says it all.
+    ) -> Heartbeat | Pulse:
+        """The next heartbeat, or a Pulse where the last heartbeat says it all.
 
         When workers have ended, it holds what they have left: they change no copy now.
         """
         self._seq += 1
-        beat = Beat(
+        heartbeat = Heartbeat(
             node=self._node,
             agent=self._agent,
             seq=self._seq,
@@ -80,24 +80,24 @@ class BeatBook:
             still_s=still_s,
             fatal=state.fatal,
         )
-        if self._base is not None and self._still_holds(*self._base, beat, now):
+        if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)
-        self._base = beat, now
-        return beat
+        self._base = heartbeat, now
+        return heartbeat
 
     def forget(self) -> None:
         """There is another controller, or another way to it, which must be told all."""
         self._base = None
 
-    def _still_holds(self, base: Beat, made: float, beat: Beat, now: float) -> bool:
-        """Whether the controller has ``base``, and ``beat`` is the same but for the time that has passed."""
+    def _still_holds(self, base: Heartbeat, made: float, heartbeat: Heartbeat, now: float) -> bool:
+        """Whether the controller has ``base``, and ``heartbeat`` differs only by the time that has passed."""
         if self._answered < base.seq or self._seq - self._answered > _UNANSWERED:
             return False
-        if len(beat.progress) != len(base.progress):
+        if len(heartbeat.progress) != len(base.progress):
             return False
-        if structs.replace(beat, seq=base.seq, progress=base.progress) != base:
+        if structs.replace(heartbeat, seq=base.seq, progress=base.progress) != base:
             return False
         return all(
             after.is_aged(before, now - made)
-            for after, before in zip(beat.progress, base.progress, strict=True)
+            for after, before in zip(heartbeat.progress, base.progress, strict=True)
         )

@@ -1,0 +1,270 @@
+"""The checkpoints of the job: what the nodes and storage hold, and what the next generation restores."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.checkpoint.peers import peer_slots
+from slurm_robust.checkpoint.store import CheckpointRef
+from slurm_robust.config.schema import JobConfig
+from slurm_robust.controller.context import Context
+from slurm_robust.controller.effects import FindCheckpoint, Now, Prune, Say
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import SHARED, Peer
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.state import JobState
+from slurm_robust.policy import restore
+from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
+from slurm_robust.policy.restore import Holding, Ref, RestorePlan
+from slurm_robust.wire.messages import Heartbeat
+
+PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
+
+
+def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLayout:
+    """The parallel layout of a job. Raises :class:`~slurm_robust.model.layout.DoesNotDivide`."""
+    parallel = config.parallel
+    sizes = {"tp": parallel.tp, "cp": parallel.cp, "ep": parallel.ep, "pp": parallel.pp}
+    return ParallelLayout.fit(slots * nproc_per_node, nproc_per_node, sizes, parallel.order)
+
+
+def token(ref: Ref) -> str:
+    """The name under which a checkpoint is passed around."""
+    return CheckpointRef(step=ref.step, generation=ref.generation).token()
+
+
+def ref_of(token: str) -> Ref:
+    """The inverse of :func:`token`. Raises ``ValueError``."""
+    ref = CheckpointRef.from_token(token)
+    return Ref(step=ref.step, generation=ref.generation)
+
+
+def sealed_steps(state: JobState) -> dict[int, int]:
+    """Newest step that counts of each sealed generation."""
+    return {generation: ref_of(text).step for generation, text in state.sealed.items()}
+
+
+class Checkpoints:
+    """Builds the input of :mod:`slurm_robust.policy.restore` from the copies that the fleet reports."""
+
+    def __init__(self, context: Context, now: Now) -> None:
+        self._context = context
+        stored = context.state.stored
+        # When a checkpoint last went to storage, or was tried to.
+        self._stored_at = now.mono - (max(0.0, now.wall - stored.t) if stored else 0.0)
+        self._published: tuple[int, int, float] = (0, -1, now.mono)  # generation, step, when
+        self._shared: set[int] = set()  # generations of which a shared part was reported
+        self._asked = -1  # the newest generation when storage was asked
+        self._asked_at = 0.0
+        self._answered = False
+        self._listed: tuple[Ref, ...] | None = None
+
+    # -- storage -----------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> int:
+        """The newest generation when storage was last asked for a list; -1 before."""
+        return self._asked
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer to the last question has come."""
+        return self._answered
+
+    @property
+    def listed(self) -> tuple[Ref, ...] | None:
+        """What is complete on storage by the last answer; None while there is none, or it was no list."""
+        return self._listed
+
+    def ask_storage(self, now: Now) -> None:
+        """Have storage listed; the last list is no longer believed."""
+        self._asked, self._asked_at = self._context.state.generation, now.mono
+        self._answered, self._listed = False, None
+        self._context.emit(FindCheckpoint(generation=self._asked))
+
+    def on_listed(self, generation: int, complete: tuple[Ref, ...] | None) -> None:
+        """The answer to :meth:`ask_storage`; one to an earlier question is dropped."""
+        if generation == self._asked:
+            self._answered, self._listed = True, complete
+
+    def is_overdue(self, now: Now, *, in_a_hurry: bool = False) -> bool:
+        """Whether storage hangs."""
+        limit_s = LISTING_HURRY_S if in_a_hurry else LISTING_S
+        return not self._answered and now.mono - self._asked_at > limit_s
+
+    def stored_s(self, now: Now) -> float:
+        """Seconds since a checkpoint last went to storage, or was tried to."""
+        return now.mono - self._stored_at
+
+    def on_stored(self, now: Now) -> None:
+        """A checkpoint went to storage, or was tried to."""
+        self._stored_at = now.mono
+
+    def on_published(self, step: int, now: Now) -> None:
+        """``step`` is the newest that workers have written to storage by themselves; -1 for none."""
+        generation, known, at = self._published
+        is_new = step >= 0 and (self._context.state.generation, step) != (generation, known)
+        if is_new and now.mono - at >= PRUNE_EVERY_S:
+            self._published = (self._context.state.generation, step, now.mono)
+            self.on_stored(now)
+            self.prune()
+
+    def prune(self) -> None:
+        """Have old checkpoints removed from storage; there is a newer one."""
+        self._context.emit(Prune(sealed=sealed_steps(self._context.state)))
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def layout(self) -> ParallelLayout:
+        """The layout of the next generation."""
+        state = self._context.state
+        return layout_of(self._context.config, len(state.slots), state.nproc_per_node)
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Remember of which generations a shared part was ever reported: restoring them needs it."""
+        self._shared.update(c.generation for c in heartbeat.copies if c.rank == SHARED)
+
+    def peers(self) -> dict[str, tuple[Peer, ...]]:
+        """For each node of the placement where the copies of its ranks go."""
+        context, config = self._context, self._context.config.checkpoint
+        if not (config.memory and config.peers):
+            return {}
+        placement, found = context.state.placement, {}
+        known = all(node in context.switches for node in placement.slots)
+        switches = tuple(context.switches[node] for node in placement.slots) if known else ()
+        for slot, peer in enumerate(peer_slots(self.layout(), switches)):
+            node, heartbeat = placement.slots[slot], context.fleet.heartbeat(placement.slots[peer])
+            if heartbeat is not None and heartbeat.data_port:
+                to = Peer(
+                    rank=0, node=heartbeat.node, address=_for_copies(heartbeat), port=heartbeat.data_port
+                )
+                found[node] = tuple(structs.replace(to, rank=rank) for rank in placement.ranks_of(node))
+        return found
+
+    def _holdings(self, now: Now) -> list[Holding]:
+        """All nodes that answer, with their copies; evicted ones last.
+
+        A copy of another parallel layout does not count: the allocation may have come back with another size.
+        """
+        state, fleet = self._context.state, self._context.fleet
+        identity = self.layout().identity()
+        foreign = {generation for generation, layout in state.layouts.items() if layout != identity}
+        found = []
+        for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
+            heartbeat = fleet.heartbeat(node)
+            silence = fleet.silence(node, now.mono, now.mono)
+            if heartbeat is None or silence > self._context.config.timings.node_dead_s:
+                continue
+            copies = tuple(c for c in heartbeat.copies if c.generation not in foreign)
+            found.append(
+                Holding(node=node, copies=copies, address=_for_copies(heartbeat), port=heartbeat.data_port)
+            )
+        return found
+
+    # -- what is restored --------------------------------------------------------------------------
+
+    def choose(self, now: Now, *, also_banned: str = "") -> RestorePlan | None:
+        """What the next generation would be restored from now.
+
+        While storage gives no answer, what was sealed is taken to be there. A banned checkpoint is taken
+        after all when nothing else is left, unless ``also_banned`` asks what would be left without that one.
+        """
+        state = self._context.state
+        sealed = sealed_steps(state)
+        stored = self._listed
+        if stored is None:
+            stored = tuple(Ref(step=step, generation=generation) for generation, step in sealed.items())
+        banned = {ref_of(text) for text in (*state.banned, *filter(None, (also_banned,)))}
+        reach = self._holdings(now)
+        for refused in (banned, set[Ref]()):
+            plan = restore.choose(sealed, reach, stored, state.placement, shared=state.shared, banned=refused)
+            if plan is not None or also_banned:
+                return plan
+        return None
+
+    def only_in_memory(self, now: Now) -> RestorePlan | None:
+        """What the next generation would be restored from, if storage does not have it; else None."""
+        plan = self.choose(now)
+        return None if plan is None or "storage" in plan.tiers or self._is_stored(plan.ref) else plan
+
+    def need_memory(self) -> bool:
+        """Whether the nodes' copies may hold what counts and storage does not have."""
+        state = self._context.state
+        if state.running or state.unsealed:
+            return True
+        newest = max(state.sealed, default=None)
+        return newest is not None and not self._is_stored(ref_of(state.sealed[newest]))
+
+    def memory_suffices(self, now: Now) -> bool:
+        """Whether something can be restored without storage."""
+        state = self._context.state
+        plan = restore.choose(
+            sealed_steps(state), self._holdings(now), (), state.placement, shared=state.shared
+        )
+        return plan is not None
+
+    def _is_stored(self, ref: Ref) -> bool:
+        stored = self._context.state.stored
+        written = stored is not None and ref == Ref(step=stored.step, generation=stored.generation)
+        return written or ref in (self._listed or ())
+
+    # -- the end of a generation -------------------------------------------------------------------
+
+    def seal(
+        self, generation: int, lost: tuple[str, ...], now: Now, good_step: int | None
+    ) -> tuple[str, int, bool]:
+        """Token and step that seal ``generation`` now (``""``, -1 for none); if it has a shared part.
+
+        ``lost``: nodes whose workers may live on, so that nothing there is believed. ``good_step``: as in
+        :class:`~slurm_robust.model.events.GenerationEnded`.
+        """
+        reach = [h for h in self._holdings(now) if h.node not in lost]
+        shared = generation in self._shared or any(
+            c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
+        )
+        world = self._context.state.placement.world_size
+        step = restore.seal(generation, reach, self._listed or (), world, shared=shared, newest=good_step)
+        return (token(Ref(step=step, generation=generation)) if step >= 0 else ""), step, shared
+
+    def seal_pending(self, now: Now) -> None:
+        """Seal what could not be sealed when it ended; for good once storage has told what it has."""
+        state, pending = self._context.state, self._listed is None
+        for generation in state.unsealed:
+            text, step, shared = self.seal(generation, (), now, state.good_steps.get(generation))
+            before = state.sealed.get(generation, "")
+            known = ref_of(before).step if before else -1
+            if pending and step <= known:
+                continue
+            if step < known:
+                text, step = before, known
+            self._context.record(
+                ev.GenerationSealed(
+                    t=now.wall,
+                    generation=generation,
+                    sealed=text,
+                    sealed_step=step,
+                    pending=pending,
+                    shared=shared,
+                )
+            )
+
+    def judge_restored(
+        self, exits: tuple[NodeExit, ...], lost: bool, now: Now, good_step: int | None
+    ) -> None:
+        """Ban the checkpoint that the ended generation began with, if its end speaks against it.
+
+        The last one that is left is never banned.
+        """
+        state = self._context.state
+        text = state.restored
+        if not text or text in state.banned:
+            return
+        reason = restore.against(state, [e.exit for e in exits], lost=lost, good_step=good_step)
+        if reason and self.choose(now, also_banned=text) is not None:
+            self._context.record(ev.CheckpointBanned(t=now.wall, token=text, reason=reason))
+            self._context.emit(Say(text=f"checkpoint {text} is not used again: {reason}"))
+
+
+def _for_copies(heartbeat: Heartbeat) -> str:
+    return heartbeat.data_address or heartbeat.address

@@ -1,0 +1,122 @@
+"""Witnesses beside an agent's silence, asked before it counts: its node's kernel, the other ranks, Slurm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from slurm_robust.controller.context import Context
+from slurm_robust.controller.effects import AskAboutNodes, Knock, Now, Say
+from slurm_robust.model.steps import Witness
+from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
+
+LOOK_EVERY_S = 0.25
+EVERY_S = 1.5
+ASK_EVERY_S = 5.0
+
+
+class Witnesses:
+    """Follows the nodes whose agents have missed heartbeats, until these count as silent or speak again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._looked = self._knocked = self._asked = -math.inf
+        self._told: set[str] = set()
+        self._slurm_at = -math.inf
+        self._slurm_answers = False
+        self._given_up: frozenset[str] = frozenset()
+
+    def step(self, now: Now) -> None:
+        """Ask the witnesses when it is due."""
+        context = self._context
+        dead_s, views = context.config.timings.node_dead_s, context.fleet.views
+        if now.mono - self._looked < LOOK_EVERY_S or now.mono - self._knocked < EVERY_S:
+            return
+        self._looked = now.mono
+        silent = {
+            node: views[node].heard
+            for node in (*context.state.slots, *context.state.spares)
+            if node in views and dead_s / 2 < now.mono - views[node].heard <= STALLED_S
+        }
+        self._told &= silent.keys()
+        if not silent or len(silent) > MOST_WITNESSED:
+            return
+        self._knocked = now.mono
+        for node, heard in silent.items():
+            step_at = self._step_after(node, silent, heard + dead_s / 2)
+            if step_at is not None:
+                self._sign(node, step_at, "its ranks go on", now)
+        heartbeats = {node: views[node].heartbeat for node in silent}
+        places = {
+            node: (b.address, b.data_port) for node, b in heartbeats.items() if b.address and b.data_port
+        }
+        if places:
+            context.emit(Knock(places=places))
+        stalled = tuple(node for node, heard in silent.items() if now.mono - heard > dead_s)
+        if stalled and now.mono - self._asked > ASK_EVERY_S:
+            self._asked = now.mono
+            context.emit(AskAboutNodes(nodes=stalled))
+
+    def on_knock(self, answering: Iterable[str], now: Now) -> None:
+        """The kernels of these nodes have answered."""
+        for node in answering:
+            if node in self._context.fleet.views:
+                self._sign(node, now.mono, "its node answers", now)
+
+    def on_slurm(self, found: tuple[Witness, ...] | None, now: Now) -> None:
+        """Slurm's word on nodes that it was asked about; None: slurmctld does not answer."""
+        self._slurm_at, self._slurm_answers = now.mono, found is not None
+        self._given_up = frozenset(witness.node for witness in found or () if witness.gone)
+
+    def gave_up(self, nodes: Iterable[str]) -> bool:
+        """Whether Slurm, by its newest answer, has given up all of ``nodes``."""
+        return set(nodes) <= self._given_up
+
+    def silence(self, now: Now, since: float) -> Silence | None:
+        """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard."""
+        timings, state, fleet = self._context.config.timings, self._context.state, self._context.fleet
+        silent_s = {node: fleet.silence(node, now.mono, since) for node in state.slots}
+        apart_s = TOGETHER * timings.heartbeat_s
+        # A standby that fell silent before the others did so for another reason.
+        longest_s = max(timings.node_dead_s, *silent_s.values()) + apart_s
+        standbys = {n: fleet.silence(n, now.mono, since) for n in state.spares if n in fleet.views}
+        return judge(
+            silent_s | {node: silence for node, silence in standbys.items() if silence < longest_s},
+            state.own_node,
+            dead_s=timings.node_dead_s,
+            apart_s=apart_s,
+            switches=self._context.switches,
+            slurm_answers=self._slurm_answers if now.mono - self._slurm_at < FRESH_S else None,
+        )
+
+    def _sign(self, node: str, at: float, why: str, now: Now) -> None:
+        context = self._context
+        if node in self._given_up:
+            return
+        context.fleet.give_sign(node, at)
+        silent_s = now.mono - context.fleet.views[node].heard
+        if node not in self._told and silent_s > context.config.timings.node_dead_s:
+            self._told.add(node)
+            text = f"the agent of {node} is silent, but {why}: it is waited for up to {STALLED_S:.0f} s"
+            context.note(text, node, now)
+            context.emit(Say(text=text))
+
+    def _step_after(self, node: str, silent: Iterable[str], since: float) -> float | None:
+        """When all ranks of nodes that are heard had completed a step that ``node`` must have taken part in.
+
+        None if that was not later than ``since``: the step under way when a node died may still end.
+        """
+        state, views = self._context.state, self._context.fleet.views
+        newest = max((p.step for p in views[node].heartbeat.progress), default=None)
+        if newest is None or views[node].heartbeat.generation != state.generation:
+            return None
+        at, count = math.inf, 0
+        for other in state.slots:
+            if other in silent or other not in views or views[other].heartbeat.generation != state.generation:
+                continue
+            for record in views[other].heartbeat.progress:
+                count += 1
+                if record.step < newest + 2:
+                    return None
+                at = min(at, views[other].told - record.age_s)
+        return at if count and at > since else None

@@ -1,0 +1,74 @@
+"""When checkpoints are taken and how often they are copied to peers. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from slurm_robust.config.schema import CheckpointConfig
+
+MAX_STRIDE = 1024
+# A stride steps must take so many times as long as a copy lags behind, or copies of different ranks are
+# of different steps when a node is lost.
+HEADROOM = 2.0
+# Going back needs this much more room, so that noise does not make the stride swing.
+SLACK = 1.5
+
+
+def next_stride(stride: int, seconds_per_step: float, lag_s: float) -> int:
+    """The stride that should follow ``stride``: the same, double or half.
+
+    It tends to the smallest power of two (up to 1024) with ``stride * seconds_per_step >= 2 * lag_s``.
+    ``lag_s``: worst time in seconds from a snapshot's completion until its peer has it. Without a
+    measured step time nothing changes.
+    """
+    if seconds_per_step <= 0:
+        return stride
+    if stride * seconds_per_step < HEADROOM * lag_s:
+        return min(2 * stride, MAX_STRIDE)
+    if stride > 1 and stride // 2 * seconds_per_step >= HEADROOM * SLACK * lag_s:
+        return stride // 2
+    return stride
+
+
+LEAD_S = 2.0
+"""Progress in a heartbeat is up to one heartbeat old and the order travels: no rank may be past the step."""
+
+
+def agreed_step(newest: int, seconds_per_step: float, lead_s: float = LEAD_S) -> int:
+    """A step that no rank has reached when the order arrives, as near as that allows.
+
+    ``newest``: the newest step that any rank has reported; ``lead_s``: how old that may be and how long the
+    order may take, together.
+    """
+    lead = math.ceil(lead_s / seconds_per_step) if seconds_per_step > 0 else 0
+    return newest + max(2, lead)
+
+
+def step_to_store(newest: int, agreed: int, stored_s: float, config: CheckpointConfig) -> int | None:
+    """The step that is to go to storage next, None while none is due.
+
+    ``newest`` and ``agreed``: as in :func:`agreed_step`; ``stored_s``: seconds since one last went there.
+    """
+    if stored_s >= config.every_s:
+        return agreed
+    if config.every_steps is None:
+        return None
+    step = -(-(agreed + 1) // config.every_steps) * config.every_steps - 1
+    lead = agreed - newest
+    return step if step <= newest + 2 * lead else None  # far away; until then it may become due by time
+
+
+LISTING_S, LISTING_HURRY_S = 20.0, 5.0
+"""Storage that does not list its checkpoints for so long is gone on without, where memory has all that is
+needed. After TERM the journal has to hold the end before Slurm kills us (KillWait: 30 s)."""
+
+LEAVING_S = 20.0
+"""For the last write before the end of the run: of the minute or two since Slurm's warning much is over."""
+
+WRITE_S = 60.0
+"""Steps are written within this time, or the next interval's are (longer with longer intervals)."""
+
+
+def is_late(since_s: float | None, config: CheckpointConfig) -> bool:
+    """Whether a step that all ranks completed ``since_s`` seconds ago is waited for on storage no longer."""
+    return since_s is not None and since_s >= max(WRITE_S, config.every_s)

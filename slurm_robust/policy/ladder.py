@@ -1,0 +1,458 @@
+"""The rungs of the recovery ladder, cheapest first (design, section 5).
+
+Each is a function of the fault, of the rules and of the job's past; it returns a verdict, or None to pass the
+fault on to the next rung. A new rung is a new function and its place in :data:`LADDER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_robust.model.classification import Cause, Remedy
+from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.model.findings import Outcome, Writer
+from slurm_robust.model.incident import Blame, Fault, FaultKind, Signature, Symptom, Verdict
+from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.restore import failed_to_restore, restore_failure
+from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.stacks import stacks_named
+from slurm_robust.util.text import some_of
+
+STUCK = "its workers cannot be killed"
+MOST_PORTS = 5
+"""So many are tried one after the other."""
+
+_GPU_OOM = "gpu_oom"
+_LAST_LINES = 5
+_OF_NODES = (FaultKind.NODE, FaultKind.DISK_FULL)
+_NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
+_BY_STACKS = (Symptom.HANG, Symptom.SLOW)
+
+
+class Unexplained(Record):
+    """A failure by its outward sign: ``signature`` to recognise it, ``reason`` for people."""
+
+    signature: Signature
+    reason: str
+
+
+def unexplained(fault: Fault) -> Unexplained:
+    """The outward sign, where nothing names a culprit."""
+    if fault.symptom in (*_NUMBERS_WRONG, *_BY_STACKS):
+        found = fault.localisation
+        why = f"; {found.reason}" if found is not None and found.reason else ""
+        return Unexplained(signature=_by_symptom(fault.symptom), reason=fault.detail + why)
+    if fault.root is None:
+        return Unexplained(
+            signature=Signature(kind=FaultKind.SILENT_END),
+            reason="the workers ended without an exit that explains it",
+        )
+    exit = fault.root.exit
+    what = exit.describe().partition(": ")[2]
+    reason = f"{exit.describe()} on {fault.root.node}, nothing names a culprit"
+    return Unexplained(signature=Signature(kind=FaultKind.EXIT, key=what), reason=reason)
+
+
+def _by_symptom(symptom: Symptom) -> Signature:
+    return Signature(kind=FaultKind.SYMPTOM, key=symptom.value)
+
+
+def against(fault: Fault, node: str) -> tuple[str, ...]:
+    """What was seen and found out about one node, a line each, for the person who repairs it."""
+    lines = [fault.named[node]] if node in fault.named else []
+    lines += [f"unable: {fault.unable[node]}"] if node in fault.unable else []
+    lines += [STUCK] if node in fault.stuck else []
+    lines += [f"its agent ended: {fault.ended[node]}"] if node in fault.ended else []
+    lines += ["no sign of life"] if node in fault.lost else []
+    lines += [fault.unstarted[node]] if node in fault.unstarted else []
+    for found in filter(None, (fault.diagnosis, fault.replayed)):
+        lines += [_in_words(r) for r in found.results if r.node == node and r.outcome is Outcome.FAIL]
+    for ended in fault.exits:
+        if ended.node == node and ended.exit.failed:
+            lines += [ended.exit.describe(), *ended.exit.tail[-_LAST_LINES:]]
+    return tuple(lines)
+
+
+def _in_words(result: TestResult) -> str:
+    measured = f" ({result.value}, limit {result.limit})" if result.value and result.limit else ""
+    return f"test {result.test}: {result.text}{measured}"
+
+
+def no_answer(found: Diagnosis) -> str:
+    """Why tests or a replay that were asked for have shown nothing; "" if they have shown something."""
+    if found.results or found.suspects:
+        return ""
+    parts = (f"{test}: {why}" for test, why in found.left_out.items() if why != found.reason)
+    return "; ".join((found.reason or "nothing came", *parts))
+
+
+def nodes_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rungs 1 and 2: what was observed names the nodes by itself."""
+    everywhere = bool(fault.unable) and not fault.lost and set(fault.unable) >= set(fault.alive)
+    unable = {} if everywhere else fault.unable
+    # A worker is slow to die by what it held. Where that goes on for ever on one node only, it is the node.
+    unable = unable | (dict.fromkeys(fault.stuck, STUCK) if len(fault.stuck) == 1 else {})
+    why = {node: _lost(fault, node) for node in fault.lost}
+    why |= {node: f"{node}: {text}" for node, text in (fault.named | unable).items() if node not in why}
+    if not why:
+        return None
+    return Verdict(
+        rung=2 if fault.symptom is Symptom.NETWORK else 1,
+        blame=Blame.NODE,
+        signature=Signature.of_nodes(FaultKind.NODE, why),
+        reason="; ".join(why.values()),
+        suspects=tuple(why),
+        allowed=rules.limits.per_signature,
+    )
+
+
+def _lost(fault: Fault, node: str) -> str:
+    ended = fault.ended.get(node)
+    return f"the agent on {node} ended again ({ended})" if ended else f"{node} gives no sign of life"
+
+
+def unstarted(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 1: agents of other nodes came, and this one's did not although it was started again."""
+    if not fault.unstarted:
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NODE,
+        signature=Signature.of_nodes(FaultKind.NODE, fault.unstarted),
+        reason="; ".join(f"{node}: {text}" for node, text in fault.unstarted.items()),
+        suspects=tuple(fault.unstarted),
+        confidence=0.5,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def log_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 1: the output of the rank that failed first says that its node's hardware is broken."""
+    root, cause = fault.root, fault.cause
+    if root is None or cause is None:
+        return None
+    if (cause.blame, cause.action) != (Cause.INFRASTRUCTURE, Remedy.EVICT):
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NODE,
+        signature=Signature.of_nodes(FaultKind.NODE, (root.node,)),
+        reason=f"rank {root.exit.rank} on {root.node}: {cause.symptom}: {cause.line}",
+        suspects=(root.node,),
+        confidence=0.8,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def out_of_memory(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 3: the kernel killed for want of memory, which is the job's own limit or its own doing."""
+    killed = {f"rank {e.exit.rank} on {e.node}": e.exit.oom for e in fault.exits if e.exit.oom}
+    killed |= {f"all of the job's processes on {node}": words for node, words in fault.oom.items()}
+    if not killed or fault.named or set(fault.lost) - set(fault.oom):
+        return None
+    what, words = next(iter(killed.items()))
+    return Verdict(
+        rung=3,
+        blame=Blame.CODE,
+        signature=Signature(kind=FaultKind.OUT_OF_MEMORY),
+        reason=f"{what}: {words}: ask for more memory (sbatch --mem), or lower what a rank holds (batch, "
+        "loader workers)",
+        confidence=0.9,
+        allowed=min(1, rules.limits.per_signature),
+    )
+
+
+def full_disk(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 1: the rank that failed first found its node's own file system full, and no other node's was.
+
+    Once per job: what fills the disk of one node after the other is the job.
+    """
+    root = fault.root
+    if root is None or root.exit.error is None or not root.exit.error.full:
+        return None
+    alike = {e.node for e in fault.exits if e.exit.error is not None and e.exit.error.full}
+    if alike - {root.node} or any(a.signature.kind is FaultKind.DISK_FULL for a in state.attempts):
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NODE,
+        signature=Signature(kind=FaultKind.DISK_FULL, key=root.node),
+        reason=f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}",
+        suspects=(root.node,),
+        confidence=0.7,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def tests_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rungs 5 and 8: nodes that failed a test, or a replay, while training was suspended."""
+    found = ((8, fault.replayed), (5, fault.diagnosis))
+    rung, diagnosis = next(((n, d) for n, d in found if d is not None and d.suspects), (0, None))
+    if diagnosis is None:
+        return None
+    return Verdict(
+        rung=rung,
+        blame=Blame.NODE,
+        signature=Signature.of_nodes(FaultKind.NODE, diagnosis.suspects),
+        reason=f"{unexplained(fault).reason}; tests: {diagnosis.reason}",
+        suspects=diagnosis.suspects,
+        confidence=0.9,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def slow_to_die(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: killed workers of several nodes are still there, which is nobody's fault.
+
+    Tests would find their memory taken and blame the innocent. Only the bounds of all restarts hold.
+    """
+    if not fault.stuck:
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=Signature(kind=FaultKind.SLOW_TO_DIE),
+        reason=f"{unexplained(fault).reason}; {some_of(sorted(fault.stuck))}: killed workers are still there",
+        confidence=0.5,
+        allowed=rules.limits.total,
+    )
+
+
+def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: a process of another user listened on the port that rank 0 was to bind by itself.
+
+    The next launch has another port. Nothing but a failed bind speaks of it where the program logs nothing,
+    so after a few ports it is judged like any other end.
+    """
+    found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
+    before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.in_vain)
+    if found is None or before >= MOST_PORTS:
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=Signature(kind=FaultKind.PORT_TAKEN),
+        reason=f"{found.exit.describe()} on {found.node}, where {found.exit.taken}, its MASTER_PORT",
+        confidence=0.8,
+        allowed=MOST_PORTS,
+    )
+
+
+def gpu_memory_not_free(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: a rank that follows killed ones ran out of GPU memory before its first step, once.
+
+    What these held may not have been free yet; their driver gives it back after their end.
+    """
+    is_oom = fault.cause is not None and fault.cause.symptom == _GPU_OOM
+    if not is_oom or fault.root is None or state.generation < 2 or state.steps_here >= 0:
+        return None
+    if any(attempt.signature.kind is FaultKind.GPU_NOT_FREE for attempt in state.in_vain):
+        return None
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=Signature(kind=FaultKind.GPU_NOT_FREE),
+        reason=f"{fault.root.exit.describe()} on {fault.root.node}, before the first step: the GPU may not "
+        "have been free of the workers before",
+        confidence=0.5,
+        allowed=min(1, rules.limits.per_signature),
+    )
+
+
+def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 3: the first rank to fail raised an exception in code that can be named."""
+    if fault.root is None or fault.root.exit.error is None or not fault.root.exit.error.file:
+        return None
+    rank, error = fault.root.exit.rank, fault.root.exit.error
+    place = f"{error.type} at {error.file}:{error.line}"
+    return Verdict(
+        rung=3,
+        blame=Blame.CODE,
+        signature=Signature(kind=FaultKind.EXCEPTION, key=place),
+        reason=f"rank {rank} raised {place}: {error.message}",
+        confidence=0.8,
+        allowed=min(1, rules.limits.per_signature),
+    )
+
+
+def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
+    """Whether a decline for which so many looks found no culprit is to be ended by tests: once in a job.
+
+    It takes minutes, and training that is slow by its own work or by what all share goes on as before.
+    """
+    was_tested = any(attempt.signature == _by_symptom(Symptom.SLOW) for attempt in state.attempts)
+    return rules.diagnose and 0 < rules.slow_looks <= looks and not was_tested
+
+
+def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 5: nothing explains it, and it is more than a single crash.
+
+    A first crash is answered by a restart in place, which takes seconds where tests take minutes. What comes
+    again without a new step in between, also as something else after an eviction, is tested for, and so is
+    what a restart would only repeat: wrong numbers, and a hang that stacks do not place.
+    """
+    if fault.diagnosis is not None or not rules.diagnose:
+        return None
+    found = unexplained(fault)
+    before = [attempt.signature for attempt in state.in_vain]
+    again = found.signature in before or any(signature.kind in _OF_NODES for signature in before)
+    if not again and fault.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
+        return None
+    return Verdict(
+        rung=5,
+        blame=Blame.NOBODY,
+        signature=found.signature,
+        reason=found.reason,
+        confidence=0.3,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Every node of several went silent at once: their common step ended, or our own network did.
+
+    One cause that takes all nodes is not the nodes' fault, so none of them is evicted.
+    """
+    if fault.alive or len(fault.lost) < 2:
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NOBODY,
+        signature=Signature(kind=FaultKind.AGENTS_LOST),
+        reason=f"all {len(fault.lost)} agents went silent at once, so it is not the nodes",
+        confidence=0.7,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def agent_ended(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Slurm says that the agents ended, and speaks with their nodes: once, that is no node's fault."""
+    signature = Signature.of_nodes(FaultKind.AGENT_ENDED, fault.lost)
+    once = not any(attempt.signature == signature for attempt in state.attempts)
+    if not fault.lost or not set(fault.lost) <= fault.ended.keys() or not once:
+        return None
+    return Verdict(
+        rung=1,
+        blame=Blame.NOBODY,
+        signature=signature,
+        reason="; ".join(f"the agent on {node} ended ({fault.ended[node]})" for node in fault.lost),
+        confidence=0.6,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Slurm starts no agent: neither another node nor another try helps, and its words say what does."""
+    if not fault.refused:
+        return None
+    nodes = ",".join(fault.refused)
+    return Verdict(
+        rung=1,
+        blame=Blame.NOBODY,
+        signature=Signature(kind=FaultKind.AGENTS_REFUSED),
+        reason=f"no agent starts on {nodes}: {next(iter(fault.refused.values()))}",
+        allowed=0,
+    )
+
+
+def unreachable(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Many nodes fell silent together: it is not the nodes, and training goes on without them."""
+    if not fault.unreachable or not fault.lost:
+        return None
+    return Verdict(
+        rung=2,
+        blame=Blame.NOBODY,
+        signature=Signature(kind=FaultKind.UNREACHABLE),
+        reason=fault.unreachable,
+        confidence=0.7,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def nobody_can_start(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """No node at all can start a worker, so it is not the nodes: the environment or the code."""
+    if not fault.unable:
+        return None
+    node, text = next(iter(fault.unable.items()))
+    return Verdict(
+        rung=3,
+        blame=Blame.CODE,
+        signature=Signature(kind=FaultKind.NO_WORKER_STARTS),
+        reason=f"no node can start a worker; {node} says: {text}",
+        allowed=0,
+    )
+
+
+def restore_failed(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: a copy of what was to be restored is missing or damaged; what is left decides.
+
+    A copy that fails is removed by its reader, so the next choice is another one.
+    """
+    bad = [e for e in fault.exits if failed_to_restore(e.exit)]
+    if not bad or not fault.restore:
+        return None
+    exit, node = bad[0].exit, bad[0].node
+    error = exit.error
+    assert error is not None
+    kind = error.type.rpartition(".")[2]
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=restore_failure(fault.restore),
+        reason=f"restore failed: rank {exit.rank} on {node}: {kind}: {error.message}",
+        confidence=0.9,
+        allowed=rules.limits.per_signature,
+    )
+
+
+def transient(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
+    """Rung 6: nothing speaks against a node or the code, so the same again in place."""
+    found = unexplained(fault)
+    tested = f"; tests: {fault.diagnosis.reason}" if fault.diagnosis is not None else ""
+    return Verdict(
+        rung=6,
+        blame=Blame.NOBODY,
+        signature=found.signature,
+        reason=found.reason + tested,
+        confidence=0.5,
+        allowed=rules.limits.per_signature,
+    )
+
+
+Rung = Callable[[Fault, Rules, JobState], Verdict | None]
+LADDER: tuple[Rung, ...] = (
+    slurm_refuses,
+    out_of_memory,
+    agents_gone,
+    agent_ended,
+    unreachable,
+    nodes_named,
+    unstarted,
+    nobody_can_start,
+    restore_failed,
+    log_named,
+    full_disk,
+    tests_named,
+    port_taken,
+    gpu_memory_not_free,
+    wrong_code,
+    stacks_named,
+    slow_to_die,
+    must_be_tested,
+    transient,
+)
+
+WRITTEN_BY: dict[Rung, Writer] = {
+    nodes_named: Writer.OWNER,
+    unstarted: Writer.ROOT,
+    log_named: Writer.OWNER,
+    full_disk: Writer.USER,
+    tests_named: Writer.OWNER,
+    stacks_named: Writer.OWNER,
+}
+"""Rungs that blame nodes, with the least of those who can bring that about.
+
+They take a node from the job whose own processes have said so, and lead root to a test of it, never to a
+drain. What other users of a node can write takes a node from a job once at most.
+"""

@@ -1,0 +1,36 @@
+"""How long a requeue is asked for, and how long its effects are waited for. Pure; times in seconds."""
+
+from __future__ import annotations
+
+TERM_COMES_S = 10.0
+"""Slurm sends TERM to the batch script at once when it takes a requeue."""
+
+ANSWER_COMES_S = 1.5
+"""A TERM may be that of the requeue whose answer is on its way; the owner's is obeyed after so long."""
+
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 16.0
+"""Between two attempts, of which each waits up to 20 s itself: doubled from the first to the second."""
+
+LOST_S = 180.0
+"""An attempt without any word for so long is lost; its questions to Slurm are bounded, and add up to less."""
+
+GIVE_UP_S = 86400.0
+"""Nobody restarts slurmctld for so long: then the nodes are given back without it."""
+
+
+def next_pause_s(pause_s: float) -> float:
+    """The pause after the next attempt without an answer."""
+    return min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def patience_s(*, taken: bool, done: bool, told: bool) -> float:
+    """How long a requeue may stay as it is.
+
+    ``taken``: Slurm has requeued the job; ``done``: and all else is in good hands; ``told``: the controller
+    was told to end, by Slurm or by the owner.
+    """
+    if not taken:
+        return ANSWER_COMES_S if told else GIVE_UP_S
+    if done and told:
+        return 0.0
+    return TERM_COMES_S if done or told else LOST_S
