@@ -18,11 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_robust.health.trust import group_name, is_private
+from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder, stands_for_many
-
-JOBS = "srobust-jobs"
-"""The folder of all jobs, where no other is named."""
 
 _ROOT_MODE = 0o755
 
@@ -116,7 +114,7 @@ def mend(job: Path) -> None:
     go on making folders there, and exchange only their own. A folder that the user has named stays as it is.
     """
     for folder, others, closed in ((job, 0o077, 0o700), (job.parent, 0o022, None)):
-        if folder != job and folder.name != JOBS:
+        if folder != job and folder.name != JOBS_FOLDER:
             continue
         try:
             info = os.lstat(folder)

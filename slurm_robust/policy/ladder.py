@@ -213,7 +213,7 @@ def slow_to_die(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         rung=6,
         blame=Blame.NOBODY,
         signature=Signature(kind=FaultKind.SLOW_TO_DIE),
-        reason=f"{unexplained(fault).reason}; {some_of(fault.stuck)}: killed workers are still there",
+        reason=f"{unexplained(fault).reason}; killed workers remain on {some_of(sorted(fault.stuck))}",
         confidence=0.5,
         allowed=rules.limits.total,
     )

@@ -32,9 +32,9 @@ BLAMES = {
     Cause.INFRASTRUCTURE: "the infrastructure: a node, its devices, a network or a file system",
     Cause.USER_CODE: "the user's code",
     Cause.USER_CONFIG: "how the job was set up: its options, environment, data or limits",
-    Cause.TRANSIENT: "nobody for long: it may be gone when it is tried again",
-    Cause.SECONDARY: "another rank or node that failed before; look there",
-    Cause.NONE: "nobody: nothing is wrong as far as the log tells",
+    Cause.TRANSIENT: "a transient fault: it may not occur again",
+    Cause.SECONDARY: "another rank or node that failed first; look there",
+    Cause.NONE: "nobody: the log shows nothing wrong",
     Cause.UNKNOWN: "unknown: no rule knows this log",
 }
 ACTIONS = {

@@ -61,7 +61,10 @@ def test_how_many_steps_were_repeated_is_not_known_of_a_script_that_does_not_num
 
 def test_an_incident_is_one_row() -> None:
     verdict = inc.Verdict(
-        rung=1, blame=inc.Blame.NODE, signature="node n2", reason="n2 gives no sign of life"
+        rung=1,
+        blame=inc.Blame.NODE,
+        signature=inc.Signature.of_nodes(inc.FaultKind.NODE, ("n2",)),
+        reason="n2 gives no sign of life",
     )
     actions = (inc.Evict(node="n2", reason="dead"), inc.Replace(node="n2", standby="n3"), inc.Restart())
     journal = [

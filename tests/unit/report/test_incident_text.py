@@ -138,7 +138,6 @@ def test_many_nodes_are_folded_in_what_was_done() -> None:
     ("action", "text"),
     [
         (inc.StartAgents(nodes=("n1", "n2")), "start agents again on n[1-2]"),
-        (inc.RollBack(release="ab12"), "roll back to release ab12"),
         (inc.Replay(reason=""), "replay the training in small groups"),
         (inc.Diagnose(reason=""), "test the nodes"),
         (inc.Requeue(exclude=(), reason=""), "requeue"),
