@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from msgspec import structs
 
@@ -305,7 +303,7 @@ def test_a_script_without_checkpoints_is_requeued_at_once() -> None:
 
 
 def test_requeue_switched_off_gives_up_instead() -> None:
-    config = dataclasses.replace(JobConfig(), slurm=SlurmConfig(requeue=False))
+    config = JobConfig(slurm=SlurmConfig(requeue=False))
     job = Job(spares=(), config=config)
     job.power_cut("n2")
     job.until(lambda: job.code is not None)
