@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller import journal
-from slurm_robust.controller.journal import Journal, read
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.keeper import storage_error
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import read
 from slurm_robust.sandbox import linux
 from tests.stand_ins.faulty_mount import FaultyMount
 from tests.users import run_as

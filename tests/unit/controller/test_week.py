@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from slurm_robust.analysis.ettr import productivity
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
+from slurm_robust.report.ettr import productivity
 from tests.unit.controller.week import STEP_S, WEEK_S, Blow, Week, drawn
 
 EVERY_S = 8 * 3600.0

@@ -93,7 +93,8 @@ def test_names_are_unique_and_one_check_speaks_when_a_source_hangs() -> None:
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     speakers = Counter(check.source.name for check in CHECKS if check.hangs)
-    assert speakers == dict.fromkeys({check.source.name for check in CHECKS}, 1)
+    silent = {"munge"}  # it bounds its own question: what takes longer is not the doing of munged
+    assert speakers == dict.fromkeys({check.source.name for check in CHECKS} - silent, 1)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

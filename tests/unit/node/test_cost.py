@@ -55,6 +55,7 @@ def test_who_waits_for_the_hook_imports_next_to_nothing() -> None:
                           capture_output=True, text=True, check=True)  # fmt: skip
     names = done.stdout.split()
     assert [name for name in names if name.startswith("slurm_robust.")] == [
+        "slurm_robust.version",
         "slurm_robust.node",
         "slurm_robust.health",
         "slurm_robust.health.isolate",

@@ -7,6 +7,7 @@ import pytest
 
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
 from slurm_robust.report.incidents import IncidentStatus, incident_reports
@@ -16,7 +17,7 @@ from tests.unit.report import incident_journal as made_up
 def launched(generation: int, restore_step: int) -> ev.GenerationLaunched:
     return ev.GenerationLaunched(
         t=0.0, generation=generation, slots=("n1",), master="n1:1",
-        restore="x" if restore_step >= 0 else "", restore_step=restore_step,
+        restore=CheckpointId(generation=1, step=restore_step) if restore_step >= 0 else None,
     )  # fmt: skip
 
 

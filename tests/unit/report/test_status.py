@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Symptom
 from slurm_robust.report.status import render, status_at, status_of
 from slurm_robust.slurm.requests import SubmitRequest
@@ -78,7 +79,7 @@ def test_a_number_that_now_belongs_to_another_job_says_nothing_about_the_folder(
 
 
 def launched(**changes: object) -> ev.GenerationLaunched:
-    fields: dict[str, object] = {"restore": "gen-0001/step-00001234", "restore_step": 1234, **changes}
+    fields: dict[str, object] = {"restore": CheckpointId(generation=1, step=1234), **changes}
     return ev.GenerationLaunched(t=1.0, generation=2, slots=("n1",), master="x:1", **fields)  # type: ignore[arg-type]
 
 
@@ -92,7 +93,7 @@ def shown(*events: ev.AnyEvent) -> str:
 def test_from_where_the_newest_generation_continued() -> None:
     text = "step 1234 from memory (14 parts), peer (2)"
     assert text in shown(launched(tiers={"peer": 2, "memory": 14}))
-    assert "restored" not in shown(launched(restore="", restore_step=-1))
+    assert "restored" not in shown(launched(restore=None))
 
 
 def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() -> None:

@@ -31,7 +31,7 @@ heard, deadline = set(), time.monotonic() + 30
 while len(heard) < 100 and time.monotonic() < deadline:
     for name, agent in waiting.items():
         if name not in heard:
-            agent.send(heartbeat(node=name, agent=name, seq=1, epoch=1, phase=Phase.IDLE))
+            agent.send(Heartbeat(node=name, agent=name, seq=1, epoch=1, phase=Phase.IDLE))
     while (received := controller.recv()) is not None:
         heard.add(received[1].node)
 print(len(heard))
