@@ -230,11 +230,11 @@ class Agent:
         self._copies.follow(self._state.phase, self._state.generation)
         for text in self._copies.notes():
             self._book.note(text)
-        self._heartbeat_wanted = True
+            self._heartbeat_wanted = True
         if 0 <= self._flush <= self._copies.flush_over:
             self._flush = -1
             self._steps.ask_flush(-1)  # workers need not keep it any more
-        self._heartbeat_wanted = True
+            self._heartbeat_wanted = True
 
     def _follow_inspection(self, now: float) -> None:
         phase = self._state.phase
@@ -285,7 +285,7 @@ class Agent:
             self._take(EpochSeen(epoch=controller.epoch))
             self._socket.connect(controller.endpoints)
             self._book.forget()
-        self._heartbeat_wanted = True
+            self._heartbeat_wanted = True
 
     def _heartbeat(self, now: float) -> None:
         for text in self._state.new_notes:

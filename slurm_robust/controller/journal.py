@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from slurm_robust.controller.disk import Disk
@@ -185,8 +186,9 @@ class Journal:
             fd = self._disk.open(self.path, _FLAGS)
         except OSError:
             return
-        self._disk.close(self._fd)
-        self._fd = fd
+        old, self._fd = self._fd, fd
+        with suppress(OSError):  # what it refused before it may refuse once more now
+            self._disk.close(old)
 
 
 def _set_aside(path: Path, data: bytes) -> Path | None:

@@ -119,9 +119,10 @@ class Keeper:
         signal.pthread_sigmask(signal.SIG_BLOCK, Signals.WATCHED)
         try:
             # A session of its own: Ctrl-C and Slurm's signals come once, through us.
+            self._came = False  # a controller that cannot be started must not be tried without a pause
             command = (*self._command, "--keeper", str(theirs))
             self._child = subprocess.Popen(command, start_new_session=True, pass_fds=(theirs,))
-            self._given, self._pending, self._came = self._pending, [], False
+            self._given, self._pending = self._pending, []
             for number in self._given:
                 os.kill(self._child.pid, number)
         except OSError as error:

@@ -227,7 +227,8 @@ def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """
     found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
     before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.in_vain)
-    if found is None or before >= MOST_PORTS:
+    # A rank binds its port before its first step. Whoever listens there later is no cause of a later end.
+    if found is None or before >= MOST_PORTS or state.steps_here >= 0:
         return None
     return Verdict(
         rung=6,

@@ -67,6 +67,11 @@ class FaultyDisk(Disk):
         self._meet("sync")
         super().sync(fd)
 
+    def close(self, fd: int) -> None:
+        """As the file system does: the descriptor is gone also where it tells an error."""
+        super().close(fd)
+        self._meet("close")
+
     def _meet(self, call: str) -> None:
         self.calls.append(call)
         if not self._healed.is_set():

@@ -164,7 +164,7 @@ class Entrance:
             # Who stood there comes again: copies are tried as long as they are wanted.
             for stranger in self._waiting.everybody():
                 self._shut(stranger)
-            select.select((self._wake,), (), (), _AGAIN_S)
+            self._pause(_AGAIN_S)
         self._poll.close()
 
     def _serve(self) -> None:
@@ -199,6 +199,12 @@ class Entrance:
                 self._note(leaving, "its address opens too many without a proof")
             self._poll.register(connection, select.EPOLLIN)
 
+    def _pause(self, seconds: float) -> None:
+        """Until then, or until this is closed. By poll, since select takes no descriptor above 1023."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.poll(seconds * 1000)
+
     def _on_failure(self, error: OSError) -> None:
         self._notes.say("accept", f"a connection for copies could not be taken: {error}", _NOTE_EVERY_S)
         leaving = self._waiting.surplus() if error.errno in _NO_DESCRIPTORS else None
@@ -206,7 +212,7 @@ class Entrance:
             self._shut(leaving)
         elif error.errno in _NO_DESCRIPTORS:
             # Others of this process hold them all; the listener stays readable, so do not ask at once again.
-            select.select((self._wake,), (), (), 0.1)
+            self._pause(0.1)
 
     def _hear(self, stranger: _Stranger) -> None:
         try:

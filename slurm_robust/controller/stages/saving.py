@@ -104,7 +104,7 @@ def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:
     heartbeats = [
         heartbeat for node in core.fleet.views if (heartbeat := core.fleet.heartbeat(node)) is not None
     ]
-    by_address = {(heartbeat.address, heartbeat.data_port): heartbeat.node for heartbeat in heartbeats}
+    by_address = {(b.data_address or b.address, b.data_port): b.node for b in heartbeats}
     found: dict[str, list[int]] = defaultdict(list)
     for node, sources in plan.sources.items():
         for source in sources:

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def runtime_folders(job: LocalJob) -> list[Path]:
 
 def copies_folder(job: LocalJob) -> Path:
     return Path(f"/dev/shm/srobust-{os.getuid()}-{job.spec.run_id}-copies")
+
+
+def test_an_agent_without_news_sends_one_heartbeat_an_interval(make_job: MakeJob) -> None:
+    """The answers to them wake it, and are no news."""
+    job = make_job(SLEEPER)
+    controller = job.controller()
+    job.start_agent("n1")
+    up(job, controller)
+    first = controller.wait_for("n1", lambda _: True).seq
+    begun, count = time.monotonic(), 10
+    controller.wait_for("n1", lambda b: b.seq >= first + count)
+    assert time.monotonic() - begun > count * job.spec.heartbeat_s / 2
 
 
 def test_workers_may_open_as_many_files_as_the_hard_limit_allows(make_job: MakeJob) -> None:

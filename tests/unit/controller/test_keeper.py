@@ -32,6 +32,19 @@ if len(sys.argv) > 3:
     keeper.say = lambda text: os.kill(os.getpid(), int(sys.argv[3]))
 sys.exit(keeper.Keeper(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])).run())
 """
+UNSTARTABLE = """
+import os, signal, sys
+from slurm_robust.controller import keeper
+keeper.STORAGE_S = 1.0
+say, said = keeper.say, []
+def signalled_once(text):
+    say(text)
+    if not said:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    said.append(text)
+keeper.say = signalled_once
+sys.exit(keeper.Keeper(["/gone"], pauses_s=[0.3]).run())
+"""
 WATCHING = """
 import os, select, sys
 from slurm_robust.controller.keeper import tell_end
@@ -205,6 +218,16 @@ def test_who_is_told_to_end_while_no_controller_can_begin_ends(world: World) -> 
 def test_a_signal_just_before_a_pause_ends_it(world: World) -> None:
     assert world.keep("exit 73", "[30]", str(int(signal.SIGTERM))).wait(10) == ExitCode.TERMINATED
     assert world.starts == 2
+
+
+def test_a_controller_that_cannot_be_started_is_tried_with_pauses(world: World) -> None:
+    """Also after a signal that none has had yet."""
+    (world.folder / "run.py").write_text(UNSTARTABLE)
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=world.folder, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == ExitCode.JOB_DIR
+    assert done.stdout.count("no controller can be started") < 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
@@ -38,8 +40,13 @@ def test_each_node_writes_the_parts_that_it_has() -> None:
     assert any("gen-0001/step-00000003 was only in memory" in text for text in job.said)
 
 
-def test_the_parts_of_a_dead_node_are_written_by_its_peer() -> None:
-    job = train(Job(memory=True, spares=()), range(5))
+@pytest.mark.parametrize("network", ["", "10.9.0"])
+def test_the_parts_of_a_dead_node_are_written_by_its_peer(network: str) -> None:
+    """``network``: a network of their own that copies take."""
+    job = Job(memory=True, spares=())
+    for number, node in enumerate(job.heartbeats if network else ()):
+        job.change(node, data_address=f"{network}.{number}")
+    train(job, range(5))
     job.slurm_says = (REFUSED,)
     job.power_cut("n2")
     job.until(lambda: job.code is not None)
