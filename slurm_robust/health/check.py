@@ -98,7 +98,8 @@ class Check(Record, Generic[F], kw_only=False):
     """A question about a node. ``explain`` tells an administrator what is looked at, why, and what to do.
 
     ``judge`` is pure and returns one finding for each subject; nothing for hardware that is not there.
-    ``hangs``: this check speaks for the source when it hangs (one check of each source).
+    ``hangs``: this check speaks for the source when it hangs (one of each source; none where the source
+    bounds its own question).
     ``written_by``: the least of those who can bring about a failure that keeps jobs away, or any failure of a
     check that never does. ``effect``: on a training that runs; ``warns_training``: what keeps no jobs away
     is an alert there all the same. ``second``: the other, unlike look that the judge takes at what users can

@@ -143,9 +143,8 @@ class GenerationEnded(Event):
 
     ``sealed_step`` is the step of the newest checkpoint of this generation of which every part was in reach
     at this moment, -1 for none. ``pending``: hardly anything could be asked (no node answered, or storage
-    did not), so
-    :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks. ``root``: the
-    rank whose exit explains the others, -1 where none does (or the journal is of an older version).
+    did not), so :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks.
+    ``root``: the rank whose exit explains the others, -1 where none does.
     ``good_step``: what was computed after it may hold numbers that are not finite, so no later checkpoint
     counts (-1: none of this generation); None where nothing speaks against them.
     """
