@@ -242,6 +242,9 @@ class Job:
                     phase=Phase.ENDED,
                     exits=(*heartbeat.exits, *(e for e in killed if e.rank not in ended)),
                 )
+            case Stop(generation=generation) if heartbeat.phase is Phase.FREEING:  # no worker is there yet
+                generation = max(generation, heartbeat.generation)
+                self.change(node, phase=Phase.IDLE, generation=generation, progress=())
             case Stop(generation=generation) if heartbeat.phase is not Phase.RUNNING:
                 self.change(node, generation=max(generation, heartbeat.generation))
             case RequestCheckpoint(step=step):
