@@ -1,6 +1,6 @@
 """One fault on all nodes at once: how many are drained or refused, and what slurmctld is asked meanwhile.
 
-The real steward of each node, with its real files, runs in virtual time against the shipped in-memory Slurm,
+The real drainer of each node, with its real files, runs in virtual time against the shipped in-memory Slurm,
 behind a slurmctld that takes one request after the other (``slurm_robust.testing.fake_slurmctld``): one that
 is well, 50 times slower, silent for five minutes, or restarted in the middle.
 """
@@ -27,7 +27,7 @@ from slurm_robust.config.node import Drain, NodeConfig, Paths
 from slurm_robust.health.check import Context
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.node import steward
+from slurm_robust.node import drainer
 from slurm_robust.node.hooks import Hook, is_refused
 from slurm_robust.testing.clock import FakeClock
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -143,7 +143,7 @@ class Fleet:
         reason = "srobust: /home does not answer" if causes else ""
         conclusion = Conclusion(fit=not causes, reason=reason, causes=causes)
         budget_s = BUDGET_S[hook]
-        done = steward.after(
+        done = drainer.after(
             conclusion,
             report=Report(
                 node=name,

@@ -2,7 +2,7 @@
 
 One rank commits ``--fault`` at the begin of step ``--at``: with ``--once`` in the first generation that gets
 there, else in each. When it did is a line of OUT.faults, ``time.time()``. With ``--report`` it has the two
-lines of the library, else it has none and stops by itself at a loss that is no number, as many scripts do.
+lines of the library, else it has none and stops by itself at a non-finite loss, as many scripts do.
 """
 
 import argparse

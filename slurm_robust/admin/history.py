@@ -175,7 +175,7 @@ def failures_of(history: History) -> list[Failure]:
         for row in history.runs
         if row.state in _NODE_DIED and row.end_time is not None and row.nodes
     ]
-    # A suspicion is a file of the job's user, who may write as many as there are jobs.
+    # The record of a suspect is a file of the job's user, who may write as many as there are jobs.
     said: dict[tuple[str, str], float] = {}
     for event in history.logged:
         if event["event"] == "acquitted":

@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from slurm_robust.admin.chosen import chosen
-from slurm_robust.admin.desk import Examination
+from slurm_robust.admin.deep_check import Examination
 from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
@@ -290,7 +290,7 @@ def _result(node: Node, tested: Examination, tests: int) -> Result:
 
 def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
     """The test as a job in the reservation, with the interpreter of this installation."""
-    command = [sys.executable, "-m", "slurm_robust.admin.desk"]
+    command = [sys.executable, "-m", "slurm_robust.admin.deep_check"]
     command += [f"--config={config_file}"] if config_file else []
 
     def examine(node: str, reservation: str) -> Examination:

@@ -15,7 +15,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.health import mountinfo
 from slurm_robust.health.host import Host
 from slurm_robust.health.trust import distrust, distrust_folder
-from slurm_robust.node.steward import slurm_environment
+from slurm_robust.node.drainer import slurm_environment
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration

@@ -22,13 +22,13 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.keeper import storage_error, tell_end
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import introduction, say, settle
 from slurm_robust.controller.preflight import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.start import begin
+from slurm_robust.controller.supervisor import storage_error, tell_end
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.diagnostics.places import SlurmPlace
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
@@ -61,26 +61,28 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--job-dir", type=Path, required=True)
     parser.add_argument("--run-id", default="", help="the run that is in the job directory")
-    parser.add_argument("--keeper", type=int, help="descriptor on which the keeper is told that all is over")
+    parser.add_argument(
+        "--supervisor", type=int, help="descriptor on which the supervisor learns that the job is over"
+    )
     given = parser.parse_args(argv)
     directory = JobDirectory(given.job_dir)
     try:
         code = control(directory, load_plan(directory, given.run_id))
-        tell_end(given.keeper, code)
+        tell_end(given.supervisor, code)
     except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
-        code = _explain(error, given.keeper)
+        code = _explain(error, given.supervisor)
     settle(OUTPUT_S)
     return code
 
 
-def _explain(error: Exception, keeper: int | None) -> int:
-    """What the keeper starts the next controller on; all that we leave behind are these words."""
+def _explain(error: Exception, supervisor: int | None) -> int:
+    """What the supervisor starts the next controller on; all that we leave behind are these words."""
     if (refused := storage_error(error)) is not None:
         say(f"the job's folder does not let a controller work: {refused}")
         return int(ExitCode.JOB_DIR)
     if isinstance(error, SrobustError):
         say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
-        tell_end(keeper, error.exit_code)
+        tell_end(supervisor, error.exit_code)
         return int(error.exit_code)
     say(f"the controller met an error of its own\n{''.join(traceback.format_exception(error))}")
     return int(ExitCode.INTERNAL)

@@ -19,7 +19,7 @@ from slurm_robust.controller.effects import (
     Now,
     ReplayTraining,
     RequeueAnswer,
-    SaveSuspicion,
+    SaveSuspect,
     Say,
     Send,
     TestNodes,
@@ -38,7 +38,7 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
 from slurm_robust.model.steps import StepEnd, Witness
-from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
+from slurm_robust.model.suspect import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
@@ -305,7 +305,7 @@ class Core(Context):
         """Use ``node`` no more in this job, and leave word why for who administers it."""
         self.record(ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident))
         cause = self.state.incident if incident else None
-        suspicion = Suspicion(
+        suspect = Suspect(
             node=node,
             job_id=self.state.job_id,
             t=now.wall,
@@ -313,7 +313,7 @@ class Core(Context):
             symptom=cause.symptom.value if cause else "",
             evidence=tuple(line[:MOST_TEXT] for line in evidence[:MOST_EVIDENCE]),
         )
-        self.emit(SaveSuspicion(suspicion=suspicion))
+        self.emit(SaveSuspect(suspect=suspect))
 
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""

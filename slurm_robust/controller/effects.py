@@ -10,7 +10,7 @@ from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.suspicion import Suspicion
+from slurm_robust.model.suspect import Suspect
 from slurm_robust.wire.messages import FromController
 
 
@@ -131,10 +131,10 @@ class ReplayTraining(Record):
     layout: ParallelLayout
 
 
-class SaveSuspicion(Record):
+class SaveSuspect(Record):
     """Leave word for the administrator's side about a node that is given up."""
 
-    suspicion: Suspicion
+    suspect: Suspect
 
 
 class Say(Record):
@@ -164,7 +164,7 @@ Effect: TypeAlias = (
     | SaveAlerts
     | TestNodes
     | ReplayTraining
-    | SaveSuspicion
+    | SaveSuspect
     | Say
     | Exit
 )

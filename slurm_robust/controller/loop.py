@@ -28,7 +28,7 @@ from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.steps import StepEnd, Witness
-from slurm_robust.policy.restore import keepers
+from slurm_robust.policy.restore import retained
 from slurm_robust.report import bundle
 from slurm_robust.report.ettr import productivity
 from slurm_robust.slurm.client import SlurmClient
@@ -93,7 +93,7 @@ class Loop:
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
             fx.SaveEvidence: self._save_evidence,
-            fx.SaveSuspicion: self._save_suspicion,
+            fx.SaveSuspect: self._save_suspect,
             fx.SaveStacks: self._save_stacks,
             fx.SaveAlerts: self._save_alerts,
             fx.TestNodes: self._test_nodes,
@@ -365,7 +365,7 @@ class Loop:
         def work() -> Callable[[], None]:
             try:
                 protect = {CheckpointId(step=step, generation=g) for g, step in effect.sealed.items()}
-                protect.update(keepers(effect.sealed, self._store.complete(world), keep))
+                protect.update(retained(effect.sealed, self._store.complete(world), keep))
                 self._store.prune(keep, protect, generation, self._config.checkpoint.keep_every)
             except (OSError, ValueError) as error:
                 return partial(done, f"old checkpoints could not be removed: {error}")
@@ -402,9 +402,9 @@ class Loop:
         save = partial(bundle.save_alerts, self._directory, effect.number, effect.alerts, effect.t)
         self._save("alerts", f"alerts of incident {effect.number}", save)
 
-    def _save_suspicion(self, effect: fx.SaveSuspicion) -> None:
-        save = partial(bundle.save_suspicion, self._directory, effect.suspicion)
-        self._save("suspicion", f"the suspicion of {effect.suspicion.node}", save)
+    def _save_suspect(self, effect: fx.SaveSuspect) -> None:
+        save = partial(bundle.save_suspect, self._directory, effect.suspect)
+        self._save("suspect", f"the suspect of {effect.suspect.node}", save)
 
     def _save(self, stage: str, what: str, save: Callable[[], object]) -> None:
         def work() -> Callable[[], None]:

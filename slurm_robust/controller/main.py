@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import jobid, keeper, logrules, preflight
+from slurm_robust.controller import jobid, logrules, preflight, supervisor
 from slurm_robust.controller.output import say
 from slurm_robust.controller.slurmtimes import too_short
 from slurm_robust.model import journal
@@ -51,7 +51,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if submitted is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
             say(f"warning: {text}")
-    return keeper.keep(directory.path, run_id)
+    return supervisor.keep(directory.path, run_id)
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from slurm_robust.util.wakeup import WakeUp
 class Signals:
     """Those of Slurm and of the owner, from ``with`` on. Main thread only.
 
-    The keeper blocks them in a controller that begins, so that none ends it before they are watched.
+    The supervisor blocks them in a controller that begins, so that none ends it before they are watched.
     """
 
     WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)

@@ -27,7 +27,7 @@ class Symptom(str, Enum):
     NETWORK = "network alert"
     HANG = "hang"
     SLOW = "slow"
-    NON_FINITE = "loss or gradient norm is no number"
+    NON_FINITE = "non-finite loss or gradient norm"
     SPIKE = "jump of loss or gradient norm"
 
 

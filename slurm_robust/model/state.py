@@ -18,7 +18,7 @@ REPEAT_S = 2.0
 
 
 MOST_PLACES = 32
-"""Of so many hangs and declines it is remembered where they were."""
+"""Of so many hangs and slowdowns it is remembered where they were."""
 
 
 _MOST_OF_IT = 0.5  # of a run's time

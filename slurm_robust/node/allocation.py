@@ -45,7 +45,7 @@ def record(hook: str, config: NodeConfig, environ: Mapping[str, str]) -> None:
 
 def _drained_by_us(config: NodeConfig, hostlist: str) -> dict[str, str]:
     """Reasons by node; empty also without an answer of Slurm."""
-    from slurm_robust.node.steward import slurm_client
+    from slurm_robust.node.drainer import slurm_client
     from slurm_robust.slurm.errors import SlurmError
     from slurm_robust.util.hostlist import InvalidHostlist, expand
 

@@ -20,15 +20,15 @@ from slurm_robust.health.verdict import conclude, subject_key
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import Record
-from slurm_robust.node import steward
+from slurm_robust.node import drainer
+from slurm_robust.node.drainer import Done
 from slurm_robust.node.jobs import no_other_job
 from slurm_robust.node.log import EventLog
 from slurm_robust.node.record import Action
-from slurm_robust.node.steward import Done
 from slurm_robust.node.sweep import Swept, number, sweep_gone, sweep_job
 
 if TYPE_CHECKING:
-    from slurm_robust.node.hints import Hint
+    from slurm_robust.model.suspect import Suspect
 
 _SWEEP_SHARE = 0.3
 _CHECK_SHARE = 0.6
@@ -82,7 +82,7 @@ class _Run:
         if self._config.hooks.sweep:
             self._tell_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
         report, conclusion = self._check(Context.PROLOG)
-        done = self._settle(report, conclusion, None)
+        done = self._settle(report, conclusion)
         code = int(self._config.drain.mode == "act" and is_refused(conclusion, done))
         self._tell(report, conclusion, done, code)
         return Ended(exit_code=code, message=conclusion.reason)
@@ -91,18 +91,20 @@ class _Run:
         """Make room, and look at the node; closely if the job suspected it. Never fails."""
         if self._config.hooks.sweep:
             self._tell_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
-        from slurm_robust.node.hints import Hint, read_hint  # in epilogs only
+        from slurm_robust.node.suspects import Ignored, read_suspect  # in epilogs only
 
-        hint = read_hint(self._config, self._environ, self.node, self._now)
-        if hint is not None and not isinstance(hint, Hint):
-            self.log.write("hint_ignored", job=self.job, why=hint.why)
-            hint = None
-        context = Context.DEEP if hint else Context.EPILOG
+        suspect = read_suspect(self._config, self._environ, self.node, self._now)
+        if isinstance(suspect, Ignored):
+            self.log.write("suspect_ignored", job=self.job, why=suspect.why)
+            suspect = None
+        context = Context.DEEP if suspect else Context.EPILOG
         report, conclusion = self._check(context)
         if is_being_freed(report.findings):
             self._wait_for_gpus()
             report, conclusion = self._check(context)
-        done = self._settle(report, conclusion, hint)
+        if suspect is not None and conclusion.fit:
+            self._tell_acquittal(suspect, report)
+        done = self._settle(report, conclusion)
         self._tell(report, conclusion, done, 0)
         return Ended(message=conclusion.reason)
 
@@ -117,7 +119,7 @@ class _Run:
         failing = "\n".join(sorted([*causes, *map(subject_key, conclusion.warnings)]))
         if known is not None and failing == known:
             return Ended(message=conclusion.reason, failing=failing)
-        done = self._settle(report, conclusion, None, whole=not only)
+        done = self._settle(report, conclusion, whole=not only)
         began, ended = self._memory.changes()
         if began or ended:
             self.log.write("changed", failing=began, passing=ended)
@@ -153,17 +155,26 @@ class _Run:
         )
         return report, conclude(report, self._config, failing_runs(report, self._memory))
 
-    def _settle(
-        self, report: Report, conclusion: Conclusion, hint: Hint | None, *, whole: bool = False
-    ) -> Done:
-        return steward.after(
+    def _tell_acquittal(self, suspect: Suspect, report: Report) -> None:
+        """The tests that a job asked for found nothing. Tests that were cut short prove neither side."""
+        facts = {
+            "uid": int(self._environ["SLURM_JOB_UID"]),
+            "suspected": suspect.reason,
+            "symptom": suspect.symptom,
+        }
+        if report.cut:
+            self.log.write("not_acquitted", job=suspect.job_id, **facts, left_out=report.cut)
+        else:
+            self.log.write("acquitted", job=suspect.job_id, **facts)
+
+    def _settle(self, report: Report, conclusion: Conclusion, *, whole: bool = False) -> Done:
+        return drainer.after(
             conclusion,
             report=report,
             config=self._config,
             now=self._now,
             log=self.log,
             job=str(self.job or ""),
-            hint=hint,
             whole=whole,
             budget_s=self.left_s(),
         )

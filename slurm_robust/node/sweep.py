@@ -162,7 +162,7 @@ def _not_needed(
 ) -> list[Folder]:
     """Those of jobs that Slurm says need them no more."""
     # Here, because on most nodes there is nothing to ask about.
-    from slurm_robust.node.steward import slurm_environment
+    from slurm_robust.node.drainer import slurm_environment
     from slurm_robust.slurm.glance import Glance, glance
 
     end = time.monotonic() + limit_s
@@ -205,7 +205,7 @@ def _comes_back(
     if environ.get("SLURM_JOB_RESTART_COUNT", "").isdigit():
         count = int(environ["SLURM_JOB_RESTART_COUNT"])
     else:
-        from slurm_robust.node.steward import slurm_environment
+        from slurm_robust.node.drainer import slurm_environment
         from slurm_robust.slurm.glance import restarts
 
         slurm = slurm_environment(config, os.environ.get)

@@ -278,7 +278,7 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
-    """Whether a decline for which so many looks found no culprit is to be ended by tests: once in a job.
+    """Whether a slowdown for which so many looks found no culprit is to be ended by tests: once in a job.
 
     It takes minutes, and training that is slow by its own work or by what all share goes on as before.
     """

@@ -112,7 +112,7 @@ def from_shared_tier(tiers: Mapping[str, int]) -> bool:
     return any(Tier(tier).is_shared for tier in tiers)
 
 
-def keepers(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: int) -> list[CheckpointId]:
+def retained(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: int) -> list[CheckpointId]:
     """The newest ``keep`` checkpoints on storage that could be restored, newest first."""
     good = [ref for ref in storage if ref.step <= sealed.get(ref.generation, -1)]
     return sorted(good, reverse=True)[:keep]

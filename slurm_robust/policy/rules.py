@@ -9,7 +9,7 @@ from slurm_robust.model.record import Record
 class Rules(Record):
     """Bounds and choices that decisions depend on, taken from the configuration once.
 
-    ``diagnose``: nodes may be tested, also in a decline for which ``slow_samples`` found no culprit (0: not
+    ``diagnose``: nodes may be tested, also in a slowdown for which ``slow_samples`` found no culprit (0: not
     for that); ``replay``: the script can be replayed in small groups.
     """
 

@@ -1,4 +1,4 @@
-"""Rung 4: what follows from where the stacks of all ranks place a hang or a decline. Pure.
+"""Rung 4: what follows from where the stacks of all ranks place a hang or a slowdown. Pure.
 
 A rank that stands still, or is slow, may have a bad node or bad code, and one look cannot tell which. What
 tells is whether the fault stays with the node or moves with the rank. So the first hang is answered by a
@@ -20,7 +20,7 @@ SAME_STEP = 1
 
 
 def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Rung 4: the stacks of all ranks place a hang or a decline."""
+    """Rung 4: the stacks of all ranks place a hang or a slowdown."""
     found, place = fault.localisation, place_of(fault, state)
     if found is None or place is None:
         return None

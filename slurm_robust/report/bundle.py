@@ -20,7 +20,7 @@ from slurm_robust.model.alerts import Alert
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.suspicion import Suspicion
+from slurm_robust.model.suspect import Suspect
 from slurm_robust.report import incident_text
 from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
@@ -112,13 +112,13 @@ def save_alerts(
     write(folder / "alerts.json", msgspec.json.encode(saved) + b"\n")
 
 
-def save_suspicion(directory: JobDirectory, suspicion: Suspicion) -> Path:
+def save_suspect(directory: JobDirectory, suspect: Suspect) -> Path:
     """Write ``suspects/<node>.json``, which the epilog of that node reads. Raises ``OSError``."""
     directory.suspects.mkdir(mode=0o700, exist_ok=True)
-    path = directory.suspects / f"{suspicion.node}.json"
-    beside = directory.suspects / f".{suspicion.node}.new"
+    path = directory.suspects / f"{suspect.node}.json"
+    beside = directory.suspects / f".{suspect.node}.new"
     with beside.open("wb") as file:
-        file.write(msgspec.json.encode(suspicion))
+        file.write(msgspec.json.encode(suspect))
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)

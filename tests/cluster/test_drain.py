@@ -162,7 +162,7 @@ def test_no_trick_of_a_user_gets_even_a_test(cluster: Patients) -> None:
     cluster.hurt("n3", "core")  # so that a test would drain
     for trick in TRICKS:
         jobs.run("n3", trick)
-    assert len(cluster.events("n3", "hint_ignored")) == len(TRICKS)
+    assert len(cluster.events("n3", "suspect_ignored")) == len(TRICKS)
     assert cluster.drained() == {}
 
 

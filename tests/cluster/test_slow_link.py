@@ -29,7 +29,7 @@ def test_a_slow_card_is_found_by_tests_after_looks_at_the_stacks_have_named_nobo
     job.wait_step(NORMAL, 240)
     node = job.state.slots[2]
     sandbox.exec(SLOW.split(), node=node, user="root")
-    job.wait(lambda: job.events(ev.IncidentOpened), 180, "a decline")
+    job.wait(lambda: job.events(ev.IncidentOpened), 180, "a slowdown")
     (opened,) = job.events(ev.IncidentOpened)
     assert opened.symptom is Symptom.SLOW
     job.wait_recovered(1, 240)

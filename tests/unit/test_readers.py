@@ -33,7 +33,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, parse
-from slurm_robust.node.hints import Job, judge
+from slurm_robust.node.suspects import Job, judge
 from slurm_robust.slurm import text as slurm_text
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire import copychannel, messages
@@ -111,7 +111,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     note = ev.encode_event(ev.Noted(t=1.0, text="x", node="n1")) + b"\n"
     pair = msgspec.json.encode(KeyPair(public="1" * 40, secret="2" * 40))
     epoch = EpochRecord(epoch=1, host="n1", addresses=("n1",), port=1, pid=1, run_id="n1")
-    hint = {"node": "n1", "job_id": 7, "t": 1e9, "reason": "r", "symptom": "", "evidence": ["a"]}
+    suspect = {"node": "n1", "job_id": 7, "t": 1e9, "reason": "r", "symptom": "", "evidence": ["a"]}
     whose = Job(job_id=7, uid=1, gid=1, user="", work_dir="/")
     spawn = spawning.Spawn(generation=1, command_kind=CommandKind.EXEC, command=("n1",), cwd="/", workers=())
     node = (
@@ -145,7 +145,7 @@ def readers(folder: Path) -> dict[str, Reader]:
             spawning.encode(spawning.Fatal(reason="n1")), spawning.decode_from_zygote, decode_error
         ),
         "journal": Reader(note * 3, parse, (JournalDamaged,)),
-        "suspicion": Reader(msgspec.json.encode(hint), lambda data: judge(data, whose, "n1", 1e9), ()),
+        "suspect": Reader(msgspec.json.encode(suspect), lambda data: judge(data, whose, "n1", 1e9), ()),
         "kernel's record": Reader(b"6,1,2,-;EDAC MC0: 1 UE n1\n", parse_kernel_record, ()),
         "nodes of Slurm": Reader(
             node.encode(), lambda data: slurm_text.parse_nodes(data.decode("latin-1")), (SlurmError,)
@@ -179,7 +179,7 @@ NAMES = (
     "order to a zygote",
     "word of a zygote",
     "journal",
-    "suspicion",
+    "suspect",
     "kernel's record",
     "nodes of Slurm",
     "step record",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slurm_robust.agent.inspection.book import AlertBook
+from slurm_robust.agent.inspection.doubts import Doubts
 from slurm_robust.agent.inspection.inspector import Inspector
-from slurm_robust.agent.inspection.suspicions import Suspicions
 from slurm_robust.analysis.progress.traffic import TrafficMeter
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.traffic import Traffic
@@ -28,7 +28,7 @@ class Inspection:
         self._since: float | None = None
         self._begun = False
         self._book = AlertBook()
-        self._suspicions = Suspicions()
+        self._doubts = Doubts()
         self._generation = 0
         self._meter = TrafficMeter()
         self._told: set[str] = set()
@@ -49,14 +49,14 @@ class Inspection:
         ``generation``: that of the workers, 0 before the first. ``busy``: one of them starts, restores or is
         being killed.
         """
-        self._suspicions.note(now, busy=busy)
+        self._doubts.note(now, busy=busy)
         has_news, training = False, generation > 0
         if generation != self._generation:
             self._generation, self._meter = generation, TrafficMeter()
         self._since = now if self._since is None else self._since
         self._begun |= training or now - self._since >= self._wait_s
         for observation in self._inspector.read(now) if self._inspector and self._begun else ():
-            has_news |= self._book.take(self._suspicions.sift(observation, now), now, training=training)
+            has_news |= self._book.take(self._doubts.sift(observation, now), now, training=training)
             if observation.nbytes is not None:
                 self._meter.see(observation.nbytes, now)
             for text in observation.notes:

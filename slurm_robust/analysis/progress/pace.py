@@ -10,8 +10,8 @@ from msgspec import structs
 
 from slurm_robust.analysis.progress import bounds
 from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, span
-from slurm_robust.analysis.progress.decline import Decline, Reminder
 from slurm_robust.analysis.progress.look import Look
+from slurm_robust.analysis.progress.slowdown import Reminder, Slowdown
 from slurm_robust.analysis.progress.times import StepTimes
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.pace import PaceHistory
@@ -34,12 +34,12 @@ _NEWS_FACTOR = 1.25
 class PaceVerdict(Record):
     """The training hangs or is slow; given once for each time that it does.
 
-    Of a decline it is given again while it goes on (:class:`.decline.Reminder`).
+    Of a slowdown it is given again while it goes on (:class:`.slowdown.Reminder`).
 
     ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
     phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
-    per step (slow); ``why``: how that was derived. ``words`` say all of it. ``times``: how often this decline
-    has been told by now.
+    per step (slow); ``why``: how that was derived. ``words`` say all of it. ``times``: how often this
+    slowdown has been reported by now.
     """
 
     kind: Literal["hang", "slow"]
@@ -63,7 +63,7 @@ class PaceWatch:
         self._config = config
         self._known = past  # with what was learned of seldom things since
         self._times = StepTimes()
-        self._decline = Decline(config.slow_factor, past)
+        self._slowdown = Slowdown(config.slow_factor, past)
         self._look: Look | None = None
         self._launched = 0.0
         self._first_step_s = 0.0  # the longest part of it without a phase
@@ -127,7 +127,7 @@ class PaceWatch:
         return structs.replace(
             known,
             steps=known.steps + own.steps,
-            p50_s=self._decline.typical_s or known.p50_s,
+            p50_s=self._slowdown.typical_s or known.p50_s,
             p99_s=p99 if own.steps >= MANY_STEPS else max(p99, known.p99_s),
             longest_s=max(own.longest, known.longest_s),
         )
@@ -174,7 +174,7 @@ class PaceWatch:
             return
         self._times.add(longest, steps)
         if is_whole and self._times.steps > FEW_STEPS:
-            self._decline.add(seconds, steps)
+            self._slowdown.add(seconds, steps)
 
     def _stretch(self, look: Look, begin: float) -> tuple[float, bool] | None:
         """Seconds from ``begin``, or the end of a phase after it, to the newest step; if from ``begin``.
@@ -253,19 +253,19 @@ class PaceWatch:
         return _hang(look, ranks, max(r.age_s for r in look.records if r.rank == ranks[0]), allowed)
 
     def _slow(self, now: float) -> PaceVerdict | None:
-        if not self._decline.is_slow:
+        if not self._slowdown.is_slow:
             self._reminder.forget()
             return None
-        recent, reference = self._decline.recent_s, self._decline.reference_s
+        recent, reference = self._slowdown.recent_s, self._slowdown.reference_s
         if not self._reminder.is_due(recent, now):
             return None
         why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
         return PaceVerdict(
             kind="slow",
-            words=f"steps take {span(recent)}, the limit is {span(self._decline.limit_s)} ({why})",
+            words=f"steps take {span(recent)}, the limit is {span(self._slowdown.limit_s)} ({why})",
             ranks=(),
-            since_s=self._decline.measured_s,
-            bound_s=self._decline.limit_s,
+            since_s=self._slowdown.measured_s,
+            bound_s=self._slowdown.limit_s,
             why=why,
             times=self._reminder.times,
         )

@@ -1,4 +1,4 @@
-"""Where a hang or decline sits, by what all ranks do at one moment. Pure.
+"""Where a hang or slowdown sits, by what all ranks do at one moment. Pure.
 
 Everybody waits for the one that is stuck, so what most ranks do is healthy and the others are outliers. What
 names a rank exactly goes first: a process that is halted, the flight recorder, a rank that does something of

@@ -1,4 +1,4 @@
-"""A decline is looked at several times: who is slow is flagged again and again, chance is not."""
+"""A slowdown is looked at several times: who is slow is flagged again and again, chance is not."""
 
 from __future__ import annotations
 

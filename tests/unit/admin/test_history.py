@@ -111,7 +111,7 @@ def acquitted(node: str, at: float, **facts: object) -> dict[str, object]:
 
 
 def test_what_one_user_suspects_counts_once_for_a_node() -> None:
-    """A suspicion is a file that the user writes, one with each job."""
+    """The record of a suspect is a file that the user writes, one with each job."""
     logged = tuple(acquitted("n4", float(at), uid=1000, job=at) for at in range(50))
     (found,) = failures_of(history(logged=logged))
     assert (found.nodes, found.t) == (("n4",), 0.0)
@@ -122,7 +122,7 @@ def test_what_one_user_suspects_counts_once_for_a_node() -> None:
     assert len(failures_of(history(logged=old))) == 1
 
 
-def test_suspicions_of_one_user_make_no_lemon() -> None:
+def test_suspects_of_one_user_make_no_lemon() -> None:
     rows = tuple(run("COMPLETED", f"n{i}", end=50 * 3600.0) for i in range(200))
     logged = tuple(acquitted("n4", float(at), uid=1000) for at in range(50))
     seen = history(runs=rows, logged=logged)

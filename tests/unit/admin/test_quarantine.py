@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.admin.desk import Examination
+from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.quarantine import (
     CUT_OFF,
     PREFIX,

@@ -170,7 +170,7 @@ def test_observe_mode_says_what_it_would_do_and_does_nothing() -> None:
     assert hung.core.state.incident is None
 
 
-# -- declines --------------------------------------------------------------------------------------
+# -- slowdowns --------------------------------------------------------------------------------------
 
 
 def declining(mode: str = "act", **detect: object) -> Job:
@@ -193,7 +193,7 @@ def looks(job: Job) -> int:
     return sum("the limit is" in event.text for event in job.events(ev.Noted))
 
 
-def test_a_decline_that_three_looks_do_not_place_is_tested_for() -> None:
+def test_a_slowdown_that_three_looks_do_not_place_is_tested_for() -> None:
     slow = declining()
     slow.diagnosis = Diagnosis(suspects=("n2",), reason="n2 fails all_gather")
     crawl(slow, 1500.0)
@@ -220,7 +220,7 @@ def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
     assert slow.core.state.generation == 2
 
 
-def test_a_decline_is_never_stopped_without_a_culprit_where_tests_are_off() -> None:
+def test_a_slowdown_is_never_stopped_without_a_culprit_where_tests_are_off() -> None:
     for off in ({"slow_samples": 0}, {"diagnose": False}):
         slow = declining(**off)
         crawl(slow, 5000.0)

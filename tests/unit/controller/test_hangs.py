@@ -255,7 +255,7 @@ def test_a_node_fault_is_seen_while_an_evaluation_is_waited_for() -> None:
     assert evicted(healthy) == {"n3"}
 
 
-# -- a decline ----------------------------------------------------------------------------------------
+# -- a slowdown ----------------------------------------------------------------------------------------
 
 
 def slow_down(job: Job, rank: int, steps: int) -> None:
@@ -270,7 +270,7 @@ def slow_down(job: Job, rank: int, steps: int) -> None:
         job.pass_time(4.0, tick=0.5)
 
 
-def test_a_decline_that_moves_with_the_rank_is_let_be() -> None:
+def test_a_slowdown_that_moves_with_the_rank_is_let_be() -> None:
     slow = job(slow_samples=0)
     train(slow, 200)
     slow_down(slow, 1, 60)

@@ -16,7 +16,7 @@ import pytest
 
 from slurm_robust.controller import journal
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.keeper import storage_error
+from slurm_robust.controller.supervisor import storage_error
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.sandbox import linux

@@ -8,9 +8,8 @@ from slurm_robust.config.node import Drain, NodeConfig, Paths
 from slurm_robust.health.check import Context
 from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.node.hints import Hint
+from slurm_robust.node.drainer import Done, after
 from slurm_robust.node.record import DrainFile
-from slurm_robust.node.steward import Done, after
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
@@ -57,7 +56,7 @@ class Hooked:
         node = self.cluster.seen(self.name)
         return node.reason if node.is_drained else ""
 
-    def run(self, *findings: Finding, hint: Hint | None = None, **more: object) -> Done:
+    def run(self, *findings: Finding, **more: object) -> Done:
         """One run, whose waits are as long as they are on average."""
         causes = tuple(f for f in findings if f.outcome is Outcome.FAIL)
         reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
@@ -75,7 +74,6 @@ class Hooked:
             config=self.config,
             now=self.now,
             log=self.log,
-            hint=hint,
             slurm=self.slurm,
             clock=self.cluster.clock.monotonic,
             pause=more.pop("pause", self.cluster.clock.sleep),  # type: ignore[arg-type]

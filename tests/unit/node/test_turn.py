@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurm_robust.node.drainer import MOST_UNANSWERED
 from slurm_robust.node.record import DrainFile, OwnDrain
-from slurm_robust.node.steward import MOST_UNANSWERED
 from slurm_robust.node.turn import LASTS_S, PREFIX, TRIES, USED_S, NoTurn, Turn, turn
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Node

@@ -18,7 +18,7 @@ from slurm_robust.policy.restore import (
     choose,
     failed_to_restore,
     in_words,
-    keepers,
+    retained,
     seal,
     spoils,
 )
@@ -281,9 +281,9 @@ def test_a_seal_is_the_newest_step_with_all_parts(
     assert step == max(whole, default=-1)
 
 
-def test_keepers_are_only_what_could_be_restored() -> None:
+def test_retained_checkpoints_are_only_what_could_be_restored() -> None:
     stored = [CheckpointId(step=s, generation=g) for s, g in ((9, 1), (5, 1), (7, 2), (4, 1), (8, 3))]
-    assert keepers({1: 5, 2: 7}, stored, 2) == [
+    assert retained({1: 5, 2: 7}, stored, 2) == [
         CheckpointId(step=7, generation=2),
         CheckpointId(step=5, generation=1),
     ]

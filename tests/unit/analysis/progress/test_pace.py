@@ -339,7 +339,7 @@ def test_a_rank_that_waited_for_a_phase_of_another_is_not_alone() -> None:
 # -- slow -------------------------------------------------------------------------------------------
 
 
-def test_a_decline_is_told_once_and_again_after_it_is_over() -> None:
+def test_a_slowdown_is_told_once_and_again_after_it_is_over() -> None:
     done = times([1.0] * 200 + [2.0] * 200 + [1.0] * 200 + [2.0] * 200)
     training = Training([Rank(done)])
     verdicts = training.verdicts(done[-1])
@@ -350,7 +350,7 @@ def test_a_decline_is_told_once_and_again_after_it_is_over() -> None:
     assert training.watch.history.p50_s == 1.0
 
 
-def test_a_decline_shorter_than_a_minute_or_below_the_factor_is_none() -> None:
+def test_a_slowdown_shorter_than_a_minute_or_below_the_factor_is_none() -> None:
     done = times([1.0] * 200 + [2.0] * 14 + [1.0] * 200 + [1.4] * 200)
     assert Training([Rank(done)]).verdicts(done[-1]) == []
 
@@ -362,7 +362,7 @@ def test_a_generation_that_is_slow_from_its_begin_is_told_by_the_past() -> None:
     assert training.watch.history.p50_s == 1.0
 
 
-def test_phases_are_no_decline() -> None:
+def test_phases_are_no_slowdown() -> None:
     done = times(([0.5] * 20 + [40.5]) * 20)
     phases = [("evaluation", done[at], done[at] + 40.0) for at in range(20, len(done) - 1, 21)]
     training = Training([Rank(done, phases)])

@@ -11,7 +11,7 @@ MOST_TEXT = 500
 """Characters of each text that are kept."""
 
 
-class Suspicion(Record, forbid_unknown_fields=True):
+class Suspect(Record, forbid_unknown_fields=True):
     """``suspects/<node>.json`` in the job directory. ``t``: seconds since 1970, by the controller's clock.
 
     ``reason`` says in words why the job stopped using the node, ``symptom`` what was seen first; ``evidence``

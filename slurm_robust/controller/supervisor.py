@@ -53,7 +53,7 @@ def storage_error(error: BaseException) -> OSError | None:
 
 
 def tell_end(descriptor: int | None, code: int) -> None:
-    """Tell the keeper that all is over, and the exit code of the job.
+    """Tell the supervisor that all is over, and the exit code of the job.
 
     The exit code of this process says nothing: an interpreter that cannot read its own modules ends with 1.
     """
@@ -65,11 +65,11 @@ def keep(directory: Path, run_id: str = "") -> int:
     """Run controllers on ``directory``, that of ``run_id``, until one says that all is over; its code."""
     openfiles.raise_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
-    return Keeper((*command, "--run-id", run_id)).run()
+    return Supervisor((*command, "--run-id", run_id)).run()
 
 
-class Keeper:
-    """Runs ``command``, to which it adds ``--keeper FD``, again and again. Main thread only."""
+class Supervisor:
+    """Runs ``command``, to which it adds ``--supervisor FD``, again and again. Main thread only."""
 
     def __init__(self, command: Sequence[str], *, pauses_s: Sequence[float] = PAUSES_S) -> None:
         """``pauses_s``: after the first controller that ended early, the second, ...; the last ever after."""
@@ -120,7 +120,7 @@ class Keeper:
         try:
             # A session of its own: Ctrl-C and Slurm's signals come once, through us.
             self._came = False  # a controller that cannot be started must not be tried without a pause
-            command = (*self._command, "--keeper", str(theirs))
+            command = (*self._command, "--supervisor", str(theirs))
             self._child = subprocess.Popen(command, start_new_session=True, pass_fds=(theirs,))
             self._given, self._pending = self._pending, []
             for number in self._given:

@@ -1,4 +1,4 @@
-"""The keeper with real processes in place of controllers: what they end with, and what it makes of that."""
+"""The supervisor with real processes in place of controllers: how they end, and what it makes of that."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.controller.keeper import MOST_ENDS, storage_error
 from slurm_robust.controller.preflight import PreflightError, load_plan
+from slurm_robust.controller.supervisor import MOST_ENDS, storage_error
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.errors import SlurmError
@@ -24,30 +24,30 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow  # each starts some interpreters
 
-KEEPER = """
+SUPERVISOR = """
 import json, os, sys
-from slurm_robust.controller import keeper
-keeper.STORAGE_S, keeper.END_S = 2.0, 1.0
+from slurm_robust.controller import supervisor
+supervisor.STORAGE_S, supervisor.END_S = 2.0, 1.0
 if len(sys.argv) > 3:
-    keeper.say = lambda text: os.kill(os.getpid(), int(sys.argv[3]))
-sys.exit(keeper.Keeper(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])).run())
+    supervisor.say = lambda text: os.kill(os.getpid(), int(sys.argv[3]))
+sys.exit(supervisor.Supervisor(json.loads(sys.argv[1]), pauses_s=json.loads(sys.argv[2])).run())
 """
 UNSTARTABLE = """
 import os, signal, sys
-from slurm_robust.controller import keeper
-keeper.STORAGE_S = 1.0
-say, said = keeper.say, []
+from slurm_robust.controller import supervisor
+supervisor.STORAGE_S = 1.0
+say, said = supervisor.say, []
 def signalled_once(text):
     say(text)
     if not said:
         os.kill(os.getpid(), signal.SIGUSR1)
     said.append(text)
-keeper.say = signalled_once
-sys.exit(keeper.Keeper(["/gone"], pauses_s=[0.3]).run())
+supervisor.say = signalled_once
+sys.exit(supervisor.Supervisor(["/gone"], pauses_s=[0.3]).run())
 """
 WATCHING = """
 import os, select, sys
-from slurm_robust.controller.keeper import tell_end
+from slurm_robust.controller.supervisor import tell_end
 from slurm_robust.controller.signals import Signals
 open("begun", "a").write("x")
 with Signals() as signals:
@@ -61,35 +61,35 @@ sys.exit(7)
 
 
 def over(code: int) -> str:
-    """What a controller tells its keeper; in a shell, whose second word is the descriptor."""
+    """What a controller tells its supervisor; in a shell, whose second word is the descriptor."""
     return f'printf {code} > "/proc/self/fd/$2"; exit {code}'
 
 
 class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._keepers: list[subprocess.Popen[str]] = []
+        self._supervisors: list[subprocess.Popen[str]] = []
 
     def keep(self, script: str, pauses: str = "[0.01]", *options: str) -> subprocess.Popen[str]:
-        """A keeper of controllers that are this script of the shell; each leaves a mark.
+        """A supervisor of controllers that are this script of the shell; each leaves a mark.
 
-        With a signal's number as ``options`` the keeper sends itself that one instead of saying something.
+        With the number of a signal as ``options`` the supervisor sends itself that instead of a message.
         """
         command = json.dumps(["bash", "-c", f"echo >> starts; {script}", "controller"])
-        keeper = subprocess.Popen(
-            [sys.executable, "-c", KEEPER, command, pauses, *options],
+        supervisor = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, command, pauses, *options],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        self._keepers.append(keeper)
-        return keeper
+        self._supervisors.append(supervisor)
+        return supervisor
 
     def run(self, script: str, pauses: str = "[0.01]") -> tuple[int, str]:
-        keeper = self.keep(script, pauses)
-        said, _ = keeper.communicate(timeout=30)
-        return keeper.returncode, said
+        supervisor = self.keep(script, pauses)
+        said, _ = supervisor.communicate(timeout=30)
+        return supervisor.returncode, said
 
     @property
     def starts(self) -> int:
@@ -100,10 +100,10 @@ class World:
         return path.read_text() if path.exists() else ""
 
     def end(self) -> None:
-        for keeper in self._keepers:
-            if keeper.poll() is None:
-                keeper.kill()
-            keeper.communicate()
+        for supervisor in self._supervisors:
+            if supervisor.poll() is None:
+                supervisor.kill()
+            supervisor.communicate()
 
 
 @pytest.fixture
@@ -165,11 +165,11 @@ def test_storage_is_waited_for_as_long_as_agents_live(world: World) -> None:
     """The srun of a controller that is gone stands for them."""
     agents = "[ -e agents ] || { setsid sleep 30 > /dev/null & echo $! > agents; }"
     script = f"{agents}; [ -e room ] || exit 73; kill -9 $(cat agents); {over(0)}"
-    keeper = world.keep(script, "[0.1]")
+    supervisor = world.keep(script, "[0.1]")
     wait_for(lambda: world.starts > MOST_ENDS + 2, 30)
-    assert keeper.poll() is None
+    assert supervisor.poll() is None
     (world.folder / "room").touch()
-    assert keeper.wait(10) == 0
+    assert supervisor.wait(10) == 0
 
 
 def test_without_agents_storage_is_waited_for_a_while(world: World) -> None:
@@ -182,13 +182,13 @@ def test_without_agents_storage_is_waited_for_a_while(world: World) -> None:
 def test_a_signal_that_comes_before_a_controller_watches_is_not_lost(world: World, number: int) -> None:
     (world.folder / "watching.py").write_text(WATCHING)
     script = f'[ $(wc -l < starts) -gt 1 ] || exit 70; exec {sys.executable} watching.py "$@"'
-    keeper = world.keep(script, "[10]")
+    supervisor = world.keep(script, "[10]")
     wait_for(lambda: world.starts == 1, 10)
-    said = keeper.stdout
+    said = supervisor.stdout
     assert said is not None
     assert "starting the next one" in said.readline()
-    os.kill(keeper.pid, number)
-    assert keeper.wait(20) == 7
+    os.kill(supervisor.pid, number)
+    assert supervisor.wait(20) == 7
     assert world.text("signals") == f"[{int(number)}] "
 
 
@@ -198,20 +198,20 @@ def test_a_signal_to_a_controller_that_dies_is_given_to_the_next_one(
 ) -> None:
     """One that tells it to end waits for no pause."""
     (world.folder / "watching.py").write_text(WATCHING)
-    keeper = world.keep(f'exec {sys.executable} watching.py "$@"', pauses)
+    supervisor = world.keep(f'exec {sys.executable} watching.py "$@"', pauses)
     wait_for(lambda: world.text("begun") == "x", 10)
-    os.kill(keeper.pid, number)
-    assert keeper.wait(20) == 7
+    os.kill(supervisor.pid, number)
+    assert supervisor.wait(20) == 7
     assert world.text("signals") == f"[{int(number)}] " * 2
 
 
 def test_who_is_told_to_end_while_no_controller_can_begin_ends(world: World) -> None:
-    keeper = world.keep("exit 73", "[30]")
+    supervisor = world.keep("exit 73", "[30]")
     wait_for(lambda: world.starts == 1, 10)
-    assert keeper.stdout is not None
-    keeper.stdout.readline()
-    os.kill(keeper.pid, signal.SIGTERM)
-    assert keeper.wait(10) == ExitCode.TERMINATED
+    assert supervisor.stdout is not None
+    supervisor.stdout.readline()
+    os.kill(supervisor.pid, signal.SIGTERM)
+    assert supervisor.wait(10) == ExitCode.TERMINATED
     assert world.starts == 2, "one more may have known what to do"
 
 
@@ -232,11 +232,11 @@ def test_a_controller_that_cannot_be_started_is_tried_with_pauses(world: World) 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
 def test_other_signals_end_nobody(world: World, number: int) -> None:
-    keeper = world.keep(f"while [ ! -e room ]; do sleep 0.05; done; {over(0)}")
+    supervisor = world.keep(f"while [ ! -e room ]; do sleep 0.05; done; {over(0)}")
     wait_for(lambda: world.starts == 1, 10)
-    os.kill(keeper.pid, number)
+    os.kill(supervisor.pid, number)
     (world.folder / "room").touch()
-    assert keeper.wait(10) == 0
+    assert supervisor.wait(10) == 0
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

@@ -19,12 +19,12 @@ def test_a_working_directory_that_hangs_is_left_behind() -> None:
     code = """
         import sys, time
         from slurm_robust.config.node import NodeConfig
-        from slurm_robust.node.hints import READ_S, Ignored, read_hint
+        from slurm_robust.node.suspects import READ_S, Ignored, read_suspect
         from tests.stand_ins.dead_mount import DeadMount
         environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "23001", "SLURM_JOB_GID": "23001"}
         with DeadMount() as folder:
             begun = time.monotonic()
-            found = read_hint(NodeConfig(), {**environ, "SLURM_JOB_WORK_DIR": folder}, "n1", time.time())
+            found = read_suspect(NodeConfig(), {**environ, "SLURM_JOB_WORK_DIR": folder}, "n1", time.time())
             assert isinstance(found, Ignored), found
             assert time.monotonic() - begun < READ_S + 10
             print(found.why)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.admin.desk import Examination, examine
+from slurm_robust.admin.deep_check import Examination, examine
 from slurm_robust.config.node import CheckRule, NodeConfig, Paths, SiteCheck
 from slurm_robust.health.host import Host
 from slurm_robust.node.record import Cause, DrainFile, OwnDrain

@@ -10,20 +10,20 @@ import pytest
 from slurm_robust.controller import effects as fx
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.suspicion import Suspicion
-from slurm_robust.node.hints import Hint, judge
-from slurm_robust.node.hints import Job as EndedJob
-from slurm_robust.report.bundle import save_suspicion
+from slurm_robust.model.suspect import Suspect
+from slurm_robust.node.suspects import Job as EndedJob
+from slurm_robust.node.suspects import judge
+from slurm_robust.report.bundle import save_suspect
 from tests.unit.controller.fleetwork import Job
 from tests.unit.controller.test_detection import alert
 
 
 class Watched(Job):
-    """Keeps the suspicions."""
+    """Keeps the suspects."""
 
     def act(self, effects: list[fx.Effect]) -> None:
-        kept = [effect.suspicion for effect in effects if isinstance(effect, fx.SaveSuspicion)]
-        self.suspicions = [*getattr(self, "suspicions", []), *kept]
+        kept = [effect.suspect for effect in effects if isinstance(effect, fx.SaveSuspect)]
+        self.suspects = [*getattr(self, "suspects", []), *kept]
         super().act(effects)
 
 
@@ -32,10 +32,10 @@ def test_an_evicted_node_is_suspected_with_what_was_seen() -> None:
     job.train_to(3)
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 2)
-    (suspicion,) = job.suspicions
-    assert (suspicion.node, suspicion.job_id, suspicion.symptom) == ("n2", 7, "node lost")
-    assert suspicion.reason == job.core.state.evicted["n2"]
-    assert suspicion.evidence == ("no sign of life",)
+    (suspect,) = job.suspects
+    assert (suspect.node, suspect.job_id, suspect.symptom) == ("n2", 7, "node lost")
+    assert suspect.reason == job.core.state.evicted["n2"]
+    assert suspect.evidence == ("no sign of life",)
     (evicted,) = job.events(ev.NodeEvicted)
     assert evicted.incident == 1
 
@@ -45,19 +45,19 @@ def test_an_unfit_spare_is_suspected_without_an_incident() -> None:
     job.train_to(3)
     job.change("n3", alerts=(alert(),))
     job.until(lambda: "n3" in job.core.state.evicted, limit=90)
-    (suspicion,) = job.suspicions
-    assert (suspicion.node, suspicion.symptom) == ("n3", "")
+    (suspect,) = job.suspects
+    assert (suspect.node, suspect.symptom) == ("n3", "")
 
 
 @pytest.mark.parametrize("t", [1.7e9, 1.7e9 + 0.123456])
 def test_the_epilog_accepts_what_is_written(tmp_path: Path, t: float) -> None:
     directory = JobDirectory(tmp_path)
-    suspicion = Suspicion(node="n2", job_id=7, t=t, reason="silent", symptom="node lost", evidence=("a",))
+    suspect = Suspect(node="n2", job_id=7, t=t, reason="silent", symptom="node lost", evidence=("a",))
     for _ in range(2):  # again after a second eviction
-        path = save_suspicion(directory, suspicion)
+        path = save_suspect(directory, suspect)
     assert path == tmp_path / "suspects" / "n2.json"
     assert [p.name for p in directory.suspects.iterdir()] == ["n2.json"]
     assert directory.suspects.stat().st_mode & 0o077 == 0
     job = EndedJob(job_id=7, uid=1000, gid=1000, user="alice", work_dir="/")
-    assert isinstance(judge(path.read_bytes(), job, "n2", t + 5), Hint)
-    assert msgspec.json.decode(path.read_bytes(), type=Suspicion) == suspicion
+    assert isinstance(judge(path.read_bytes(), job, "n2", t + 5), Suspect)
+    assert msgspec.json.decode(path.read_bytes(), type=Suspect) == suspect

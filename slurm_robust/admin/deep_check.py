@@ -1,6 +1,6 @@
-"""The deep test of a node and what a repair desk needs: ``python -m slurm_robust.admin.desk``, on the node.
+"""The deep check of a node, and what a repair desk needs: ``python -m slurm_robust.admin.deep_check``.
 
-Prints one :class:`Examination` as JSON and ends with 0, whatever it found.
+Runs on the node itself, prints one :class:`Examination` as JSON and ends with 0, whatever it found.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _gpus(host: Host, config: NodeConfig) -> bytes:
 def main() -> int:
     """Test this node."""
     parser = argparse.ArgumentParser(
-        prog="slurm_robust.admin.desk", description=(__doc__ or "").splitlines()[0]
+        prog="slurm_robust.admin.deep_check", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--config", type=Path, default=FILE)
     config = load(parser.parse_args().config)

@@ -11,7 +11,7 @@ from slurm_robust.analysis.progress.times import StepTimes
 from slurm_robust.model.pace import PaceHistory
 
 SUSTAINED_S = 60.0
-"""A decline lasts for so long at least,"""
+"""A slowdown lasts for so long at least,"""
 
 SUSTAINED_MEASURES = 10
 """and so many measurements."""
@@ -23,12 +23,12 @@ AGAIN_AT_LEAST_S = 7200.0
 """but at least so often."""
 
 
-class Decline:
+class Slowdown:
     """Compares the median of the last minute of training with the training's own, one generation long.
 
     ``reference_s`` is that median in seconds per step: of what this generation did before the last minute
-    or, where that is too little, of the job's past; 0 while nothing is known. Times of a decline do not
-    count for it, so a decline does not become the norm.
+    or, where that is too little, of the job's past; 0 while nothing is known. Times of a slowdown do not
+    count for it, so a slowdown does not become the norm.
     """
 
     def __init__(self, factor: float, past: PaceHistory) -> None:
@@ -76,7 +76,7 @@ class Decline:
 
     @property
     def limit_s(self) -> float:
-        """Seconds per step from which on it is a decline."""
+        """Seconds per step from which on it is a slowdown."""
         return self._factor * self.reference_s
 
     @property
@@ -86,7 +86,7 @@ class Decline:
 
     def _judge(self) -> None:
         if self.is_slow:
-            # Over only at half of the excess, so that times about the limit are one decline and not many.
+            # Over only at half of the excess, so that times about the limit are one slowdown and not many.
             self.is_slow = self.recent_s >= self.reference_s * (1 + self._factor) / 2
         else:
             # Where steps vary by nature, several slow ones in a row are nothing.
@@ -95,7 +95,7 @@ class Decline:
 
 
 class Reminder:
-    """When a decline is to be told: at once, when it has become as much worse again, and ever more rarely.
+    """When a slowdown is to be told: at once, when it has become as much worse again, and ever more rarely.
 
     Who was asked for a culprit the first time may have found none because another cause hid it. ``times``:
     how often this one was told.
@@ -106,7 +106,7 @@ class Reminder:
         self.forget()
 
     def forget(self) -> None:
-        """The decline is over."""
+        """The slowdown is over."""
         self._told_s, self._told_at, self._wait_s = 0.0, -math.inf, AGAIN_AFTER_S
         self.times = 0
 
@@ -114,7 +114,7 @@ class Reminder:
         """Whether to tell it ``now`` (monotonic), which counts as told. ``recent_s``: seconds per step."""
         since = now - self._told_at
         if since < SUSTAINED_S:
-            # What is measured was in part before the decline, so it rises without becoming worse.
+            # What is measured was in part before the slowdown, so it rises without becoming worse.
             self._told_s = max(self._told_s, recent_s)
         is_worse = recent_s >= self._factor * self._told_s
         if not is_worse and since < self._wait_s:

@@ -1,4 +1,4 @@
-"""A steward whose Slurm or disk does not do what it should: nothing is lost, and nothing is done twice."""
+"""A drainer whose Slurm or disk does not do what it should: nothing is lost, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.node.drainer import BACK_OFF_S, NO_ANSWER_S
 from slurm_robust.node.record import Action
-from slurm_robust.node.steward import BACK_OFF_S, NO_ANSWER_S
 from slurm_robust.node.turn import LASTS_S
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Node

@@ -1,4 +1,4 @@
-"""A job's suspicion of a node: what counts, and every trick that must not."""
+"""The record of a suspect that a job leaves: what counts, and every trick that must not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import NodeConfig, Suspects
-from slurm_robust.node.hints import MOST_BYTES, READ_S, Hint, Ignored, Job, job_of, judge, places, read_hint
+from slurm_robust.model.suspect import Suspect
+from slurm_robust.node.suspects import MOST_BYTES, READ_S, Ignored, Job, job_of, judge, places, read_suspect
+from tests.unit.node.test_hooks import Machine
 from tests.waiting import wait_for
 
 ALICE, BOB = 23001, 23002
@@ -30,13 +32,12 @@ def content(**changes: object) -> bytes:
 # -- what is in the file (pure) -----------------------------------------------------------------------------
 
 
-def test_a_suspicion_of_this_node_and_job_counts() -> None:
+def test_a_suspect_of_this_node_and_job_counts() -> None:
     data = content(symptom="node lost", evidence=["exit 9 of rank 3", "last heartbeat 3 s ago"])
-    assert judge(data, JOB, "n1", NOW) == Hint(
+    assert judge(data, JOB, "n1", NOW) == Suspect(
         job_id=7,
-        uid=JOB.uid,
         node="n1",
-        at=NOW - 60,
+        t=NOW - 60,
         reason="silent for 3 s",
         symptom="node lost",
         evidence=("exit 9 of rank 3", "last heartbeat 3 s ago"),
@@ -52,21 +53,21 @@ def test_a_suspicion_of_this_node_and_job_counts() -> None:
         (content(t=NOW + 301), "not from the time"),
         (content(t=-1.0), "not from the time"),
         (content(t=1e300), "not from the time"),
-        (content(job_id="7"), "not a suspicion"),
+        (content(job_id="7"), "not the record of a suspect"),
         (content(job_id=2**80), "another job"),
-        (content(extra=1), "not a suspicion"),
-        (content(evidence="x"), "not a suspicion"),
-        (content(evidence=[["x"]]), "not a suspicion"),
-        (b"[" * 30000 + b"]" * 30000, "not a suspicion"),
-        (b'{"evidence":' * 5000, "not a suspicion"),
-        (b'{"node":"n1"}', "not a suspicion"),
-        (content()[:-1], "not a suspicion"),
-        (content() + content(), "not a suspicion"),
-        (b"\xff\xfe" + content(), "not a suspicion"),
-        (content().replace(b"silent", b"\xc3\x28"), "not a suspicion"),
-        (content() + b"\0\0\0", "not a suspicion"),
-        (b"\0" * 100, "not a suspicion"),
-        (b'{"t": NaN}', "not a suspicion"),
+        (content(extra=1), "not the record of a suspect"),
+        (content(evidence="x"), "not the record of a suspect"),
+        (content(evidence=[["x"]]), "not the record of a suspect"),
+        (b"[" * 30000 + b"]" * 30000, "not the record of a suspect"),
+        (b'{"evidence":' * 5000, "not the record of a suspect"),
+        (b'{"node":"n1"}', "not the record of a suspect"),
+        (content()[:-1], "not the record of a suspect"),
+        (content() + content(), "not the record of a suspect"),
+        (b"\xff\xfe" + content(), "not the record of a suspect"),
+        (content().replace(b"silent", b"\xc3\x28"), "not the record of a suspect"),
+        (content() + b"\0\0\0", "not the record of a suspect"),
+        (b"\0" * 100, "not the record of a suspect"),
+        (b'{"t": NaN}', "not the record of a suspect"),
     ],
 )
 def test_what_is_wrong_in_any_way_does_not_count(data: bytes, why: str) -> None:
@@ -78,13 +79,13 @@ def test_what_is_wrong_in_any_way_does_not_count(data: bytes, why: str) -> None:
 @pytest.mark.parametrize(("t", "counts"), [(NOW - 3601, False), (NOW - 3599, True), (NOW + 299, True)])
 def test_it_must_be_from_this_run_of_the_job_where_slurm_tells_its_beginning(t: float, counts: bool) -> None:
     job = Job(**{**_fields(JOB), "started": NOW - 3300})
-    assert isinstance(judge(content(t=t), job, "n1", NOW), Hint) is counts
+    assert isinstance(judge(content(t=t), job, "n1", NOW), Suspect) is counts
 
 
 def test_texts_are_clean_and_bounded() -> None:
     evil = "\x1b]0;owned\x07 $(reboot) `id` \"x' | a\nb\r\0 é " + "x" * 5000
     found = judge(content(reason=evil, symptom=evil, evidence=[evil] * 1000), JOB, "n1", NOW)
-    assert isinstance(found, Hint)
+    assert isinstance(found, Suspect)
     texts = (found.reason, found.symptom, *found.evidence)
     assert len(found.evidence) == 20
     assert all(len(text) <= 500 for text in texts)
@@ -93,7 +94,7 @@ def test_texts_are_clean_and_bounded() -> None:
 
 @given(st.binary(max_size=300))
 def test_no_bytes_do_any_harm(data: bytes) -> None:
-    assert isinstance(judge(data, JOB, "n1", NOW), Hint | Ignored)
+    assert isinstance(judge(data, JOB, "n1", NOW), Suspect | Ignored)
 
 
 # -- where the file is ---------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def test_places(template: str, work_dir: str, expected: tuple[str, ...]) -> None
         ({"SLURM_JOB_GID": "x"}, True),
     ],
 )
-def test_only_jobs_of_ordinary_users_have_hints(changes: dict[str, str], known: bool) -> None:
+def test_only_jobs_of_ordinary_users_have_suspects(changes: dict[str, str], known: bool) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(ALICE), "SLURM_JOB_GID": str(ALICE), **changes}
     job = job_of(environ)
     assert (job is not None) is known
@@ -158,16 +159,19 @@ class Home:
         self.file.write_bytes(data or content(t=time.time() - 5))
         own(self.file, owner)
 
-    def read(self, node: str = "n1", **hints: object) -> Hint | Ignored | None:
-        environ = {
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_UID": str(ALICE),
             "SLURM_JOB_GID": str(ALICE),
             "SLURM_JOB_USER": "alice",
             "SLURM_JOB_WORK_DIR": str(self.path),
         }
-        config = NodeConfig(suspects=Suspects(**hints))  # type: ignore[arg-type]  # checked by the record
-        return read_hint(config, environ, node, time.time())
+
+    def read(self, node: str = "n1", **suspects: object) -> Suspect | Ignored | None:
+        config = NodeConfig(suspects=Suspects(**suspects))  # type: ignore[arg-type]  # checked by the record
+        return read_suspect(config, self.environ, node, time.time())
 
 
 def own(path: Path, uid: int = ALICE) -> None:
@@ -188,13 +192,33 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 @as_root
+@pytest.mark.slow
+@pytest.mark.parametrize("fan", ["500", "0"])
+def test_an_epilog_acquits_a_suspect_that_passes_and_drains_one_that_fails(home: Home, fan: str) -> None:
+    home.put(content(t=time.time() - 5, symptom="node lost"))
+    machine = Machine(home.path.parent)
+    machine.configure("drain: {mode: act}", epilog_s=8)
+    (machine.slurm / "answers").touch()
+    machine.fan.write_text(fan)
+    assert machine.run("epilog", env={"SLURMD_NODENAME": "n1", **home.environ}) == 0
+    events = {event["event"]: event for event in machine.events}
+    if fan == "0":
+        assert events.keys() == {"drained", "run"}
+        return
+    assert events.keys() == {"acquitted", "run"}
+    acquitted = events["acquitted"]
+    assert (acquitted["job"], acquitted["uid"]) == (7, ALICE)
+    assert (acquitted["suspected"], acquitted["symptom"]) == ("silent for 3 s", "node lost")
+
+
+@as_root
 def test_it_is_read_as_the_user_from_a_folder_that_is_the_users_only(home: Home) -> None:
     assert home.read() is None
     home.put()
     home.folder.chmod(0o700)
     home.file.chmod(0o600)
     found = home.read()
-    assert isinstance(found, Hint)
+    assert isinstance(found, Suspect)
     assert found.reason == "silent for 3 s"
     assert home.read(enabled=False) is None
 
@@ -353,7 +377,7 @@ def test_thousands_of_files_beside_it_cost_nothing(home: Home) -> None:
     for i in range(3000):
         (home.folder / f"n{i + 2}.json").touch()
     home.put()
-    assert isinstance(home.read(), Hint)
+    assert isinstance(home.read(), Suspect)
 
 
 @as_root
@@ -380,7 +404,7 @@ def test_what_the_user_cannot_read_is_not_read_either(home: Home) -> None:
 def test_the_first_of_the_sites_places_counts(home: Home) -> None:
     home.put()
     found = home.read(job_dirs=("/nowhere/{user}", "{work_dir}/srobust-jobs"))
-    assert isinstance(found, Hint)
+    assert isinstance(found, Suspect)
 
 
 @as_root
@@ -392,7 +416,7 @@ def test_a_file_that_grows_while_it_is_read_does_not_count(home: Home) -> None:
         while True:  # a user who writes as fast as possible, until killed
             with home.file.open("ab") as file:
                 file.write(b" ")
-    found: list[Hint | Ignored | None] = []
+    found: list[Suspect | Ignored | None] = []
     try:
         wait_for(lambda: found.append(home.read()) or isinstance(found[-1], Ignored), 20)
     finally:

@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from functools import partial
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health.isolate import call
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.model.suspicion import MOST_EVIDENCE, MOST_TEXT, Suspicion
+from slurm_robust.model.suspect import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.util.text import ascii_line
 
 READ_S = 3.0
@@ -39,21 +40,6 @@ _OF_LINKS = {
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class Hint(Record):
-    """A suspicion that is the job's own, as far as can be told. Its texts are one line of printable ASCII.
-
-    ``uid`` of the job's user, as Slurm says.
-    """
-
-    job_id: int
-    uid: int
-    node: str
-    at: float
-    reason: str
-    symptom: str = ""
-    evidence: tuple[str, ...] = ()
-
-
 class Ignored(Record):
     """A file was there, and ``why`` it does not count."""
 
@@ -71,8 +57,10 @@ class Job(Record):
     started: float | None = None
 
 
-def read_hint(config: NodeConfig, environ: Mapping[str, str], node: str, now: float) -> Hint | Ignored | None:
-    """The suspicion that the ended job has of ``node``; None where there is none. Raises nothing.
+def read_suspect(
+    config: NodeConfig, environ: Mapping[str, str], node: str, now: float
+) -> Suspect | Ignored | None:
+    """What the ended job recorded about ``node``; None where it recorded nothing. Raises nothing.
 
     ``environ`` is that of the epilog, ``now`` seconds since 1970. Takes :data:`READ_S` at most.
     """
@@ -80,14 +68,14 @@ def read_hint(config: NodeConfig, environ: Mapping[str, str], node: str, now: fl
     if not config.suspects.enabled or job is None or not _NODE.fullmatch(node):
         return None
     task = partial(_read_as_user, job, config.suspects.job_dirs, f"{node}.json")
-    answer = call({"hint": task}, {"hint": READ_S}, READ_S)["hint"]
+    answer = call({"suspect": task}, {"suspect": READ_S}, READ_S)["suspect"]
     if answer.value is None:
         return Ignored(why=ascii_line(answer.error, MOST_TEXT))
     return judge(answer.value, job, node, now) if answer.value else None
 
 
 def job_of(environ: Mapping[str, str]) -> Job | None:
-    """The job of an epilog; None outside of one, and for jobs of root, who needs no hints."""
+    """The job of an epilog; None outside of one, and for jobs of root, whose word nobody needs to check."""
     numbers = [environ.get(f"SLURM_JOB_{name}", "") for name in ("ID", "UID")]
     if not all(re.fullmatch(r"[0-9]{1,10}", number) for number in numbers) or int(numbers[1]) == 0:
         return None
@@ -103,12 +91,12 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
     )
 
 
-def judge(data: bytes, job: Job, node: str, now: float) -> Hint | Ignored:
-    """Whether the content counts. Pure."""
+def judge(data: bytes, job: Job, node: str, now: float) -> Suspect | Ignored:
+    """The content with texts of one line of printable ASCII each, if it counts. Pure."""
     try:
-        said = msgspec.json.decode(data, type=Suspicion)
+        said = msgspec.json.decode(data, type=Suspect)
     except UNREADABLE as error:
-        return Ignored(why=ascii_line(f"not a suspicion: {error}", MOST_TEXT))
+        return Ignored(why=ascii_line(f"not the record of a suspect: {error}", MOST_TEXT))
     if said.node != node:
         return Ignored(why="about another node")
     if said.job_id != job.job_id:
@@ -116,11 +104,8 @@ def judge(data: bytes, job: Job, node: str, now: float) -> Hint | Ignored:
     earliest = now - OLDEST_S if job.started is None else job.started - CLOCKS_S
     if not earliest <= said.t <= now + CLOCKS_S:
         return Ignored(why="not from the time of this run of the job")
-    return Hint(
-        job_id=job.job_id,
-        uid=job.uid,
-        node=node,
-        at=said.t,
+    return structs.replace(
+        said,
         reason=ascii_line(said.reason, MOST_TEXT),
         symptom=ascii_line(said.symptom, MOST_TEXT),
         evidence=tuple(ascii_line(line, MOST_TEXT) for line in said.evidence[:MOST_EVIDENCE]),

@@ -37,7 +37,6 @@ from slurm_robust.node.turn import LASTS_S, NoTurn, Turn, turn
 
 if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
-    from slurm_robust.node.hints import Hint
     from slurm_robust.slurm.client import SlurmClient
     from slurm_robust.slurm.errors import SlurmCommandError
     from slurm_robust.slurm.records import Node
@@ -105,7 +104,6 @@ def after(
     now: float,
     log: Log,
     job: str = "",
-    hint: Hint | None = None,
     whole: bool = False,
     slurm: SlurmClient | None = None,
     budget_s: float = BUDGET_S,
@@ -115,12 +113,10 @@ def after(
 ) -> Done:
     """Do what a run of the checks on this node asks for. Raises nothing that Slurm or files can cause.
 
-    ``now``: seconds since 1970. ``job``: id of the job at whose beginning or end this is; ``hint``: the
-    suspicion because of which the checks ran. ``whole``: it was a periodic run of all checks. The rest is for
-    tests; ``clock`` and ``pause`` are of one monotonic time, ``chance`` is from 0 to 1.
+    ``now``: seconds since 1970. ``job``: id of the job at whose beginning or end this is. ``whole``: it was a
+    periodic run of all checks. The rest is for tests; ``clock`` and ``pause`` are of one monotonic time,
+    ``chance`` is from 0 to 1.
     """
-    if hint is not None and conclusion.fit:
-        _tell_acquittal(log, hint, report)
     file = DrainFile(Path(config.paths.state))
     if conclusion.fit and not file.exists():
         return Done(action=Action.NOTHING, why="the node is fit")
@@ -135,23 +131,14 @@ def after(
                 file.leave(Left(conclusion=conclusion, boot_id=report.boot_id))
             return Done(action=Action.NOTHING, why="another hook is at it")
         surroundings = _Surroundings(now, job, whole, clock, deadline, pause, chance)
-        stewardship = _Stewardship(file, report, config, log, surroundings)
-        return stewardship.run(conclusion, slurm)
+        drainer = _Drainer(file, report, config, log, surroundings)
+        return drainer.run(conclusion, slurm)
 
 
 def _is_new(file: DrainFile, now: float) -> bool:
     """Whether Slurm is about to be asked for a drain."""
     record = as_of(file.load(), now)
     return not record.reason and record.waits_until <= now
-
-
-def _tell_acquittal(log: Log, hint: Hint, report: Report) -> None:
-    """Of a suspicion nothing came. A look that was cut short clears nobody, but condemns nobody either."""
-    facts = {"job": hint.job_id, "uid": hint.uid, "suspected": hint.reason, "symptom": hint.symptom}
-    if report.cut:
-        log.write("not_acquitted", **facts, left_out=report.cut)
-    else:
-        log.write("acquitted", **facts)
 
 
 class _Surroundings(NamedTuple):
@@ -166,7 +153,7 @@ class _Surroundings(NamedTuple):
     chance: Callable[[], float]
 
 
-class _Stewardship:
+class _Drainer:
     """One run, with the lock held."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Steps that vary are no decline; steps that are longer for a minute are."""
+"""Steps that vary are no slowdown; steps that are longer for a minute are."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.progress.decline import AGAIN_AT_LEAST_S, SUSTAINED_S, Decline, Reminder
+from slurm_robust.analysis.progress.slowdown import AGAIN_AT_LEAST_S, SUSTAINED_S, Reminder, Slowdown
 from slurm_robust.model.pace import PaceHistory
 
 
-def declines(steps: list[float], past: PaceHistory | None = None, factor: float = 1.5) -> int:
-    decline, found = Decline(factor, past or PaceHistory()), 0
+def slowdowns(steps: list[float], past: PaceHistory | None = None, factor: float = 1.5) -> int:
+    slowdown, found = Slowdown(factor, past or PaceHistory()), 0
     for step in steps:
-        before = decline.is_slow
-        decline.add(step, 1)
-        found += decline.is_slow and not before
+        before = slowdown.is_slow
+        slowdown.add(step, 1)
+        found += slowdown.is_slow and not before
     return found
 
 
 @given(st.lists(st.floats(1.0, 1.49), max_size=200), st.floats(0.5, 300.0))
 def test_steps_within_the_factor_are_none(steps: list[float], scale: float) -> None:
-    assert declines([step * scale for step in steps]) == 0
+    assert slowdowns([step * scale for step in steps]) == 0
 
 
 @given(st.floats(0.5, 300.0), st.floats(1.6, 50.0), st.integers(100, 300))
 def test_longer_steps_are_one(step_s: float, factor: float, before: int) -> None:
-    assert declines([step_s] * before + [factor * step_s] * 150) == 1
+    assert slowdowns([step_s] * before + [factor * step_s] * 150) == 1
 
 
 VARYING: dict[str, Callable[[random.Random], float]] = {
@@ -45,42 +45,42 @@ def test_steps_that_vary_by_nature_are_none(name: str) -> None:
     found = 0
     for seed in range(20):
         draw = random.Random(seed)
-        found += declines([10.0 * VARYING[name](draw) for _ in range(300)])
+        found += slowdowns([10.0 * VARYING[name](draw) for _ in range(300)])
     assert found == 0
 
 
 def test_nothing_is_said_without_a_past_or_before_a_minute_is_full() -> None:
     past = PaceHistory(steps=100, p50_s=1.0)
-    assert declines([2.0] * 29, past) == 0
-    assert declines([2.0] * 30, past) == 1
-    assert declines([2.0] * 500) == 0
-    assert declines([2.0] * 30, PaceHistory(steps=5, p50_s=1.0)) == 0
+    assert slowdowns([2.0] * 29, past) == 0
+    assert slowdowns([2.0] * 30, past) == 1
+    assert slowdowns([2.0] * 500) == 0
+    assert slowdowns([2.0] * 30, PaceHistory(steps=5, p50_s=1.0)) == 0
 
 
 def test_of_long_steps_ten_are_wanted() -> None:
     past = PaceHistory(steps=100, p50_s=300.0)
-    assert declines([900.0] * 9, past) == 0
-    assert declines([900.0] * 10, past) == 1
+    assert slowdowns([900.0] * 9, past) == 0
+    assert slowdowns([900.0] * 10, past) == 1
 
 
-def test_times_about_the_limit_are_one_decline() -> None:
-    assert declines([1.0] * 200 + [1.4, 1.6] * 200 + [1.52] * 100 + [1.45, 1.55] * 100) == 1
+def test_times_about_the_limit_are_one_slowdown() -> None:
+    assert slowdowns([1.0] * 200 + [1.4, 1.6] * 200 + [1.52] * 100 + [1.45, 1.55] * 100) == 1
 
 
 def told(seconds: dict[float, float]) -> list[float]:
-    """The moments, of those given with the seconds per step measured then, at which a decline is told."""
+    """The moments, of those given with the seconds per step measured then, at which a slowdown is told."""
     reminder = Reminder(factor=1.5)
     return [now for now, recent_s in seconds.items() if reminder.is_due(recent_s, now)]
 
 
-def test_a_decline_that_goes_on_is_told_ever_more_rarely() -> None:
+def test_a_slowdown_that_goes_on_is_told_ever_more_rarely() -> None:
     day = told({float(now): 2.0 for now in range(0, 86_400, 10)})
     pauses = [after - before for before, after in pairwise(day)]
     assert pauses[:5] == [600.0, 1200.0, 2400.0, 4800.0, AGAIN_AT_LEAST_S]
     assert set(pauses[5:]) == {AGAIN_AT_LEAST_S}
 
 
-def test_a_decline_that_becomes_as_much_worse_again_is_told_when_that_is_measured() -> None:
+def test_a_slowdown_that_becomes_as_much_worse_again_is_told_when_that_is_measured() -> None:
     worse = {float(now): 2.0 if now < 100 else 3.0 for now in range(0, 1000, 10)}
     assert told(worse) == [0.0, 100.0, 700.0]
     within_the_minute = {float(now): 2.0 if now < SUSTAINED_S else 3.0 for now in range(0, 200, 10)}
@@ -91,7 +91,7 @@ def test_a_decline_that_becomes_as_much_worse_again_is_told_when_that_is_measure
     assert told(little) == [0.0]
 
 
-def test_a_decline_after_another_is_told_at_once() -> None:
+def test_a_slowdown_after_another_is_told_at_once() -> None:
     reminder = Reminder(factor=1.5)
     assert reminder.is_due(2.0, 0.0)
     reminder.forget()

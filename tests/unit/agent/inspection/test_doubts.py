@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_robust.agent.inspection.doubts import BUSY_S, PROBE_S, Doubts
 from slurm_robust.agent.inspection.observation import Observation
-from slurm_robust.agent.inspection.suspicions import BUSY_S, PROBE_S, Suspicions
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 
 DRIVER, GPU = ("gpu.lost", ""), ("gpu.lost", "gpu3")
@@ -25,17 +25,17 @@ class Node:
     """A node whose observations come at any time, and whose workers disturb some of them."""
 
     def __init__(self) -> None:
-        self._suspicions = Suspicions()
+        self._doubts = Doubts()
         self._now = 0.0
 
     def until(self, now: float, *, busy: bool) -> None:
         while self._now < now:
             self._now = min(now, self._now + 1.0)
-            self._suspicions.note(self._now, busy=busy)
+            self._doubts.note(self._now, busy=busy)
 
     def observe(self, observation: Observation) -> bool:
         """Whether anything of it fails."""
-        sifted = self._suspicions.sift(observation, self._now)
+        sifted = self._doubts.sift(observation, self._now)
         assert len(sifted.failed) + len(sifted.unknown) == len(observation.failed) + len(observation.unknown)
         return bool(sifted.failed)
 

@@ -21,7 +21,7 @@ PROBE_S = 5.0
 _DRIVER = (LOST, "")
 
 
-class Suspicions:
+class Doubts:
     """Doubts of the last observations about the GPUs of one node. Times are monotonic seconds.
 
     A failure that was a doubt before counts when two undisturbed observations have seen it, the second at

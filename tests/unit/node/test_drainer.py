@@ -11,17 +11,14 @@ import pytest
 
 from slurm_robust.config.node import Hooks, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome
-from slurm_robust.node.hints import Hint
+from slurm_robust.node.drainer import BACK_OFF_S, slurm_client, slurm_environment
 from slurm_robust.node.record import Action
-from slurm_robust.node.steward import BACK_OFF_S, slurm_client, slurm_environment
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.node.hooked import Hooked, bad, good
-
-HINT = Hint(job_id=7, uid=1000, node="n1", at=1.0, reason="silent for 3 s", symptom="node lost")
 
 
 class UnaskedSlurm:
@@ -240,25 +237,6 @@ def test_of_nodes_that_drain_at_the_same_time_never_more_are_drained_than_the_ca
     assert [hook.file.load().reason for hook in others] == ["", "", ""]
     assert [hook.log.names for hook in others] == [["not_drained"]] * 3
     assert all(hook.file.load().drains == () for hook in others)
-
-
-# -- suspicions -------------------------------------------------------------------------------------------
-
-
-def test_a_suspect_that_passes_is_acquitted_and_stays_in_service(hooked: Hooked) -> None:
-    hooked.run(good(), hint=HINT)
-    assert hooked.log.written == [
-        ("acquitted", {"job": 7, "uid": 1000, "suspected": "silent for 3 s", "symptom": "node lost"})
-    ]
-    assert not hooked.reason
-    assert not hooked.file.exists()
-
-
-def test_a_suspect_that_fails_is_drained_with_what_was_measured(hooked: Hooked) -> None:
-    hooked.run(bad(), hint=HINT, job="7")
-    assert hooked.reason == "srobust: gpu3 XID 79"
-    ((event, facts),) = hooked.log.written
-    assert (event, facts["job"]) == ("drained", "7")
 
 
 # -- Slurm's commands from a hook --------------------------------------------------------------------------
