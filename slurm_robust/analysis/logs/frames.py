@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from slurm_robust.analysis.logs.text import Line
 
@@ -56,6 +56,12 @@ def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterat
                 end = begin + _length(lines, begin)
                 if harmless.search(lines[end - 1].text):
                     yield range(begin, end)
+
+
+def explained(lines: Sequence[Line], found: Container[int]) -> list[int]:
+    """The first lines of tracebacks whose exception itself is among the lines that rules ``found``."""
+    heads = (at for at, line in enumerate(lines) if _HEAD in line.text and at in found)
+    return [at for at in heads if (length := _length(lines, at)) > 1 and at + length - 1 in found]
 
 
 def _length(lines: Sequence[Line], begin: int) -> int:

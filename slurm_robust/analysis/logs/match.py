@@ -75,6 +75,8 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
                 found[at][rule.name] = rule
     for rule, at in log.curved(rules.curves):
         found[at][rule.name] = rule
+    for at in frames.explained(lines, found):
+        del found[at]
     times = Counter(name for there in found.values() for name in there)
     decided: list[Sighting] = []
     for at, there in found.items():

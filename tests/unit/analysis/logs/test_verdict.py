@@ -133,6 +133,11 @@ def test_killed_after_the_oom_killer_is_memory() -> None:
     assert classify(log.splitlines()[0], "slurm").symptom == "killed_signal"
 
 
+def test_a_traceback_speaks_only_for_an_exception_that_no_rule_knows() -> None:
+    assert classify(TRACEBACK + "RuntimeError: Connection closed by peer [10.0.0.1]:3").rule == "peer-closed"
+    assert classify(TRACEBACK + "OurCrash(3)").line == "Traceback (most recent call last):"
+
+
 def test_the_place_is_in_the_users_code() -> None:
     found = classify(TRACEBACK + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x5 and 6x7)")
     assert (found.symptom, found.place) == ("code_error", "block.py:12")
