@@ -64,7 +64,7 @@ def run_command(
 
     The command gets a process group of its own, so that a time-out also ends its children. Signals
     that this process ignores stay ignored in the command: a dying controller that ignores SIGTERM
-    can finish its last words to Slurm.
+    can finish what it asks of Slurm.
     """
     begun = time.monotonic()
     process = subprocess.Popen(
@@ -192,12 +192,12 @@ class LineProcess:
                 raise CommandTimeout(self._command, timeout_s)
             chunk = os.read(fd, 65536)
             if not chunk:
-                raise EOFError(self.last_words())
+                raise EOFError(self._error_output())
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode(errors="replace")
 
-    def last_words(self) -> str:
+    def _error_output(self) -> str:
         """The end of what the child wrote to stderr, 2000 bytes at most."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 2000))

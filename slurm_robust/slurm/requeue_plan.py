@@ -82,7 +82,7 @@ class Memory(Record):
     pending_for_s: float = 0.0
     waits: int = 0  # looks at the pending job since it was last told to start
     nudge_at: int = 8  # tell it again after so many; doubled each time
-    words: str = ""  # of Slurm's newest refusal
+    refusal: str = ""  # Slurm's newest one
     releases: int = 0
     extra_exclude: tuple[str, ...] = ()
 
@@ -146,7 +146,7 @@ def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
     if not order.may_requeue:
         return Wait(why=f"run {job.restart_count} has not ended yet")
     if Stage.REQUEUE in memory.refused:
-        return End(ok=False, why=f"Slurm does not requeue the job: {memory.words}")
+        return End(ok=False, why=f"Slurm does not requeue the job: {memory.refusal}")
     return Do(stage=Stage.REQUEUE)
 
 
@@ -212,7 +212,7 @@ def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory
     attempts = {**memory.attempts, stage: memory.attempts.get(stage, 0) + 1}
     final = isinstance(error, (PermissionDenied, RequeueDisabled)) or attempts[stage] >= _ATTEMPTS
     refused = memory.refused | {stage} if final else memory.refused
-    return msgspec.structs.replace(memory, attempts=attempts, refused=refused, words=error.what)
+    return msgspec.structs.replace(memory, attempts=attempts, refused=refused, refusal=error.what)
 
 
 def newly_drained(before: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:

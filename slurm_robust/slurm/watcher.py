@@ -111,7 +111,7 @@ def arrange_watcher(
     log: Path,
     partition: str = "",
 ) -> str:
-    """Start the watcher that works on this site and say which, in words.
+    """Start the watcher that works on this site and say which one.
 
     ``keep_off``: the nodes that the job holds and may get again, so that a watcher job takes none of them;
     ``log`` must be on shared storage; ``partition`` is that for a watcher job. Raises SlurmCommandError

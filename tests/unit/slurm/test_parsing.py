@@ -168,10 +168,15 @@ def test_reservations() -> None:
 
 def test_config() -> None:
     config = text.parse_config(recorded("config.txt"))
-    assert config["ClusterName"] == "mini"
-    assert config["SlurmdTimeout"] == "20 sec"
-    assert config["EpilogSlurmctld"] == ""
-    assert config["SlurmctldHost[0]"].startswith("head")
+    assert config["ClusterName"] == ("mini",)
+    assert config["SlurmdTimeout"] == ("20 sec",)
+    assert "EpilogSlurmctld" not in config
+    assert config["SlurmctldHost"][0].startswith("head")
+
+
+def test_config_in_the_forms_of_all_releases() -> None:
+    output = "Configuration data as of x\nProlog[0]   = /a\nProlog[1]  = /b\nEpilog = (null)\nX = a=b\n"
+    assert text.parse_config(output) == {"Prolog": ("/a", "/b"), "X": ("a=b",)}
 
 
 def test_topology() -> None:

@@ -71,7 +71,7 @@ def test_lines() -> None:
     assert not child.alive
 
 
-def test_last_words() -> None:
+def test_the_end_of_a_childs_errors_is_in_the_exception() -> None:
     child = LineProcess(python("import sys; sys.exit('bye')"))
     with pytest.raises(EOFError, match="bye"):
         child.receive(20)
