@@ -1,4 +1,4 @@
-"""The machine's processes as /proc shows them: who belongs to a sandbox, and which one is a rank.
+"""The machine's processes: those of a sandbox, those of a rank, and waiting for them.
 
 Reading (``read_process``, ``members``) is apart from choosing (``find_rank``), which is pure.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-
-from slurm_robust.sandbox.waiting import wait_until
 
 INIT_MODULE = "slurm_robust.sandbox.init"
 _LISTEN = "0A"
@@ -127,6 +126,16 @@ def is_gone(pid: int) -> bool:
     """Whether nothing of the process is left but, at most, a zombie that its parent has not reaped."""
     process = read_process(pid)
     return process is None or not process.is_live
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> bool:
+    """Whether the condition came true in time; it is asked at least once."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:

@@ -18,14 +18,14 @@ SINFO_TIMEOUT_S = 15.0
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node: its machine, and what Slurm thinks of it."""
+    """One node: its machine, and its state in Slurm."""
 
     name: str
     address: str
     on: bool
     connected: bool
     state: str
-    """sinfo's long word; empty for the head, ``unknown`` when slurmctld does not answer."""
+    """sinfo's long form; empty for the head, ``unknown`` when slurmctld does not answer."""
 
     reason: str
     daemons: tuple[str, ...]

@@ -137,7 +137,7 @@ def test_the_callers_words_stay_as_they_are(words: list[str], expected: list[str
     parser = argparse.ArgumentParser()
     cli.register(parser.add_subparsers())
     args = parser.parse_args(["sandbox", *words])
-    assert cli._without_dashes(args.words) == expected
+    assert cli._without_dashes(args.argv) == expected
 
 
 def test_a_node_that_the_sandbox_does_not_have() -> None:
