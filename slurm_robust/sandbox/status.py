@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import asdict, dataclass
 
@@ -12,6 +11,7 @@ from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import Sandbox
 from slurm_robust.sandbox.services import head_services, node_services
+from slurm_robust.util.text import as_json
 
 SINFO_TIMEOUT_S = 15.0
 
@@ -52,7 +52,7 @@ class SandboxStatus:
 
     def to_json(self) -> str:
         """As one JSON object."""
-        return json.dumps(asdict(self) | {"healthy": self.healthy}, indent=1)
+        return as_json(asdict(self) | {"healthy": self.healthy})
 
 
 def read_status(sandbox: Sandbox) -> SandboxStatus:
