@@ -8,8 +8,8 @@ Started by a controller before it ends, in one of two ways (:func:`arrange_watch
   It survives the job under proctrack/linuxproc and pgid; under proctrack/cgroup, which most sites
   have, Slurm kills it with the job.
 * :func:`watcher_job`: a job of its own, one CPU for some seconds on a node that the other job did not
-  have, which ends as soon as it has ordered the other to start. It works where there is such a node, and shows up in
-  the user's job list.
+  have, which ends as soon as it has ordered the other to start. It works where there is such a node, and
+  shows up in the user's job list.
 
 Without either nothing is lost but the two minutes of Slurm's own begin time. Orders and outcome are
 written to ``--log``, one JSON object a line.
