@@ -13,7 +13,7 @@ from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import Gres, SlurmVersion
 
 DATA = Path(__file__).parents[2] / "data"
-NEWER = ("24.11.5", "25.11.7", "26.05.5")
+OLDEST, *NEWER = sorted(folder.name for folder in (DATA / "slurm_json").iterdir())
 
 
 def recorded(name: str) -> str:
@@ -364,7 +364,7 @@ def check_nodes(first: frozenset[str], last: frozenset[str], reason: str, user: 
     assert user == "root"
 
 
-@pytest.mark.parametrize("release", ["22.05.8", *NEWER])
+@pytest.mark.parametrize("release", [OLDEST, *NEWER])
 def test_json_jobs(release: str) -> None:
     jobs = {job.name: job for job in jsonforms.parse_jobs(document(release, "squeue.json"))}
     train, pending = jobs["train"], jobs["pend"]
