@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.slurm.errors import SlurmTimeout
+from slurm_robust.testing.clock import VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurmctld import FakeSlurmctld, HookSlurm, Rpc
-from slurm_robust.testing.virtual_time import VirtualTime
 
 
 class Room:
