@@ -337,7 +337,7 @@ def test_diagnoses_and_replays(slurm: Answers, text: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
 @fuzz
 @given(HOSTILE)
-def test_what_an_administrator_is_told(tmp_path: Path, text: str) -> None:
+def test_messages_for_administrators_are_cleaned(tmp_path: Path, text: str) -> None:
     root = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
     conf = root / "etc/slurm/slurm.conf"
     conf.parent.mkdir(parents=True)

@@ -96,7 +96,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["status", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
     ],
 )
-def test_wrong_words_end_with_a_message_and_their_code(
+def test_wrong_usage_ends_with_a_message_and_its_code(
     words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == code
@@ -108,7 +108,7 @@ def test_wrong_words_end_with_a_message_and_their_code(
 
 
 @pytest.mark.parametrize("command", ["run", "replay"])
-def test_all_that_is_wrong_with_a_command_line_is_told_at_once(
+def test_all_errors_of_a_command_line_are_reported_together(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad, options = tmp_path / "bad.yaml", ["--set", "nodes=q", "--set", "a=b", "--set", "spares"]

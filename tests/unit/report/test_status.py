@@ -61,7 +61,7 @@ def test_a_job_that_slurm_ended_is_reported_so_by_number_and_by_folder(
     assert said(folder, slurm) == ""
 
 
-def test_no_answer_of_slurm_is_no_word_on_the_job(folder: Path, slurm: FakeSlurm) -> None:
+def test_silence_of_slurm_says_nothing_about_the_job(folder: Path, slurm: FakeSlurm) -> None:
     slurm.cluster.unreachable = True
     assert said(folder, slurm).startswith("does not answer (")
 
