@@ -38,9 +38,7 @@ def test_show_names_the_origin_of_each_value(
     assert "keep: 2 # default" in lines
 
 
-def test_check_accepts_good_files_and_refuses_bad(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_accepts_good_files_and_refuses_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("spares: 1\n")
     bad.write_text("spare: 1\n")
