@@ -1,8 +1,8 @@
 """What a check is: a source that reads the machine, and a pure judgement of what it read.
 
 Several checks may judge the facts of one source, since asking a driver once is cheaper than a dozen times.
-A new check is a function from :class:`View` and the site's configuration to findings, and a line in
-:data:`slurm_robust.health.registry.CHECKS`.
+A new check is a function from :class:`View` and the site's configuration to findings, and a :class:`Check` in
+the ``CHECKS`` of its module.
 """
 
 from __future__ import annotations
@@ -31,8 +31,24 @@ class Context(str, Enum):
     PERSON = "person"
     """``srobust check``."""
 
+    LIVE = "live"
+    """A job's inspector, beside the training and as the job's user."""
+
 
 EVERYWHERE = frozenset(Context)
+NOT_LIVE = EVERYWHERE - {Context.LIVE}
+"""For what only root, or only a node without jobs, can judge, what a job sees only its share of, and what
+does not change while a job runs."""
+
+
+class Probe(str, Enum):
+    """A group of checks that the inspector and ``srobust-node watch`` run together, at a pace of its own."""
+
+    KERNEL = "kernel"
+    GPU = "gpu"
+    NETWORK = "network"
+    NODE = "node"
+    """The rest: for ``srobust-node watch`` no group of its own, but part of the full run."""
 
 
 class Hang(Record, kw_only=False):
@@ -95,27 +111,38 @@ CONFIRM = 3
 
 
 class Check(Record, Generic[F], kw_only=False):
-    """A question about a node. ``explain`` tells an administrator what is looked at, why, and what to do.
-
-    ``judge`` is pure and returns one finding for each subject; nothing for hardware that is not there.
-    ``hangs``: this check speaks for the source when it hangs (one of each source; none where the source
-    bounds its own question).
-    ``written_by``: the least of those who can bring about a failure that keeps jobs away, or any failure of a
-    check that never does. ``effect``: on a training that runs; ``warns_training``: what keeps no jobs away
-    is an alert there all the same. ``second``: the other, unlike look that the judge takes at what users can
-    write.
-    """
+    """A question about a node. Who can write its evidence and where it runs has no default: each says it."""
 
     name: str
     source: Source[F]
     judge: Callable[[View[F], NodeConfig], Iterable[Finding]]
+    """Pure. Returns one finding for each subject; nothing for hardware that is not there."""
+
     explain: str
+    """Tells an administrator what is checked, why, and what to do."""
+
     written_by: Writer
+    """The least of those who can bring about a failure that keeps jobs away, or any failure of a check that
+    never does."""
+
+    contexts: frozenset[Context]
+    """Where it runs, if the site does not say otherwise."""
+
+    probe: Probe
+    """The group with which it runs where not all checks run at once."""
+
     second: str = ""
-    contexts: frozenset[Context] = EVERYWHERE
+    """The second, independent evidence that the judge asks for where users can write the first."""
+
     hangs: bool = False
+    """Whether this check speaks for the source when it hangs: one of each source; none where the source
+    bounds its own question."""
+
     effect: Effect = Effect.FAULT
+    """On a training that runs."""
+
     warns_training: bool = False
+    """Whether a failure that keeps no jobs away is an alert all the same."""
 
     @property
     def confirm(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.health.check import AnyCheck, AnySource, Context, Sample, View
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer, call
@@ -46,14 +46,21 @@ def choose(
     left_out = {}
     for check in checks:
         rule = rule_of(config, check.name)
-        contexts = check.contexts if rule.contexts is None else rule.contexts
-        if context not in contexts or not _is_asked(check.name, only):
+        if context not in contexts_of(check, rule) or not _is_asked(check.name, only):
             continue
         if rule.enabled is False:
             left_out[check.name] = "switched off in the configuration"
         else:
             chosen.append(check)
     return tuple(chosen), left_out
+
+
+def contexts_of(check: AnyCheck, rule: CheckRule) -> frozenset[Context]:
+    """Where a check runs by the site's rule for it. Live with the periodic runs, if it can run live. Pure."""
+    if rule.contexts is None:
+        return check.contexts
+    contexts = frozenset(map(Context, rule.contexts))
+    return contexts | (check.contexts & {Context.LIVE}) if Context.PERIODIC in contexts else contexts
 
 
 def inspect(
@@ -74,7 +81,8 @@ def inspect(
     ``now`` is wall-clock time, seconds since 1970. A ``job_gone`` that is called has to hold before and after
     gathering: what a job that begins meanwhile does is not left over. ``only`` has names or patterns of
     checks; ``checks`` replaces those of the registry. With a ``memory`` the run is remembered and, when
-    periodic, counted. ``calls`` gathers: in children, or :func:`~slurm_robust.health.isolate.directly`.
+    periodic or live, counted. ``calls`` gathers: in children, or
+    :func:`~slurm_robust.health.isolate.directly`.
     """
     begun = time.monotonic()
     chosen, left_out = choose(all_checks(config, host) if checks is None else checks, config, context, only)
@@ -88,7 +96,7 @@ def inspect(
     findings = [finding for check in chosen for finding in run.findings(check)]
     left_out |= run.left_out(chosen)
     if memory is not None:
-        if context is Context.PERIODIC:
+        if context in (Context.PERIODIC, Context.LIVE):
             _count(memory, chosen, findings, config)
         memory.save()
     return Report(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from slurm_robust.config.node import NodeConfig, SiteCheck
-from slurm_robust.health.check import AnyCheck, Check, Context, Hang, Source, View
+from slurm_robust.health.check import AnyCheck, Check, Context, Hang, Probe, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.health.trust import distrust
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
@@ -83,8 +83,9 @@ def _made(check: SiteCheck) -> AnyCheck:
         source=source,
         judge=judge,
         written_by=Writer.ROOT,
-        hangs=True,
         contexts=frozenset(Context(name) for name in check.contexts),
+        probe=Probe.NODE,
+        hangs=True,
         explain=f"A check of this site: {check.python or ' '.join(check.command)}. Exit codes of a command: "
         f"0 pass, 1 warning (jobs go on), 2 failure ({check.suggestion}), anything else unknown.",
     )

@@ -108,7 +108,7 @@ def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
 def _watch(file: str, environ: Mapping[str, str]) -> int:
     """Look again and again, each time in a child."""
     _import_msgspec()
-    from slurm_robust.health.registry import CHECKS  # noqa: F401 - read once, and not in every child
+    from slurm_robust.health.registry import CHECKS  # read once, and not in every child
     from slurm_robust.node.hooks import Hook, run
     from slurm_robust.node.watch import Round, watch
 
@@ -131,7 +131,7 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
             return None
         return answer.value.decode(errors="replace")
 
-    return watch(_configuration_of_watch(file), look)
+    return watch(_configuration_of_watch(file), CHECKS, look)
 
 
 # -- in the child -----------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_robust.config.node import Watch
+from slurm_robust.health.check import AnyCheck, Probe
 from slurm_robust.health.kmsg import KernelLog
 from slurm_robust.model.record import Record
 from slurm_robust.util.wakeup import WakeUp
@@ -37,30 +37,30 @@ _WARNING = 4
 
 
 class Round(Record):
-    """Checks that are looked at together, every ``every_s`` seconds; no patterns: all of them."""
+    """Checks that run together, every ``every_s`` seconds. ``only`` has their names; none: all checks."""
 
     name: str
     only: tuple[str, ...]
     every_s: float
 
 
-def rounds(config: Watch) -> tuple[Round, ...]:
-    """Everything comes first, so that it spares the others when both are due."""
+def rounds(config: Watch, checks: Sequence[AnyCheck]) -> tuple[Round, ...]:
+    """All checks come first, so that they spare the others when both are due."""
+    every_s = {Probe.KERNEL: config.all_s, Probe.GPU: config.gpu_s, Probe.NETWORK: config.network_s}
+    groups = {probe: tuple(check.name for check in checks if check.probe is probe) for probe in every_s}
     return (
         Round(name="all", only=(), every_s=config.all_s),
-        Round(name="kernel", only=("kernel.*",), every_s=config.all_s),
-        # Not what jobs leave, which waits for memory to be freed, and so would hold up the others.
-        Round(name="gpu", only=("gpu.[!l]*", "gpu.lost"), every_s=config.gpu_s),
-        Round(name="network", only=("infiniband.*", "ethernet.*"), every_s=config.network_s),
+        *(
+            Round(name=probe.value, only=only, every_s=every_s[probe])
+            for probe, only in groups.items()
+            if only
+        ),
     )
 
 
 def share_of(failing: str, one: Round) -> str:
     """Those failures (a line ``check subject`` for each) that a round sees."""
-    lines = failing.splitlines()
-    return "\n".join(
-        line for line in lines if any(fnmatchcase(line.partition(" ")[0], pattern) for pattern in one.only)
-    )
+    return "\n".join(line for line in failing.splitlines() if line.partition(" ")[0] in one.only)
 
 
 class Schedule:
@@ -74,7 +74,8 @@ class Schedule:
 
     def spoken(self, now: float) -> None:
         """The kernel has written something. One that does not stop talking is not looked at all the time."""
-        self._due["kernel"] = min(self._due["kernel"], max(now + SETTLE_S, self._heard + GAP_S))
+        if Probe.KERNEL in self._due:
+            self._due[Probe.KERNEL] = min(self._due[Probe.KERNEL], max(now + SETTLE_S, self._heard + GAP_S))
 
     def next(self, now: float) -> tuple[Round | None, float]:
         """The round that is due, and seconds until one is."""
@@ -89,7 +90,7 @@ class Schedule:
             self._due[seen.name] = now + seen.every_s
 
 
-def watch(config: NodeConfig, look: Callable[[Round, str], str | None]) -> int:
+def watch(config: NodeConfig, checks: Sequence[AnyCheck], look: Callable[[Round, str], str | None]) -> int:
     """Watch until SIGTERM; the exit code.
 
     ``look`` carries out a round: given what the last look at the same checks said is wrong, it returns
@@ -99,7 +100,7 @@ def watch(config: NodeConfig, look: Callable[[Round, str], str | None]) -> int:
         if not alone:
             print("srobust-node: another watch runs on this node", flush=True)
             return 1
-        return _Watch(rounds(config.watch), look).run()
+        return _Watch(rounds(config.watch, checks), look).run()
 
 
 class _Watch:

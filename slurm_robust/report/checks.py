@@ -21,7 +21,7 @@ from slurm_robust.health.check import AnyCheck, Context
 from slurm_robust.health.host import Host
 from slurm_robust.health.memory import Memory, record_baseline
 from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.health.runner import all_checks, baseline_facts, failing_runs, inspect
+from slurm_robust.health.runner import all_checks, baseline_facts, contexts_of, failing_runs, inspect
 from slurm_robust.health.verdict import conclude, rule_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
@@ -199,11 +199,10 @@ def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Findi
 
 def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:
     rule = rule_of(config, check.name)
-    contexts = check.contexts if rule.contexts is None else rule.contexts
     return {
         "check": check.name,
         "explain": " ".join(check.explain.split()),
-        "contexts": sorted(Context(context).value for context in contexts),
+        "contexts": sorted(context.value for context in contexts_of(check, rule)),
         "source": check.source.name,
         "timeout_s": check.source.timeout_s,
         "enabled": rule.enabled is not False,

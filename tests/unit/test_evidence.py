@@ -39,17 +39,6 @@ def rows(title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def counts(check: AnyCheck) -> str:
-    if check.second:
-        return f"at once, by a second look: {check.second}"
-    return "at once" if check.confirm == 1 else f"after {check.confirm} periodic runs in a row"
-
-
-def test_the_page_has_every_check_with_who_writes_it() -> None:
-    expected = [[f"`{check.name}`", check.written_by.value, counts(check)] for check in CHECKS]
-    assert rows("Checks of a node") == expected
-
-
 def test_the_page_has_every_message_of_the_kernel() -> None:
     expected = [
         [f"`{shape.name}`", f"`{shape.check}`", shape.written_by.value, shape.suggestion.value]

@@ -12,7 +12,7 @@ from slurm_robust.agent.inspection.observation import Observation, sort
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
-from slurm_robust.health.check import Context
+from slurm_robust.health.check import Context, Probe
 from slurm_robust.health.checks import ethernet, infiniband
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer
@@ -30,8 +30,8 @@ _BUDGET_S = 15.0
 _KERNEL = "kernel."
 
 
-class Probe:
-    """The checks whose names match ``only``, with a memory of its own.
+class ProbeRunner:
+    """Runs the checks of one probe, with a memory of its own.
 
     Checks of the site are left out: they are written for root, and one that lacks a permission would look
     like a fault of the node. ``calls`` gathers, see :func:`~slurm_robust.health.runner.inspect`.
@@ -39,12 +39,12 @@ class Probe:
 
     def __init__(
         self,
-        only: Sequence[str],
+        probe: Probe,
         calls: Callable[..., dict[str, Answer]],
         host: Host,
         file: Path = FILE,
     ) -> None:
-        self._only = only
+        self._checks = tuple(check for check in CHECKS if check.probe is probe)
         self._calls = calls
         self._host = host
         self._file = file
@@ -58,19 +58,18 @@ class Probe:
             self._config = self._read()
         report = inspect(
             self._config,
-            Context.PERIODIC,
+            Context.LIVE,
             host=self._host,
             memory=self._memory,
             now=time.time(),
             budget_s=_BUDGET_S,
             job_gone=False,
-            only=self._only,
-            checks=CHECKS,
+            checks=self._checks,
             calls=self._calls,
         )
         conclusion = conclude(report, self._config, failing_runs(report, self._memory))
         observation = sort(
-            report, conclusion, CHECKS, filter(None, (self._problem, *_unread(report.findings)))
+            report, conclusion, self._checks, filter(None, (self._problem, *_unread(report.findings)))
         )
         return structs.replace(observation, nbytes=self._carried(report))
 
@@ -84,7 +83,7 @@ class Probe:
     def judged(self, findings: Sequence[Finding]) -> Observation:
         """Findings from elsewhere (the driver's events), judged by the site's rules."""
         wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
-        report = Report(node="", at=time.time(), boot_id="", context=Context.PERIODIC, findings=tuple(wanted))
+        report = Report(node="", at=time.time(), boot_id="", context=Context.LIVE, findings=tuple(wanted))
         return sort(report, conclude(report, self._config, {}), CHECKS)
 
     def _read(self) -> NodeConfig:

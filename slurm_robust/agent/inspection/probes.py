@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from slurm_robust.agent.inspection.gpuevents import GpuEvents, findings_of
 from slurm_robust.agent.inspection.observation import Observation, subject_of
-from slurm_robust.agent.inspection.probe import Probe
+from slurm_robust.agent.inspection.probe import ProbeRunner
 from slurm_robust.config.nodefile import FILE
+from slurm_robust.health.check import Probe
 from slurm_robust.health.gpus.judging import SECOND_LOOK_S
 from slurm_robust.health.gpus.presence import LOST
 from slurm_robust.health.host import Host
@@ -29,27 +30,18 @@ Tell = Callable[[Observation], None]
 # minute: those that starting workers disturb do not count.
 _PATIENCE = 6
 
-# Not how many GPUs or how much memory the node has, nor which: a job may see its own share only.
-KERNEL = ("kernel.*",)
-GPU = (
-    *("gpu.lost", "gpu.ecc", "gpu.remap", "gpu.retired_pages", "gpu.recovery", "gpu.nvlink", "gpu.pcie"),
-    *("gpu.throttle", "gpu.temperature", "gpu.clocks"),
-)
-NETWORK = ("infiniband.*", "ethernet.*")
-NODE = ("mounts.*", "disks.*", "memory.ecc", "memory.pressure", "processes.d_state", "clock.*")
-
 
 def probes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Tell], None], ...]:
     """Functions that probe for ever, each for a process of its own. ``file`` is the node's configuration."""
     return (
-        partial(follow_kernel, Probe(KERNEL, call, host, file), host, spec),
-        partial(follow_gpus, Probe(GPU, directly, host, file), spec),
-        partial(follow, Probe(NETWORK, call, host, file), spec.network_s, spec),
-        partial(follow, Probe(NODE, call, host, file), spec.node_s, spec),
+        partial(follow_kernel, ProbeRunner(Probe.KERNEL, call, host, file), host, spec),
+        partial(follow_gpus, ProbeRunner(Probe.GPU, directly, host, file), spec),
+        partial(follow, ProbeRunner(Probe.NETWORK, call, host, file), spec.network_s, spec),
+        partial(follow, ProbeRunner(Probe.NODE, call, host, file), spec.node_s, spec),
     )
 
 
-def follow(probe: Probe, every_s: float, spec: InspectionSpec, tell: Tell) -> None:
+def follow(probe: ProbeRunner, every_s: float, spec: InspectionSpec, tell: Tell) -> None:
     """Run ``probe`` every ``every_s`` seconds."""
     while True:
         begun = time.monotonic()
@@ -60,7 +52,7 @@ def follow(probe: Probe, every_s: float, spec: InspectionSpec, tell: Tell) -> No
         time.sleep(max(0.0, begun + every - time.monotonic()))
 
 
-def follow_kernel(probe: Probe, host: Host, spec: InspectionSpec, tell: Tell) -> None:
+def follow_kernel(probe: ProbeRunner, host: Host, spec: InspectionSpec, tell: Tell) -> None:
     """Run ``probe`` when the kernel has logged something that a check knows, at most every ``kernel_s``."""
     news = KernelNews(host)
     while True:
@@ -90,7 +82,7 @@ class KernelNews:
             return False
 
 
-def follow_gpus(probe: Probe, spec: InspectionSpec, tell: Tell) -> None:
+def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, tell: Tell) -> None:
     """Look again and again, and tell of the driver's events at once.
 
     The driver is opened once: opening it each time would take its locks for longer than all questions. So the

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
@@ -97,6 +97,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_sync,
         written_by=Writer.ROOT,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         hangs=True,
         explain=(
             "Whether a daemon (chronyd, ntpd, ptp4l) keeps the clock right, as far as the kernel knows. A "
@@ -109,6 +111,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_offset,
         written_by=Writer.ROOT,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         explain=(
             "How far a clock that is kept right is off at the moment (clock.max_offset_s). Logs, tickets "
             "and the comparison of ranks across nodes need better than half a second."

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import call
@@ -290,6 +290,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_space,
         written_by=Writer.USER,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         explain="File systems must have storage.min_free_mb free for ordinary users. Where several paths "
         "with a limit are on one file system the highest limit counts. Full ones make jobs fail in odd "
         "ways. Look for what is large (`du -x`), mostly left by jobs, and remove it. While a job runs on the "
@@ -300,6 +302,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_inodes,
         written_by=Writer.USER,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         explain="The same file systems must be able to hold storage.min_free_inodes more files. A job "
         "that left millions of small ones uses up inodes long before space.",
     ),
@@ -308,6 +312,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_errors,
         written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         hangs=True,
         explain="A disk must take commands (state running or live) and may fail storage.max_io_errors of "
         "them within storage.io_errors_window_s; more are a case for the repair desk. A software RAID "
@@ -319,6 +325,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_smart,
         written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         explain="An NVMe drive that says that it is above its critical temperature slows down and may "
         "switch off. Look at the fans and at what writes so much.",
     ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.health import pci
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.health.mountinfo import matches
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
@@ -253,6 +253,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_software,
         written_by=Writer.ROOT,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         hangs=True,
         explain="Kernel, drivers (NVIDIA, mlx5, Lustre ...), firmware of InfiniBand adapters, BIOS, "
         "microcode and Slurm's library must be those of the baseline. Nodes that differ make jobs slow or "
@@ -264,6 +266,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_settings,
         written_by=Writer.ROOT,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain="The kernel's command line, the values of baseline.sysctls, the CPU governor, transparent "
         "huge pages and the locked memory that slurmd passes on to jobs (RDMA needs it unlimited) must be "
         "those of the baseline. Jobs go on. Items that may differ are named in baseline.ignore.",
@@ -273,6 +277,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_hardware,
         written_by=Writer.KERNEL,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain="CPU model and CPUs online, memory modules and PCI devices must be those of the baseline. "
         "A GPU or network adapter that is no longer on the PCI bus keeps jobs away: reset it or power the "
         "node off and on, then look at the slot. Anything else is reported.",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.links import flaps, ignored
@@ -243,6 +243,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge_state,
         effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         hangs=True,
         explain="Physical Ethernet interfaces must have a link: those that network.ethernet names (these "
         "may be bonds or bridges as well), else those of the baseline, else those that had one before in "
@@ -255,6 +257,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge_speed,
         effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         explain="An interface must have at least the speed of the baseline. A bad cable or transceiver "
         "makes it agree on less with the switch. Reseat or replace it; record a new baseline if the "
         "change was meant.",
@@ -264,6 +268,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_mtu,
         written_by=Writer.ROOT,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         explain="The largest packet (MTU) must be that of the baseline. Nodes with different ones can "
         "talk in small packets, and hang in large ones.",
     ),
@@ -272,6 +278,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_errors,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         explain="Error counters may rise by network.max_ethernet_errors_per_hour. Frames with a wrong "
         "checksum (CRC) are those of this link's cable or transceiver, and keep jobs away; other errors "
         "are reported. What was counted before the first run in this boot does not matter.",
@@ -282,6 +290,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge_flaps,
         warns_training=True,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         explain="How often a link was lost within an hour (carrier_down_count). Once is reported; twice "
         "within network.flap_window_s, or more than network.max_link_downed_per_hour, keeps jobs away. "
         "Look at cable, transceiver and switch port.",

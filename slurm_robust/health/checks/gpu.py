@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.health.check import AnyCheck, Check, Context, Source
+from slurm_robust.health.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Context, Probe, Source
 from slurm_robust.health.gpus import errors, leftovers, links, presence, speed
 from slurm_robust.health.gpus.facts import GpuFacts, GpuUse
 from slurm_robust.health.gpus.gather import gather_gpus, gather_use
@@ -15,8 +15,6 @@ GPUS = Source("gpu", GpuFacts, gather_gpus, timeout_s=5.0, history_s=3600.0)
 # Never from the cache: what an earlier run saw was the job that is gone now. Only whether it becomes less.
 GPU_USE = Source("gpu-use", GpuUse, gather_use, timeout_s=3.5, fresh_s=0.0, history_s=600.0)
 
-_WITHOUT_JOBS = frozenset({Context.PROLOG, Context.EPILOG, Context.DEEP, Context.PERSON})
-
 CHECKS: tuple[AnyCheck, ...] = (
     Check(
         presence.LOST,
@@ -28,6 +26,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "too; both count when a second look, 10 s later or more, sees the same.",
         hangs=True,
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         presence.COUNT,
@@ -36,6 +36,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "As many GPUs as gpu.count or the baseline says. Without either, every GPU on the PCI bus must be "
         "listed by the driver. See dmesg for why one did not start; reboot, then reseat the card.",
         written_by=Writer.DRIVER,
+        contexts=NOT_LIVE,
+        probe=Probe.GPU,
     ),
     Check(
         presence.IDENTITY,
@@ -44,6 +46,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "The UUIDs are those of the baseline. Others mean that somebody exchanged a card: record the "
         "baseline again after a repair (srobust check --record-baseline).",
         written_by=Writer.DRIVER,
+        contexts=NOT_LIVE,
+        probe=Probe.GPU,
     ),
     Check(
         errors.ECC,
@@ -53,6 +57,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "place of bad ones; more SRAM errors than the maker allows ask for a new GPU. Errors that the driver "
         "has contained before, those of a GPU's past and many corrected ones are only reported.",
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         errors.REMAP,
@@ -61,6 +67,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Bad memory rows that spare ones replace. A pending remapping takes effect at the next reset of the "
         "GPU, and jobs may run until then; a failed one means that no spare row is left: exchange the GPU.",
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         errors.RETIRED,
@@ -69,6 +77,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Memory pages that older GPUs take out of use. Pending ones need a reset; a GPU with 60 of them is "
         "to be exchanged.",
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         errors.RECOVERY,
@@ -76,6 +86,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         errors.judge_recovery,
         "The recovery that the driver itself asks for: a reset of the GPU, or a reboot of the node.",
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         links.NVLINK,
@@ -85,6 +97,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "fabric on systems with NVSwitches. Reset the GPUs, restart nvidia-fabricmanager, look at the trays.",
         effect=Effect.LINK_DOWN,
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         links.PCIE,
@@ -94,6 +108,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "its riser. A link may be slower while the GPU is idle, so speed alone drains nothing then.",
         effect=Effect.SLOW,
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         speed.THROTTLE,
@@ -103,6 +119,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "GPU is only reported; a second one, or one of an idle GPU, keeps jobs away.",
         effect=Effect.SLOW,
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         speed.TEMPERATURE,
@@ -112,6 +130,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "slows down. See to fans, air flow or coolant.",
         effect=Effect.SLOW,
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         speed.CLOCKS,
@@ -121,6 +141,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "application clocks are left below the maximum (nvidia-smi -rac).",
         effect=Effect.SLOW,
         written_by=Writer.OWNER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
     ),
     Check(
         speed.PERSISTENCE,
@@ -129,6 +151,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Persistence mode, where gpu.persistence or the baseline wants it. Without it, every first use of a "
         "GPU waits for the driver, and checks of a sleeping driver may end as unknown.",
         written_by=Writer.ROOT,
+        contexts=NOT_LIVE,
+        probe=Probe.GPU,
     ),
     Check(
         leftovers.LEFTOVERS,
@@ -137,8 +161,9 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Where no job runs, no process holds a GPU and its memory is free. Kill the process that is named. "
         "Memory that nobody living holds is being freed, for which the epilog waits up to 60 s; what has not "
         "become less by then needs a reset of the GPU.",
-        contexts=_WITHOUT_JOBS,
         written_by=Writer.OWNER,
+        contexts=NOT_LIVE - {Context.PERIODIC},
+        probe=Probe.NODE,
         second="the driver lists the process, /proc has it alive, and Slurm's own daemons run no other job",
     ),
 )

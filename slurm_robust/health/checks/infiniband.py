@@ -7,7 +7,7 @@ from functools import partial
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
 from slurm_robust.health import pci
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.health.links import flaps, ignored
@@ -307,6 +307,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge_state,
         effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         hangs=True,
         explain="Ports of InfiniBand and RoCE adapters must be ACTIVE: those that network.infiniband "
         "names, else those of the baseline, else those that were up before in this boot. A port that is "
@@ -320,6 +322,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge_rate,
         effect=Effect.LINK_DOWN,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         explain="An active port must have the rate of network.min_rate_gb, else of the baseline. Without "
         "either a port that is slower than others of the same card type is reported, and jobs go on. One "
         "bad lane makes a link fall back to a lower speed or width, and every collective then waits for "
@@ -330,6 +334,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_errors,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         explain="Error counters of each port may rise by so much per hour: symbol errors by "
         "network.max_symbol_errors_per_hour, any other by network.max_port_errors_per_hour. Symbol "
         "errors, recoveries and integrity errors are those of a bad cable or transceiver, and keep jobs "
@@ -343,6 +349,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge_flaps,
         warns_training=True,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
         explain="How often a link was lost within an hour (link_downed). Once is reported; twice within "
         "network.flap_window_s, or more than network.max_link_downed_per_hour, keeps jobs away, because "
         "each loss stalls or ends the jobs that use it. Look at cable, transceiver and switch port.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Probe, View
 from slurm_robust.health.checks.xids import MANY_PROGRAMS, judge_sxid, judge_xid
 from slurm_robust.health.kernelevents import KernelEvent
 from slurm_robust.health.kernelfacts import (
@@ -128,7 +128,15 @@ def _shape_check(check: str, explain: str, written_by: Writer = Writer.KERNEL) -
     def judge(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
         return _judge_shapes(check, view, config)
 
-    return Check(name=check, source=SOURCE, judge=judge, explain=explain, written_by=written_by)
+    return Check(
+        name=check,
+        source=SOURCE,
+        judge=judge,
+        explain=explain,
+        written_by=written_by,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
+    )
 
 
 CHECKS: tuple[AnyCheck, ...] = (
@@ -137,6 +145,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_xid,
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
         hangs=True,
         explain=(
             "XIDs, the error codes of NVIDIA's driver, in the kernel log; NVIDIA's Xid catalog explains "
@@ -152,6 +162,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_sxid,
         written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
         explain=(
             "SXids, the error codes of NVSwitches, in the kernel log. Fatal ones stop NVLink traffic of "
             "the GPUs behind the switch until GPUs and switches are reset together, or the node boots. "
@@ -163,6 +175,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_mce,
         written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
         explain=(
             "Machine checks: errors that processors, memory and firmware report. One that was not "
             "corrected may have destroyed data: reboot, test the memory, replace the module that it names. "
@@ -187,6 +201,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_panic,
         written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
         explain=(
             "A part of the kernel crashed (oops, BUG, corrupt memory) and the rest goes on: nothing on the "
             "node can be trusted until it boots. Also records of a crash that led to this boot (pstore, "

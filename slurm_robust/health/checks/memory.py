@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.counters import HOUR_S, grown, readings
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
@@ -200,6 +200,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_size,
         written_by=Writer.KERNEL,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         hangs=True,
         explain=(
             "How much memory the kernel has, against memory.min_total_mb or the baseline. A module that "
@@ -211,6 +213,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_free,
         written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain=(
             "How much memory is available where no job runs (memory.min_free_share). What is missing is "
             "held by processes that were left over, by the kernel, or by a file system's own cache that "
@@ -223,6 +227,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_shm,
         written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain=(
             "Free space of /dev/shm where no job runs: files there take memory until somebody removes "
             "them. See snapshots.stale for those of training jobs."
@@ -233,6 +239,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_ecc,
         written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         explain=(
             "Errors that memory controllers count (EDAC). An uncorrected one may have destroyed data: "
             "reboot and test, replace the module when it comes again. Many corrected ones announce that: "

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from slurm_robust.config.node import MOST_ANSWER_S, NodeConfig, StorageLimits
-from slurm_robust.health.check import AnyCheck, Check, Hang, Source, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer, call
 from slurm_robust.health.mountinfo import (
@@ -223,6 +223,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_present,
         written_by=Writer.ROOT,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         hangs=True,
         explain="Everything must be mounted that storage.mounts names, else all of /etc/fstab (but noauto "
         "and x-systemd.automount) and the network file systems of the baseline (but those of the "
@@ -234,6 +236,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_answer,
         written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         explain="Each network file system (NFS, Lustre, GPFS, BeeGFS, Ceph, WEKA, FUSE ...) must answer "
         "stat and statvfs within storage.answer_s. It is asked in a process of its own, so that a dead "
         "one holds up neither this check nor the hook. Mounts that ordinary users made by FUSE are not "
@@ -247,6 +251,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_readonly,
         written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         explain="A file system that /etc/fstab or the baseline has as writable must not be read-only. "
         "Kernels remount a file system so when it is damaged or its disk fails. Look at dmesg, check the "
         "disk and the file system (fsck), and reboot.",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Context, Source, View
+from slurm_robust.health.check import EVERYWHERE, AnyCheck, Check, Context, Probe, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
@@ -142,8 +142,9 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge,
         warns_training=True,
         written_by=Writer.USER,
-        hangs=True,
         contexts=EVERYWHERE - {Context.PROLOG, Context.EPILOG},
+        probe=Probe.NODE,
+        hangs=True,
         explain=(
             "Whether memory runs out: all processes wait for it for more than memory.max_stalled_share of a "
             "minute (PSI, of the node and of the job's cgroup), or the job uses more than "

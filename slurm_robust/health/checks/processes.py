@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
@@ -302,6 +302,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_d_state,
         written_by=Writer.USER,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
         hangs=True,
         explain=(
             "Processes in uninterruptible sleep at two looks more than a minute apart: they wait for "
@@ -314,6 +316,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_zombies,
         written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain=(
             "Processes that ended and whose parent does not collect them. Many use up the process table: "
             "restart the program that is named."
@@ -324,6 +328,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_leftovers,
         written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain=(
             "Processes of ordinary users (memory.min_user_uid) where no job runs: a job left them, or "
             "somebody logged in. They take CPU and memory from the next job. "
@@ -335,6 +341,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_load,
         written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain=(
             "Load per CPU over 1, 5 and 15 minutes where no job runs (memory.max_load_per_cpu). High load "
             "without a busy CPU means processes that wait for storage."

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.checks import processes
 from slurm_robust.health.checks.processes import ProcessFacts
 from slurm_robust.health.host import Host
@@ -191,6 +191,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=processes.SOURCE,
         judge=judge_running,
         written_by=Writer.ROOT,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain=(
             "Daemons that systemd starts at boot (of services.optional), and those that services.required "
             "names, as processes of root or a system user. Without munged, slurmd and, on nodes with "
@@ -203,6 +205,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=MUNGE_SOURCE,
         judge=judge_munge,
         written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         explain=(
             "munged is asked for a credential, as every Slurm command does. One that runs but does not "
             "answer makes all of them hang: restart it; when it comes again, look at its entropy, its "

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import AnyCheck, Check, Source, View
+from slurm_robust.health.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.health.checks.processes import listed
 from slurm_robust.health.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
@@ -175,6 +175,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         source=SOURCE,
         judge=judge_stale,
         written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
         hangs=True,
         explain=(
             "Folders of training jobs in /dev/shm whose job has no process on this node and wrote nothing "

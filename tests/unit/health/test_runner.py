@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import CheckRule, NodeConfig
-from slurm_robust.health.check import AnyCheck, AnySource, Check, Context, Hang, Source, View
+from slurm_robust.health.check import (
+    EVERYWHERE,
+    AnyCheck,
+    AnySource,
+    Check,
+    Context,
+    Hang,
+    Probe,
+    Source,
+    View,
+)
 from slurm_robust.health.host import Host
 from slurm_robust.health.isolate import Answer, directly
 from slurm_robust.health.memory import Memory
@@ -61,20 +71,23 @@ def source(name: str, gather: Callable[[Host, NodeConfig], Fans], **more: object
     return Source(name=name, facts=Fans, gather=gather, **more)  # type: ignore[arg-type]
 
 
+def check(
+    name: str,
+    source: AnySource,
+    judge: Callable[[View[Fans], NodeConfig], Iterable[Finding]],
+    contexts: frozenset[Context] = EVERYWHERE,
+    *,
+    hangs: bool = False,
+) -> AnyCheck:
+    return Check(name, source, judge, "", Writer.KERNEL, contexts, Probe.NODE, hangs=hangs)
+
+
 FANS = source("fans", rpm, history_s=1e6)
-SPEED: AnyCheck = Check(
-    name="fans.speed", source=FANS, judge=too_slow, explain="", written_by=Writer.KERNEL, hangs=True
-)
-BROKEN: AnyCheck = Check(
-    name="fans.broken", source=FANS, judge=break_down, explain="", written_by=Writer.KERNEL
-)
+SPEED: AnyCheck = check("fans.speed", FANS, too_slow, hangs=True)
+BROKEN: AnyCheck = check("fans.broken", FANS, break_down)
 DEAD = source("dead", hang, timeout_s=0.2, hang=Hang(FAIL, "the driver hangs", Suggestion.REBOOT))
-STUCK: AnyCheck = Check(
-    name="dead.stuck", source=DEAD, judge=too_slow, explain="", written_by=Writer.KERNEL, hangs=True
-)
-BESIDE: AnyCheck = Check(
-    name="dead.beside", source=DEAD, judge=too_slow, explain="", written_by=Writer.KERNEL
-)
+STUCK: AnyCheck = check("dead.stuck", DEAD, too_slow, hangs=True)
+BESIDE: AnyCheck = check("dead.beside", DEAD, too_slow)
 
 
 class Node:
@@ -139,9 +152,7 @@ def test_what_hangs_is_the_fault_of_one_check_and_unknown_to_its_neighbours(node
 def test_what_the_budget_cuts_is_unknown_and_not_hung(node: Node) -> None:
     patient = source("dead", hang, timeout_s=60.0, hang=DEAD.hang)
     begun = time.monotonic()
-    report = node.run(
-        Check("dead.stuck", patient, too_slow, "", Writer.KERNEL, hangs=True), SPEED, budget_s=0.5
-    )
+    report = node.run(check("dead.stuck", patient, too_slow, hangs=True), SPEED, budget_s=0.5)
     assert time.monotonic() - begun < 5
     assert outcomes(report) == {"dead.stuck": UNKNOWN, "fans.speed": PASS}
     assert report.findings[0].text.startswith("left out, budget")
@@ -159,7 +170,7 @@ def test_what_may_take_longest_begins_first(node: Node) -> None:
         return directly(tasks, {}, 0.0)
 
     slow, quick = (source(name, rpm, timeout_s=limit) for name, limit in (("slow", 25.0), ("quick", 1.0)))
-    checks = [Check(one.name, one, too_slow, "", Writer.KERNEL) for one in (quick, FANS, slow)]
+    checks = [check(one.name, one, too_slow) for one in (quick, FANS, slow)]
     host = Host(node.root)
     report = inspect(
         NodeConfig(),
@@ -176,8 +187,8 @@ def test_what_may_take_longest_begins_first(node: Node) -> None:
 
 
 def test_what_cannot_be_read_or_judged_is_unknown(node: Node) -> None:
-    mute = Check("mute", source("mute", refuse), too_slow, "", Writer.KERNEL)
-    liar = Check("liar", source("liar", lie), too_slow, "", Writer.KERNEL)
+    mute = check("mute", source("mute", refuse), too_slow)
+    liar = check("liar", source("liar", lie), too_slow)
     report = node.run(mute, liar, BROKEN, SPEED)
     assert [finding.outcome for finding in report.findings] == [UNKNOWN, UNKNOWN, UNKNOWN, PASS]
     assert report.findings[0].text == "the driver does not say"
@@ -243,7 +254,7 @@ def test_without_a_memory_everything_is_measured(node: Node) -> None:
 
 
 def test_checks_are_chosen_by_context_rule_and_name() -> None:
-    idle = Check("fans.idle", FANS, too_slow, "", Writer.KERNEL, contexts=frozenset({Context.DEEP}))
+    idle = check("fans.idle", FANS, too_slow, frozenset({Context.DEEP}))
     config = NodeConfig(
         checks={"fans.*": CheckRule(contexts=("prolog",)), "fans.broken": CheckRule(enabled=False)}
     )

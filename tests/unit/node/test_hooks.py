@@ -21,7 +21,7 @@ from tests.waiting import wait_for
 HEAD = """
 import signal, sys
 from slurm_robust.health import registry
-from slurm_robust.health.check import Check, Source, Hang
+from slurm_robust.health.check import EVERYWHERE, Check, Probe, Source, Hang
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 
@@ -46,7 +46,7 @@ def judge(view, config):
 
 fans = Source(name="fans", facts=Fan, gather=look, timeout_s=0.5, fresh_s=0.0,
               hang=Hang(Outcome.FAIL, "the driver hangs", Suggestion.REBOOT))
-registry.CHECKS = (Check("fan.speed", fans, judge, "", Writer.KERNEL, hangs=True),)
+registry.CHECKS = (Check("fan.speed", fans, judge, "", Writer.KERNEL, EVERYWHERE, Probe.NODE, hangs=True),)
 from slurm_robust.node.command import main
 sys.exit(main(sys.argv[1:-1]))
 """

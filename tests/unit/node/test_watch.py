@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import NodeConfig, Watch
+from slurm_robust.health.registry import CHECKS
 from slurm_robust.node.watch import GAP_S, SETTLE_S, Round, Schedule, _Watch, rounds, share_of
 from tests.waiting import wait_for
 
@@ -36,7 +37,7 @@ def played(schedule: Schedule, until: float, spoken: tuple[float, ...] = ()) -> 
 
 
 def test_everything_is_looked_at_first_and_then_each_by_its_interval() -> None:
-    seen = played(Schedule(rounds(CONFIG), 0.0), 61.0)
+    seen = played(Schedule(rounds(CONFIG, CHECKS), 0.0), 61.0)
     assert seen[0] == (0.0, "all")
     assert [at for at, name in seen if name == "gpu"] == [4.0 * n for n in range(1, 15)]
     assert [at for at, name in seen if name == "network"] == [10.0, 20.0, 30.0, 40.0, 50.0]
@@ -44,13 +45,17 @@ def test_everything_is_looked_at_first_and_then_each_by_its_interval() -> None:
 
 
 def test_the_kernel_is_heard_at_once() -> None:
-    seen = played(Schedule(rounds(CONFIG), 0.0), 30.0, spoken=(20.5, 20.6))
+    seen = played(Schedule(rounds(CONFIG, CHECKS), 0.0), 30.0, spoken=(20.5, 20.6))
     assert [at for at, name in seen if name == "kernel"] == [20.5 + SETTLE_S]
 
 
 def test_a_kernel_that_does_not_stop_talking_is_looked_at_now_and_then() -> None:
     words = tuple(5.0 + n / 100 for n in range(1000))
-    looks = [at for at, name in played(Schedule(rounds(CONFIG), 0.0), 16.0, spoken=words) if name == "kernel"]
+    looks = [
+        at
+        for at, name in played(Schedule(rounds(CONFIG, CHECKS), 0.0), 16.0, spoken=words)
+        if name == "kernel"
+    ]
     gaps = [later - earlier for earlier, later in itertools.pairwise(looks)]
     assert looks[0] == 5.0 + SETTLE_S
     assert min(gaps) >= GAP_S - 1e-6
@@ -59,7 +64,7 @@ def test_a_kernel_that_does_not_stop_talking_is_looked_at_now_and_then() -> None
 
 def test_what_a_look_at_everything_has_told_is_no_news_to_the_others() -> None:
     failing = "ethernet.flaps rail0\ngpu.lost gpu3\nkernel.lockup"
-    shares = {one.name: share_of(failing, one) for one in rounds(CONFIG) if one.only}
+    shares = {one.name: share_of(failing, one) for one in rounds(CONFIG, CHECKS) if one.only}
     assert shares == {"kernel": "kernel.lockup", "gpu": "gpu.lost gpu3", "network": "ethernet.flaps rail0"}
 
 
@@ -70,8 +75,8 @@ def test_a_fault_that_comes_again_after_a_look_at_everything_is_news() -> None:
         said.append((one.name, known))
         return "ethernet.state rail0" if one.name == "network" else ""
 
-    everything, _, _, network = rounds(CONFIG)
-    watch = _Watch(rounds(CONFIG), look)
+    everything, _, _, network = rounds(CONFIG, CHECKS)
+    watch = _Watch(rounds(CONFIG, CHECKS), look)
     for one in (network, network, everything, network):
         watch._round(one)
     assert [known for name, known in said if name == "network"] == ["", "ethernet.state rail0", ""]
@@ -86,7 +91,7 @@ def test_intervals_that_would_be_a_busy_loop_are_refused() -> None:
 PROGRAM = """
 import sys
 from slurm_robust.health import registry
-from slurm_robust.health.check import Check, Source
+from slurm_robust.health.check import EVERYWHERE, Check, Probe, Source
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 
@@ -99,7 +104,7 @@ def judge(view, config):
                   text="stands still", suggestion=Suggestion.REPLACE)
 
 fans = Source(name="fans", facts=Fan, gather=lambda host, config: Fan(rpm=int(open(sys.argv[-1]).read())))
-registry.CHECKS = (Check("gpu.fan", fans, judge, "", Writer.KERNEL),)
+registry.CHECKS = (Check("gpu.fan", fans, judge, "", Writer.KERNEL, EVERYWHERE, Probe.GPU),)
 from slurm_robust.node.command import main
 sys.exit(main(sys.argv[1:-1]))
 """

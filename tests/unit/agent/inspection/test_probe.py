@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.inspection.probe import Probe
-from slurm_robust.agent.inspection.probes import KERNEL, NETWORK, NODE, KernelNews
+from slurm_robust.agent.inspection.probe import ProbeRunner
+from slurm_robust.agent.inspection.probes import KernelNews
+from slurm_robust.health.check import Probe
 from slurm_robust.health.isolate import call
 from slurm_robust.model.findings import Suggestion
 from tests.unit.agent.inspection.machine import XID, Machine
@@ -18,12 +19,12 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def probe(machine: Machine, only: tuple[str, ...]) -> Probe:
-    return Probe(only, call, machine.host, machine.config)
+def run_by(machine: Machine, probe: Probe) -> ProbeRunner:
+    return ProbeRunner(probe, call, machine.host, machine.config)
 
 
 def test_an_xid_in_the_kernel_log_is_seen(machine: Machine) -> None:
-    kernel = probe(machine, KERNEL)
+    kernel = run_by(machine, Probe.KERNEL)
     assert kernel.run().failed == ()
     machine.says(XID)
     (found,) = kernel.run().failed
@@ -43,14 +44,14 @@ def test_news_are_only_what_a_check_knows(machine: Machine) -> None:
 
 def test_a_kernel_log_that_cannot_be_read_is_noted_and_no_alert(machine: Machine) -> None:
     machine.host.path("/dev/kmsg").unlink()
-    found = probe(machine, KERNEL).run()
+    found = run_by(machine, Probe.KERNEL).run()
     assert found.failed == ()
     assert found.notes == ("inspection: kernel log not read: /dev/kmsg: No such file or directory",)
     assert not KernelNews(machine.host).came()
 
 
 def test_losses_of_a_link_are_counted_from_run_to_run(machine: Machine) -> None:
-    network = probe(machine, NETWORK)
+    network = run_by(machine, Probe.NETWORK)
     counts = []
     for lost in (0, 0, 1, 1, 2):
         machine.flaps(lost)
@@ -59,7 +60,7 @@ def test_losses_of_a_link_are_counted_from_run_to_run(machine: Machine) -> None:
 
 
 def test_a_link_that_goes_down_is_seen(machine: Machine) -> None:
-    network = probe(machine, NETWORK)
+    network = run_by(machine, Probe.NETWORK)
     assert network.run().failed == ()
     machine.goes_down()
     found = {(found.check, found.subject) for found in network.run().failed}
@@ -67,38 +68,38 @@ def test_a_link_that_goes_down_is_seen(machine: Machine) -> None:
 
 
 def test_what_the_links_have_carried_is_told_with_each_run(machine: Machine) -> None:
-    network = probe(machine, NETWORK)
+    network = run_by(machine, Probe.NETWORK)
     assert network.run().nbytes is None
     for nbytes in (0, 4000):
         machine.carries(nbytes)
         assert network.run().nbytes == nbytes
-    assert probe(machine, NODE).run().nbytes is None
+    assert run_by(machine, Probe.NODE).run().nbytes is None
 
 
 def test_the_rules_of_the_site_hold(machine: Machine) -> None:
     machine.says(XID)
     machine.config.write_text("checks: {kernel.xid: {suggestion: monitor}}\n")
-    assert probe(machine, KERNEL).run().failed == ()
+    assert run_by(machine, Probe.KERNEL).run().failed == ()
 
 
 def test_a_failure_that_the_site_wants_confirmed_is_so_in_the_next_run(machine: Machine) -> None:
     machine.says(XID)
     machine.config.write_text("checks: {kernel.xid: {confirm: 2}}\n")
-    kernel = probe(machine, KERNEL)
+    kernel = run_by(machine, Probe.KERNEL)
     assert kernel.run().failed == ()
     assert [found.check for found in kernel.run().failed] == ["kernel.xid"]
 
 
 def test_a_configuration_that_cannot_be_used_is_noted_once_it_is_read(machine: Machine) -> None:
     machine.config.write_text("checks: 7\n")
-    found = probe(machine, KERNEL).run()
+    found = run_by(machine, Probe.KERNEL).run()
     assert found.well
     assert found.notes[0].startswith("inspection: default limits are used: ")
 
 
 def test_nothing_is_written(machine: Machine) -> None:
     machine.config.write_text(f"paths: {{state: {machine.root}/state, log: {machine.root}/log}}\n")
-    for only in (KERNEL, NETWORK, NODE):
-        probe(machine, only).run()
+    for probe in Probe:
+        run_by(machine, probe).run()
     assert not (machine.root / "state").exists()
     assert not (machine.root / "log").exists()
