@@ -16,15 +16,14 @@ import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
-from slurm_robust.health.check import Context
-from slurm_robust.health.host import Host
-from slurm_robust.health.isolate import call
-from slurm_robust.health.memory import Memory
-from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.health.runner import inspect
-from slurm_robust.health.verdict import REASON_BYTES, TAG, conclude
 from slurm_robust.model.record import Record
-from slurm_robust.node.record import Cause, DrainFile, OwnDrain, has_passed
+from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.hooks.record import Cause, DrainFile, OwnDrain, has_passed
+from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.memory import Memory
+from slurm_robust.nodes.runner import inspect
+from slurm_robust.nodes.verdict import REASON_BYTES, TAG, Conclusion, Report, conclude
+from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 
 TEST_S = 120.0
@@ -107,7 +106,7 @@ def serials(config: NodeConfig, host: Host) -> dict[str, str]:
 
 
 def _gpus(host: Host, config: NodeConfig) -> bytes:
-    from slurm_robust.health.gpus.gather import gather_gpus  # loads the driver's library: in the child only
+    from slurm_robust.nodes.gpus.gather import gather_gpus  # loads the driver's library: in the child only
 
     gpus: Mapping[str, str] = {
         f"gpu{gpu.index}": " ".join(filter(None, (gpu.name, gpu.uuid, gpu.serial and f"serial {gpu.serial}")))

@@ -17,8 +17,8 @@ from slurm_robust.admin import items, slurmconf, verify
 from slurm_robust.admin.files import InstallError, Step
 from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, is_packaged, must_be_root
-from slurm_robust.health.trust import distrust
 from slurm_robust.util.text import one_line
+from slurm_robust.util.trust import distrust
 
 SYSTEMCTL_S = 30.0
 

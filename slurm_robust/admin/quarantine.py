@@ -25,12 +25,12 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.deep_check import Examination
-from slurm_robust.health.verdict import TAG
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
-from slurm_robust.node.drain import is_tagged, untouchable
+from slurm_robust.nodes.hooks.drain import is_tagged, untouchable
+from slurm_robust.nodes.verdict import TAG
 from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import (
@@ -96,7 +96,7 @@ class Result(Record):
 
 
 class Log(Protocol):
-    """Where events go: :class:`slurm_robust.node.log.EventLog`."""
+    """Where events go: :class:`slurm_robust.nodes.hooks.log.EventLog`."""
 
     def write(self, event: str, **facts: object) -> None:
         """Never raises, never blocks."""
@@ -319,8 +319,8 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
 def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int:
     """Test and print the report; 0 when every node was returned, 1 when some are kept."""
     from slurm_robust.config.nodefile import FILE, load
-    from slurm_robust.health.runner import node_name
-    from slurm_robust.node.log import EventLog
+    from slurm_robust.nodes.hooks.log import EventLog
+    from slurm_robust.nodes.runner import node_name
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
     names = chosen(nodes)

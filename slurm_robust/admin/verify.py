@@ -16,18 +16,18 @@ from slurm_robust.admin import items
 from slurm_robust.admin.files import Action, Tree
 from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
-from slurm_robust.health.host import Host
-from slurm_robust.health.registry import CHECKS
-from slurm_robust.health.runner import node_name
-from slurm_robust.health.site import checks
-from slurm_robust.health.trust import distrust
 from slurm_robust.model.record import Record
-from slurm_robust.node.allocation import log_file
-from slurm_robust.node.turn import try_turn
+from slurm_robust.nodes.hooks.allocation import log_file
+from slurm_robust.nodes.hooks.turn import try_turn
+from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.registry import CHECKS
+from slurm_robust.nodes.runner import node_name
+from slurm_robust.nodes.site import checks
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
 from slurm_robust.util.text import one_line
+from slurm_robust.util.trust import distrust
 
 Live = Mapping[str, tuple[str, ...]]
 _NEVER = 65534

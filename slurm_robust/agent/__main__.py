@@ -12,8 +12,6 @@ import msgspec
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.agent.inspection.inspector import Inspector
-from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.networks import NoAddress, address_in
@@ -25,6 +23,8 @@ from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import decoded
+from slurm_robust.nodes.live.inspector import Inspector
+from slurm_robust.nodes.live.service import Inspection
 from slurm_robust.util import openfiles
 from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
 from slurm_robust.wire.keys import load_client

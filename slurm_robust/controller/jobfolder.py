@@ -17,10 +17,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_robust.health.trust import group_name, is_private
 from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder, stands_for_many
+from slurm_robust.util.trust import group_name, is_private
 
 _ROOT_MODE = 0o755
 

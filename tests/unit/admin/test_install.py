@@ -15,7 +15,7 @@ from slurm_robust.admin.files import MANIFEST, Action, InstallError, Item, Manif
 from slurm_robust.admin.site import Site
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import CheckRule, NodeConfig
-from slurm_robust.health.runner import node_name
+from slurm_robust.nodes.runner import node_name
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration, parse
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -305,7 +305,7 @@ def test_a_link_of_a_user_to_the_program_is_refused(machine: Machine, tmp_path: 
 
 def test_a_module_of_a_user_is_refused_and_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.apply()
-    module = machine.path("/opt/lib/slurm_robust/node/sweep.py")
+    module = machine.path("/opt/lib/slurm_robust/nodes/hooks/sweep.py")
     module.parent.mkdir(parents=True)
     module.write_text("")
     os.chown(module, 1000, 1000)

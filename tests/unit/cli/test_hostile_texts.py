@@ -31,7 +31,7 @@ from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
-from slurm_robust.node.log import EventLog
+from slurm_robust.nodes.hooks.log import EventLog
 from slurm_robust.report import console as report_console
 from slurm_robust.report import diagnosis, replay
 from slurm_robust.report.console import Screen
