@@ -35,13 +35,13 @@ _DMI = ("sys_vendor", "product_name", "product_serial", "board_serial", "bios_ve
 class Examination(Record):
     """What one deep test found. ``serials``: names of parts and what is written on them.
 
-    ``words``: reasons that the node knows to be of its hooks or of an earlier test. ``remembered``: whether
+    ``reasons``: those that the node knows to be of its hooks or of an earlier test. ``remembered``: whether
     it still knows what it was drained for; ``open``: those causes that have not passed now.
     """
 
     report: Report
     conclusion: Conclusion
-    words: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     remembered: bool = False
     open: tuple[Cause, ...] = ()
     serials: dict[str, str] = {}
@@ -79,7 +79,7 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
         found = Examination(
             report=report,
             conclusion=conclude(report, config, {}),
-            words=tuple(filter(None, (record.reason, record.former, record.kept))),
+            reasons=tuple(filter(None, (record.reason, record.former, record.kept))),
             remembered=bool(record.causes),
             open=tuple(cause for cause in record.causes if not has_passed(cause, report.findings)),
             serials=serials(config, host),
@@ -90,7 +90,7 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
 
 
 def _remember(file: DrainFile, record: OwnDrain) -> None:
-    """So that the next test knows these words from a person's."""
+    """So that the next test knows this reason from a person's."""
     try:
         file.save(record)
     except OSError:

@@ -56,7 +56,7 @@ DROP_S = 60.0
 """How long the end of a test that was cut off may take."""
 
 CUT_OFF = f"{TAG}the test in quarantine was cut off"
-"""The reason of a node whose own words nobody here knows any more."""
+"""The reason of a node whose own reason nobody here knows any more."""
 
 _ELSEWHERE = "it is being tested from another host"
 # Hooks run as root; without accounts in common slurmctld knows only the number.
@@ -80,7 +80,7 @@ class Result(Record):
     """One node for the repair desk. ``returned``: it is in service; else ``why`` not.
 
     ``reason``: of the drain when it began; ``drained``: of the one that stands now, if it is another;
-    ``evidence``: what failed now; ``serials`` of its parts; ``checks``: what was looked at. ``tests``: how
+    ``evidence``: what failed now; ``serials`` of its parts; ``checks``: what was checked. ``tests``: how
     often it was tested.
     """
 
@@ -176,7 +176,7 @@ class Quarantine:
 
     def _one(self, node: Node, *, named: bool) -> Result:
         name = PREFIX + node.name
-        # With the words, which Slurm forgets when the drain is undone.
+        # With the reason, which Slurm forgets when the drain is undone.
         (self._notes / name).write_text(node.reason + "\n")
         request = ReservationRequest(name=name, nodes=(node.name,), users=("root",), flags=FLAGS)
         try:
@@ -204,7 +204,7 @@ class Quarantine:
                 tested = self._examine(node.name, reservation)
             except (SlurmCommandError, ValueError) as error:
                 return _kept(node, f"it could not be tested: {error}")
-            if whose := claim(node, tested.words, named=named):
+            if whose := claim(node, tested.reasons, named=named):
                 return _kept(node, whose)
             result = _result(node, tested, number)
             if not result.returned:
@@ -250,22 +250,22 @@ def _kept(node: Node, why: str) -> Result:
     return Result(node=node.name, returned=False, why=why, reason=node.reason)
 
 
-def claim(node: Node, words: Sequence[str], *, named: bool) -> str:
-    """Why the drain may be a person's; empty when it is not. ``words``: those that the node knows as ours.
+def claim(node: Node, reasons: Sequence[str], *, named: bool) -> str:
+    """Why the drain may be a person's; empty when it is not. ``reasons``: those that the node knows as ours.
 
     ``named``: a person has named this node to be tested and returned.
     """
-    if node.reason in (*words, CUT_OFF):
+    if node.reason in (*reasons, CUT_OFF):
         return ""
-    if words:
+    if reasons:
         return (
-            f"its reason is not what srobust wrote ({words[0]}), so a person keeps it; to return it: "
+            f"its reason is not what srobust wrote ({reasons[0]}), so a person keeps it; to return it: "
             f"scontrol update nodename={node.name} state=resume"
         )
     if named:
         return ""
     return (
-        "the node does not remember this drain, so its reason may be a person's words: if nobody keeps the "
+        "the node does not remember this drain, so its reason may be a person's: if nobody keeps the "
         f"node, name it: srobust admin quarantine {node.name}"
     )
 
@@ -310,8 +310,8 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
         try:
             return msgspec.json.decode(done.stdout.encode(), type=Examination)
         except msgspec.MsgspecError:
-            words = ascii_line(done.stderr or done.stdout, 300)
-            raise ValueError(f"exit code {done.exit_code}: {words}") from None
+            message = ascii_line(done.stderr or done.stdout, 300)
+            raise ValueError(f"exit code {done.exit_code}: {message}") from None
 
     return examine
 
@@ -346,7 +346,7 @@ def _text(results: Sequence[Result]) -> str:
 
 
 def _paragraph(result: Result) -> str:
-    """One node in words for the repair desk."""
+    """One node, for the repair desk."""
     lines = [f"{result.node}: {'returned to service' if result.returned else 'kept'}: {result.why}"]
     lines += [f"  drained for: {result.reason}"] if result.reason else []
     for found in result.evidence:

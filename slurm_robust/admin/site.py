@@ -81,7 +81,7 @@ class Site:
     @property
     def has_timer(self) -> bool:
         """Whether systemd runs the periodic checks here, now and after each boot."""
-        return self.tree.look(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
+        return self.tree.find(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
 
     def slurm_files(self) -> dict[str, str]:
         """slurm.conf and what it includes; nothing where there is none. Raises :class:`InstallError`."""

@@ -74,7 +74,7 @@ class Suggestion(str, Enum):
 
     NONE = "none"
     MONITOR = "monitor"
-    """Worth a look; no reason to keep jobs away."""
+    """Worth a person's attention; no reason to keep jobs away."""
 
     RESET = "reset"
     """Reset the device, or restart the service."""
@@ -82,6 +82,11 @@ class Suggestion(str, Enum):
     REBOOT = "reboot"
     REPLACE = "replace"
     """Hardware for the repair desk."""
+
+    @property
+    def weight(self) -> int:
+        """0 for none; the stronger, the higher."""
+        return tuple(Suggestion).index(self)
 
     @property
     def keeps_jobs_away(self) -> bool:

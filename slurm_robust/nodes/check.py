@@ -146,7 +146,7 @@ class Check(Record, Generic[F], kw_only=False):
 
     @property
     def confirm(self) -> int:
-        """The one rule: what users can write counts when it stays, or when an unlike look says the same."""
+        """The one rule: what users can write counts when it stays, or with independent evidence."""
         return CONFIRM if self.written_by.is_user and not self.second else 1
 
 

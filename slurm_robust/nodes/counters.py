@@ -55,7 +55,7 @@ def _rises(track: list[Reading]) -> list[tuple[float, float, int]]:
 
 
 def ignored(limits: NetworkLimits, *names: str) -> bool:
-    """Whether the site wants no check to look at it."""
+    """Whether the site excludes it from checks."""
     return any(fnmatchcase(name, pattern) for pattern in limits.ignore for name in names)
 
 

@@ -58,8 +58,8 @@ class Host:
         the owner of its folder in /proc is root then.
         """
         lines = self.read_or(f"/proc/{pid}/status").splitlines()
-        words = next((line.split() for line in lines if line.startswith("Uid:")), [])
-        return int(words[1]) if len(words) > 1 and words[1].isdigit() else None
+        fields = next((line.split() for line in lines if line.startswith("Uid:")), [])
+        return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
 
     def boot_id(self) -> str:
         """Another one after each boot; empty where the kernel does not say."""
@@ -67,5 +67,5 @@ class Host:
 
     def uptime_s(self) -> float:
         """Seconds since the boot."""
-        words = self.read_or("/proc/uptime").split()
-        return float(words[0]) if words else time.monotonic()
+        fields = self.read_or("/proc/uptime").split()
+        return float(fields[0]) if fields else time.monotonic()

@@ -163,7 +163,7 @@ class Memory:
 class ProcessMemory(Memory):
     """The node's baseline, and what one process remembers for as long as it lives; nothing is written.
 
-    For who looks again and again without being root, or without wanting to be counted with the node's hooks.
+    For a process that checks again and again but is not root, or is not to be counted with the node's hooks.
     """
 
     def __init__(self, folder: Path) -> None:

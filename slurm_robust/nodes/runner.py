@@ -86,7 +86,7 @@ def inspect(
     begun = time.monotonic()
     chosen, left_out = choose(all_checks(config, host) if checks is None else checks, config, context, only)
     is_gone = job_gone if callable(job_gone) else lambda: job_gone
-    run = _Run(config, host, memory, now, is_gone())
+    run = _CheckRun(config, host, memory, now, is_gone())
     reused = run.reuse(chosen) if context is Context.PROLOG else ()
     sources = {check.source.name: check.source for check in chosen}
     run.gather([source for name, source in sources.items() if name not in reused], budget_s, calls)
@@ -127,13 +127,13 @@ def baseline_facts(
     """
     every = all_checks(config, host) if checks is None else checks
     sources = {check.source.name: check.source for check in every if check.source.fresh_s > 0}
-    run = _Run(config, host, None, 0.0, None)
+    run = _CheckRun(config, host, None, 0.0, None)
     run.gather(list(sources.values()), budget_s, call)
     silent = {name: answer.error for name, answer in run.answers.items() if answer.value is None}
     return {name: sample.facts for name, sample in run.facts.items()}, silent
 
 
-class _Run:
+class _CheckRun:
     """The facts of one run, and how they were come by."""
 
     def __init__(

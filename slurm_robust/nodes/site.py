@@ -129,13 +129,13 @@ def _of_command(check: SiteCheck, host: Host) -> SiteFacts:
     return SiteFacts(code=code, text=one_line(text, _TEXT), value=one_line(value, _VALUE))
 
 
-def _run(path: str, words: list[str]) -> tuple[int, str]:
+def _run(path: str, command: list[str]) -> tuple[int, str]:
     """Exit code and the beginning of the output. Without ``subprocess``, which is slow to import."""
     ours, theirs = os.pipe()
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 2)]
     try:
         pid = os.posix_spawn(
-            path, words, ENVIRON, file_actions=[*null, (os.POSIX_SPAWN_DUP2, theirs, 1)],
+            path, command, ENVIRON, file_actions=[*null, (os.POSIX_SPAWN_DUP2, theirs, 1)],
             setsigmask=(), setsigdef=_IGNORED,
         )  # fmt: skip
     except OSError:

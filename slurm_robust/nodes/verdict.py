@@ -18,9 +18,8 @@ TAG = "srobust: "
 
 REASON_BYTES = 200
 
-_WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
 _NO_RULE = CheckRule()
-# These contexts have looked hard already, or a person looks: no second run is waited for.
+# These contexts test thoroughly, or a person is asking: no second run is waited for.
 _CONCLUSIVE = (Context.DEEP, Context.PERSON)
 
 OUT_OF_TIME = "budget"
@@ -88,7 +87,7 @@ def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Con
 
     ``runs`` has, by :func:`subject_key`, in how many periodic runs in a row the subject has failed so that it
     keeps jobs away, this run included. A failure that has to be confirmed and is not yet is a warning. What
-    only the site wants confirmed is not, where a run looks hard; what users can write is, also there.
+    only the site wants confirmed counts at once in a thorough run; what users can write does not.
     """
     causes: list[Finding] = []
     warnings: list[Finding] = []
@@ -115,16 +114,16 @@ def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Con
 
 
 def reason(causes: list[Finding]) -> str:
-    """``srobust: gpu3 XID 79, fell off the bus (+2)``: the first cause in words, and how many more."""
+    """``srobust: gpu3 XID 79, fell off the bus (+2)``: the first cause, and how many more."""
     if not causes:
         return ""
     first = causes[0]
     more = f" (+{len(causes) - 1})" if len(causes) > 1 else ""
-    words = f"{first.subject} {first.text or first.check}"
+    text = f"{first.subject} {first.text or first.check}"
     if first.outcome is Outcome.UNKNOWN:
-        words = f"{first.subject or first.check} unknown: {first.text or first.check}"
+        text = f"{first.subject or first.check} unknown: {first.text or first.check}"
     room = REASON_BYTES - len(TAG) - len(more)
-    return TAG + ascii_line(words, room) + more
+    return TAG + ascii_line(text, room) + more
 
 
 def overridden(finding: Finding, rule: CheckRule) -> Finding:
@@ -136,4 +135,4 @@ def overridden(finding: Finding, rule: CheckRule) -> Finding:
 
 def _worst_first(finding: Finding) -> tuple[bool, int]:
     """What is known to be bad before what is unknown, and the heavier remedy first; else as found."""
-    return finding.outcome is Outcome.UNKNOWN, -_WEIGHT[finding.suggestion]
+    return finding.outcome is Outcome.UNKNOWN, -finding.suggestion.weight

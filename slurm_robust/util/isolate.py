@@ -26,7 +26,7 @@ SHARED = 1
 _PATIENCE_S = 0.01
 _ERROR_BYTES = 2000
 _HEADER = 5  # one byte that tells what follows, and its length in four
-_BEGIN, _TOLD, _VALUE, _ERROR = b"b", b"t", b"v", b"e"
+_BEGIN, _SENT, _VALUE, _ERROR = b"b", b"t", b"v", b"e"
 _TICKET = 2  # bytes: the number of a task
 _TIME = 8  # bytes: nanoseconds
 _ANSWERS_FD, _TICKETS_FD = 3, 4
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
     ``hung``: it did not end within its own time limit. ``is_cut``: the time for all was over before, so that
     nothing is known of it. ``died``: its process ended before it answered, or could not be started.
-    ``told`` is what it had said by :func:`tell`. ``took_s`` is wall-clock time, seconds.
+    ``sent`` is what it had said by :func:`send`. ``took_s`` is wall-clock time, seconds.
     """
 
     value: bytes | None
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
     hung: bool = False
     is_cut: bool = False
     died: bool = False
-    told: bytes = b""
+    sent: bytes = b""
     took_s: float = 0.0
 
 
@@ -73,12 +73,12 @@ def call(
     return {name: answers[name] for name in tasks}
 
 
-def tell(body: bytes, limit_s: float) -> None:
+def send(body: bytes, limit_s: float) -> None:
     """In a task: what the caller is to know should there be no answer, and a new limit, from now, in seconds.
 
     For what a task learns only on its way. Not for tasks that are done directly.
     """
-    _send(_TOLD, int(limit_s * 1e9).to_bytes(_TIME, "little") + body)
+    _send(_SENT, int(limit_s * 1e9).to_bytes(_TIME, "little") + body)
     _limit(limit_s)
 
 
@@ -203,7 +203,7 @@ class _Child:
         self._name = ""
         self._since = 0.0
         self._is_cut = False
-        self._told = b""
+        self._sent = b""
         self.begun: set[str] = set()
         self.end = end
         self.is_over = False
@@ -262,8 +262,8 @@ class _Child:
             self._since = int.from_bytes(body[_TICKET:], "little") / 1e9
             self._ends_at(self._since + limit_s)
             return {}
-        if kind == _TOLD:
-            self._told = body[_TIME:]
+        if kind == _SENT:
+            self._sent = body[_TIME:]
             self._ends_at(time.monotonic() + int.from_bytes(body[:_TIME], "little") / 1e9)
             return {}
         value = body if kind == _VALUE else None
@@ -289,9 +289,9 @@ class _Child:
         if not self._name:
             return {}
         name, self._name = self._name, ""
-        told, self._told = self._told, b""
+        sent, self._sent = self._sent, b""
         took_s = time.monotonic() - self._since
-        answer = Answer(value, error, hung=hung, is_cut=is_cut, died=died, told=told, took_s=took_s)
+        answer = Answer(value, error, hung=hung, is_cut=is_cut, died=died, sent=sent, took_s=took_s)
         return {name: answer}
 
     def _kill(self) -> None:
@@ -347,7 +347,7 @@ def _done(task: Callable[[], bytes]) -> tuple[bytes, bytes]:
         if len(body) > MOST_BYTES:
             return _ERROR, f"an answer of {len(body)} bytes is too long".encode()
     except BaseException as error:  # noqa: BLE001 - whatever a check raises is an answer
-        return _ERROR, _in_words(error).encode(errors="replace")[:_ERROR_BYTES]
+        return _ERROR, _message(error).encode(errors="replace")[:_ERROR_BYTES]
     return _VALUE, body
 
 
@@ -385,8 +385,8 @@ def _close(fd: int) -> None:
         pass  # The one that listed them.
 
 
-def _in_words(error: BaseException) -> str:
-    """Errors that a check raises on purpose are reasons already; of any other the kind is told too."""
+def _message(error: BaseException) -> str:
+    """Errors that a check raises on purpose are reasons already; of any other the kind is named too."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError | RuntimeError) and text:
         return text

@@ -18,7 +18,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 def distrust(path: str, owners: Collection[int] = ROOT) -> str:
     """Why others than ``owners`` could decide what is found at the absolute ``path``; "" where they cannot.
 
-    Looked at is every folder, and every link with every folder on the way to where it leads: whoever owns a
+    Every folder is checked, and every link with every folder on the way to where it leads: whoever owns a
     link in the middle can turn it, however well what it leads to now is kept.
     """
     parts = [part for part in path.split("/") if part]
@@ -53,7 +53,7 @@ def distrust_folder(folder: str, owners: Collection[int] = ROOT) -> str:
         return ""
     if why := distrust(folder, owners):
         return why
-    # No link is followed on the way down; each is looked at for itself.
+    # No link is followed on the way down; each is checked itself.
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _PACKAGES]
         for path in (os.path.join(place, name) for name in (*folders, *files)):

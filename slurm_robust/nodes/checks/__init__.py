@@ -1,1 +1,1 @@
-"""The checks, one module for each thing that is looked at."""
+"""The checks, one module for each part of a node."""

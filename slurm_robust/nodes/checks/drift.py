@@ -23,7 +23,7 @@ _SOME = 4096
 
 OPTION = "kernel option "
 
-# Of PCI classes: what jobs cannot do without, in the words of a report.
+# Of PCI classes: what jobs cannot do without, as a report names it.
 VITAL = {
     pci.DISPLAY: "GPU",
     pci.ACCELERATOR: "accelerator",
@@ -100,14 +100,14 @@ def _settings(host: Host, sysctls: tuple[str, ...]) -> dict[str, str]:
     huge_pages = re.search(r"\[(\w+)\]", host.read_or("/sys/kernel/mm/transparent_hugepage/enabled"))
     return {
         **_kernel_options(host.read_or("/proc/cmdline")),
-        **{name: _words(host.read_or(f"/proc/sys/{name.replace('.', '/')}")) for name in sysctls},
+        **{name: _fields(host.read_or(f"/proc/sys/{name.replace('.', '/')}")) for name in sysctls},
         "CPU governor": _governors(host),
         "transparent huge pages": huge_pages[1] if huge_pages else "",
         "slurmd's locked memory": _memlock(host),
     }
 
 
-def _words(text: str) -> str:
+def _fields(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -216,11 +216,11 @@ def _devices(view: View[DriftFacts], config: NodeConfig) -> Iterator[Finding]:
         if before == after or not old or _ignored(config, name):
             continue
         kind, _, identity = name.partition(" ")
-        words = KINDS.get(kind) or KINDS.get(kind[:2], "PCI device")
+        noun = KINDS.get(kind) or KINDS.get(kind[:2], "PCI device")
         is_lost = after < before and (kind in VITAL or kind[:2] in VITAL)
         change = f"{before - after} missing" if after < before else f"{after - before} more"
         yield _finding(
-            "hardware", f"{words} {identity}", f"{after} of {words} {identity} instead of {before}, {change}",
+            "hardware", f"{noun} {identity}", f"{after} of {noun} {identity} instead of {before}, {change}",
             value=str(after), limit=str(before),
             suggestion=Suggestion.RESET if is_lost else Suggestion.MONITOR,
             blame=Party.NODE, source=pci.DEVICES,

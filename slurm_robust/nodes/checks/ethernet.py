@@ -168,10 +168,10 @@ def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Find
     for name in _judged(view, config.network):
         tracks = readings(view, partial(_errors, name=name))
         found = []
-        for error, words in ERRORS.items():
+        for error, noun in ERRORS.items():
             track = [(at, errors.get(error, 0)) for at, errors in tracks]
             if (rose := grown(track, HOUR_S, view.at)) > limit:
-                found.append(_too_many(name, error, f"{rose} {words} within an hour", rose, limit))
+                found.append(_too_many(name, error, f"{rose} {noun} within an hour", rose, limit))
         yield from found or [_finding("errors", name, Outcome.PASS)]
 
 

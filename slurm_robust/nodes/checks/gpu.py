@@ -23,7 +23,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Every GPU that the driver lists answers, and the driver itself answers in time. A GPU that is lost "
         "has fallen off the bus: only a reboot or a power cycle brings it back, and one that is lost again "
         "is for the repair desk. A driver that hangs, or a GPU that answers with errors, needs a reboot "
-        "too; both count when a second look, 10 s later or more, sees the same.",
+        "too; both count when a second run, 10 s later or more, finds the same.",
         hangs=True,
         written_by=Writer.DRIVER,
         contexts=EVERYWHERE,

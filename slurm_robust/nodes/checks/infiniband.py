@@ -21,7 +21,7 @@ class Port(Record, omit_defaults=True):
     """One port. ``rate_gb`` in Gb/s; ``card`` is the board's type; ``netdev`` the interface of a RoCE port.
 
     ``counters``: error counters by their names in ``/sys``, but for those that are 0; None without any.
-    ``nbytes``: received and sent since it counts; None where that is not told.
+    ``nbytes``: received and sent since it counts; None where that is not reported.
     """
 
     state: str
@@ -101,9 +101,9 @@ def _read_port(host: Host, folder: str, card: str) -> Port:
 
 
 def _carried(host: Host, folder: str) -> int | None:
-    words = [host.number(f"{folder}/counters/{name}") for name in DATA]
-    known = [count for count in words if count is not None and count != _DATA_END]
-    return _WORD * sum(known) if len(known) == len(words) else None
+    counts = [host.number(f"{folder}/counters/{name}") for name in DATA]
+    known = [count for count in counts if count is not None and count != _DATA_END]
+    return _WORD * sum(known) if len(known) == len(counts) else None
 
 
 def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -313,7 +313,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         "names, else those of the baseline, else those that were up before in this boot. A port that is "
         "DOWN has lost its cable or its neighbour; one that stays in INIT waits for the subnet manager. "
         "Look at the cable, the switch port and ibstat. An adapter on the PCI bus without a driver is "
-        "reported as well: load mlx5_core and mlx5_ib, or look for their error in dmesg.",
+        "reported, too: load mlx5_core and mlx5_ib, or look for their error in dmesg.",
     ),
     Check(
         name="infiniband.rate",

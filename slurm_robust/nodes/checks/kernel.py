@@ -57,8 +57,6 @@ BOOT_S = 60.0
 CRASH_S = 3600.0
 """A record of a crash so long before the boot is of the crash that led to it."""
 
-_WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
-
 
 def _judge_shapes(
     check: str, view: View[KernelFacts], config: NodeConfig, more: Iterable[Finding] = ()
@@ -70,7 +68,7 @@ def _judge_shapes(
     worst: dict[str, Finding] = {}
     for finding in (*filter(None, logged), *more):
         known = worst.get(finding.subject)
-        if known is None or _WEIGHT[finding.suggestion] > _WEIGHT[known.suggestion]:
+        if known is None or finding.suggestion.weight > known.suggestion.weight:
             worst[finding.subject] = finding
     found = [*worst.values(), *unread(check, view)]
     yield from found
@@ -174,7 +172,7 @@ def _of_gpu(address: str, events: list[KernelEvent], view: View[KernelFacts], si
         return _of_programs(address, faults, view)
     # The driver's word on what it needs (154) is not the fault: of equals name another one.
     rule, event = max(
-        matter, key=lambda pair: (_WEIGHT[pair[0].suggestion], pair[0].code != xid.RECOVERY_ACTION)
+        matter, key=lambda pair: (pair[0].suggestion.weight, pair[0].code != xid.RECOVERY_ACTION)
     )
     others = sorted({event.code for _, event in matter} - {rule.code})
     also = f"; also {', '.join(map(str, others[:6]))}" if others else ""
@@ -283,7 +281,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         explain=(
             "SXids, the error codes of NVSwitches, in the kernel log. Fatal ones stop NVLink traffic of "
             "the GPUs behind the switch until GPUs and switches are reset together, or the node boots. "
-            "Others are worth a look if they come again."
+            "Others are worth attention if they come again."
         ),
     ),
     Check(

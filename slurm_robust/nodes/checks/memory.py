@@ -58,7 +58,7 @@ def gather(host: Host, config: NodeConfig) -> MemoryFacts:
 
 
 def _huge_kib(pages: dict[str, int]) -> int:
-    """Huge pages of all sizes; before Linux 4.19 only those of the default size are told."""
+    """Huge pages of all sizes; before Linux 4.19 only those of the default size are known."""
     return pages.get("Hugetlb", pages.get("HugePages_Total", 0) * pages.get("Hugepagesize", 0))
 
 

@@ -83,7 +83,7 @@ def _named(limits: StorageLimits) -> tuple[str, ...]:
 
 
 def _is_looked_at(entry: Mounted, is_wanted: bool) -> bool:
-    """A user's own FUSE mount is the user's business, and must not make the node look broken."""
+    """A user's own FUSE mount is the user's business, and must not count as the node's fault."""
     return is_wanted or entry.is_on_disk or (entry.is_network and entry.owner == 0)
 
 
@@ -116,7 +116,7 @@ def _mount(entry: Mounted, answer: Answer | None, is_automatic: bool) -> Mount:
 
 
 def _resolved(host: Host, paths: set[str], limits: StorageLimits) -> dict[str, str]:
-    """Where those that are not in the table lead to. Even looking for links may hang."""
+    """Where those that are not in the table lead to. Even reading links may hang."""
 
     def resolving(path: str) -> Callable[[], bytes]:
         return lambda: os.path.realpath(host.path(path)).encode()

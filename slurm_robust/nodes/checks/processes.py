@@ -18,7 +18,7 @@ SYSTEMD_RUNS = "/run/systemd/system"
 """There when systemd is the first process (sd_booted(3))."""
 
 STUCK_S = 60.0
-"""A process that waits uninterruptibly at two looks so far apart is stuck."""
+"""A process that waits uninterruptibly in two runs so far apart is stuck."""
 
 _HISTORY_S = 600.0
 _MOST = 256
@@ -85,11 +85,11 @@ def gather(host: Host, config: NodeConfig) -> ProcessFacts:
         # A user may ask: neither who asked nor what that has started is left over.
         ours = {os.getpid(), os.getppid()}
         users = [process for process in users if not ours & {process.pid, process.parent}]
-    words = host.read("/proc/loadavg").split()
+    fields = host.read("/proc/loadavg").split()
     return ProcessFacts(
         count=len(found),
         cpus=_cpus(host),
-        load=(float(words[0]), float(words[1]), float(words[2])),
+        load=(float(fields[0]), float(fields[1]), float(fields[2])),
         waiting={process.pid: process.start for process in (*unkillable, *waiting)[: 2 * _MOST]},
         waiting_names=_names(unkillable or waiting),
         unkillable=frozenset(process.pid for process in unkillable[:_MOST]),
@@ -174,17 +174,17 @@ def _process(folder: int, name: str) -> Process | None:
         os.close(file)
     # A program may have blanks and brackets in its name: the last bracket ends it.
     end = data.rindex(b")")
-    words = data[end + 2 :].split(b" ", 7)
-    if int(words[6]) & _KERNEL_THREAD:
+    fields = data[end + 2 :].split(b" ", 7)
+    if int(fields[6]) & _KERNEL_THREAD:
         return None
-    state = words[0]
+    state = fields[0]
     # From the place after the parent's faults on (proc(5), fields 10 and up).
-    rest = words[7].split(b" ", 22) if state == b"D" else []
+    rest = fields[7].split(b" ", 22) if state == b"D" else []
     return Process(
         pid=int(name),
         name=_printable(data[data.index(b"(") + 1 : end]),
         state=state,
-        parent=int(words[1]),
+        parent=int(fields[1]),
         start=int(rest[_START]) if rest else 0,
         # The files of a process belong to root when it may not be traced; its folder never does.
         uid=os.stat(name, dir_fd=folder).st_uid,
@@ -198,7 +198,7 @@ def _printable(name: bytes) -> str:
 
 
 def _cpus(host: Host) -> int:
-    """How many are online; 1 where that is not told."""
+    """How many are online; 1 where that is not known."""
     ranges = [part.partition("-") for part in host.read_or("/sys/devices/system/cpu/online").split(",")]
     try:
         return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
@@ -210,7 +210,7 @@ SOURCE = Source(name="processes", facts=ProcessFacts, gather=gather, history_s=_
 
 
 def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Those that were in uninterruptible sleep a while ago as well; at the first look none are known.
+    """Those that were in uninterruptible sleep a while ago, too; none is known in the first run.
 
     Only those that cannot be killed ask for a boot, and only where there is no job to blame.
     """
@@ -220,7 +220,7 @@ def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
         if old.boot_id == view.boot_id and STUCK_S <= view.at - old.at <= _HISTORY_S
     ]
     now = view.facts.waiting
-    # Of the newest look that is old enough: who waited then and waits now did not get on in between.
+    # Of the newest run that is old enough: who waited then and waits now did not get on in between.
     stuck = [pid for pid, start in now.items() if then and then[-1].get(pid) == start]
     most = config.memory.max_d_state
     bad = len(stuck) > most
@@ -239,7 +239,7 @@ def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
 
 
 def judge_zombies(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Ended processes whose parent does not look."""
+    """Ended processes whose parent does not collect them."""
     zombies, most = view.facts.zombies, config.memory.max_zombies
     bad = zombies > most
     parent = view.facts.zombie_parent
@@ -306,7 +306,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         probe=Probe.NODE,
         hangs=True,
         explain=(
-            "Processes in uninterruptible sleep at two looks more than a minute apart: they wait for "
+            "Processes in uninterruptible sleep in two runs more than a minute apart: they wait for "
             "storage or a driver that does not answer. Look at mounts and the kernel log first. Where no job "
             "runs, and so many of them are root's or were killed and wait all the same, reboot."
         ),

@@ -40,7 +40,7 @@ class MungeFacts(Record):
 
     Where it was silent: ``taken``, whether it has taken our connection, and how many connections it holds of
     each ordinary user (``holders``, by uid) and of those whose owner the kernel does not tell (``unnamed``);
-    ``told`` is False where the kernel tells nothing of all that.
+    ``known`` is False where the kernel says nothing of all that.
     """
 
     state: Literal["absent", "works", "silent", "unclear"]
@@ -49,7 +49,7 @@ class MungeFacts(Record):
     taken: bool = False
     holders: dict[int, int] = {}
     unnamed: int = 0
-    told: bool = True
+    known: bool = True
 
     @property
     def is_held(self) -> bool:
@@ -61,8 +61,8 @@ class MungeFacts(Record):
 
     @property
     def may_be_held(self) -> bool:
-        """Whether that is so, or cannot be told."""
-        return not self.told or self._is_busy(sum(self.holders.values()) + self.unnamed)
+        """Whether that is so, or is not known."""
+        return not self.known or self._is_busy(sum(self.holders.values()) + self.unnamed)
 
     def _is_busy(self, connections: int) -> bool:
         return connections > 0 and (self.taken or connections >= FLOOD)
@@ -95,7 +95,7 @@ def _silent(path: str, own: int, detail: str | None, config: NodeConfig) -> Mung
     try:
         found = connections(path)
     except OSError:
-        return MungeFacts(state="silent", detail=detail or "no answer", told=False)
+        return MungeFacts(state="silent", detail=detail or "no answer", known=False)
     owners = [uid for inode, uid in found.accepted.items() if inode != own]
     # Also nobody and the like, who are no ordinary users elsewhere.
     users = Counter(uid for uid in owners if uid is not None and uid >= config.memory.min_user_uid)

@@ -164,7 +164,7 @@ def _kfd_id(host: Host, bus: str) -> str:
         folder = f"{KFD}/topology/nodes/{node}"
         lines = [line.split() for line in host.read_or(f"{folder}/properties").splitlines()]
         properties = {
-            (words[0], int(words[1])) for words in lines if len(words) == 2 and words[1].isdecimal()
+            (fields[0], int(fields[1])) for fields in lines if len(fields) == 2 and fields[1].isdecimal()
         }
         if wanted <= properties:
             return host.read_or(f"{folder}/gpu_id")

@@ -83,7 +83,7 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
         limits.max_volatile_uncorrected,
         source="uncorrected ECC errors since the driver was loaded",
     )
-    # A GPU's past, which remapping has dealt with: worth a look, no reason to keep jobs away.
+    # A GPU's past, which remapping has dealt with: worth attention, no reason to keep jobs away.
     yield counted(
         ECC,
         gpu,

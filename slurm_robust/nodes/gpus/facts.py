@@ -62,10 +62,10 @@ class Gpu(Record):
     inforom: str = ""
     trouble: GpuError | None = None
     error: str = ""
-    """The driver's words for the trouble."""
+    """The driver's message."""
 
     errors: tuple[str, ...] = ()
-    """Questions that it should answer and does not: the call, and the driver's words."""
+    """Questions that it should answer and does not: the call, and the driver's message."""
 
     memory_mb: int | None = None
     """All that it has."""

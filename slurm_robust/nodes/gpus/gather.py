@@ -20,7 +20,7 @@ STUCK_S = 1.0
 """A single call that takes so long is stuck; many short ones are a node that is busy."""
 
 SETTLE_S = 2.0
-"""So long a look waits for what a process held that has just ended; the epilog looks again, for longer."""
+"""How long a run waits for what a process held that has just ended; the epilog checks again, for longer."""
 
 _POLL_S = 0.1
 

@@ -11,8 +11,8 @@ from slurm_robust.nodes.gpus.facts import Gpu, GpuFacts
 
 GpuView = View[GpuFacts]
 
-SECOND_LOOK_S = 10.0
-"""So long after the first look a second one must see the same before it counts. A driver that registers or
+CONFIRM_AFTER_S = 10.0
+"""This long after the first run a second one must find the same before it counts. A driver that registers or
 unpins memory of a process, or tears down what a dead one had, may be silent meanwhile."""
 
 
@@ -89,13 +89,13 @@ def earlier(view: GpuView, gpu: Gpu) -> tuple[Gpu, ...]:
 
 
 def seen_before(view: GpuView, same: Callable[[GpuFacts], bool]) -> bool:
-    """Whether all looks since one at least :data:`SECOND_LOOK_S` ago, in this boot, were like this one."""
+    """Whether all runs since one at least :data:`CONFIRM_AFTER_S` ago, in this boot, were like this one."""
     begun = view.at
     for sample in reversed(view.before):
         if sample.boot_id != view.boot_id or sample.at > view.at or not same(sample.facts):
             break
         begun = sample.at
-    return view.at - begun >= SECOND_LOOK_S
+    return view.at - begun >= CONFIRM_AFTER_S
 
 
 def risen(view: GpuView, gpu: Gpu, counter: Callable[[Gpu], int | None]) -> int:

@@ -20,7 +20,7 @@ reported, a driver takes 26 s for 243 GB of registered memory, and more than 30 
 the rest."""
 
 _SOURCE = "compute processes and memory in use"
-# Looks further apart than this may have a job between them, which leaves as much as the one before.
+# Runs further apart than this may have a job between them, which leaves as much as the one before.
 _APART_S = 30.0
 _SAME_MB = 16
 
@@ -57,7 +57,7 @@ def is_held(gpu: Use, config: NodeConfig) -> bool:
 
 
 def is_being_freed(findings: Iterable[Finding]) -> bool:
-    """Whether it is worth looking again soon."""
+    """Whether it is worth checking again soon."""
     return any(
         found.check == LEFTOVERS and found.outcome is Outcome.UNKNOWN and found.source == _SOURCE
         for found in findings
@@ -65,7 +65,7 @@ def is_being_freed(findings: Iterable[Finding]) -> bool:
 
 
 def _stands_s(view: View[GpuUse], gpu: Use, config: NodeConfig) -> float:
-    """Since when looks that follow each other closely have seen no less, in seconds."""
+    """Since when runs that follow each other closely have found no less, in seconds."""
     begun = view.at
     for sample in reversed(view.before):
         if sample.boot_id != view.boot_id or not 0 <= begun - sample.at <= _APART_S:

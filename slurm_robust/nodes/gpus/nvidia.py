@@ -140,7 +140,7 @@ def _gpu(nvml: Nvml, index: int) -> Gpu:
             api.NVML_ERROR_RESET_REQUIRED: GpuError.RESET_REQUIRED,
         }.get(error.value, GpuError.OTHER if nvml.cannot_say(error.value) else GpuError.ERRORS)
         return Gpu(index=index, bus=bus, uuid=uuid, trouble=trouble, error=str(error))
-    errors = tuple(f"{name}: {words}" for name, words in nvml.errors.items())
+    errors = tuple(f"{name}: {error}" for name, error in nvml.errors.items())
     broken = [f"{name}: {nvml.errors[name]}" for name in _CORE if name in nvml.errors]
     if not broken:
         return msgspec.structs.replace(gpu, errors=errors)

@@ -126,7 +126,7 @@ def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
                 check=LOST,
                 outcome=Outcome.UNKNOWN,
                 subject=gpu.label,
-                text=f"answers with errors, a second look decides: {gpu.error}",
+                text=f"answers with errors, the next run decides: {gpu.error}",
                 source="driver",
             )
             continue
@@ -159,7 +159,7 @@ def _unanswered(gpu: Gpu) -> str:
 
 
 def _silence(view: GpuView) -> Finding:
-    """A driver that was quick in this boot hangs if it is silent at a second look too.
+    """A driver that was quick in this boot hangs if it is silent in a second run, too.
 
     One that was never seen may be waking its GPUs; one that is silent once may be busy with a process that
     starts or dies.
@@ -171,7 +171,7 @@ def _silence(view: GpuView) -> Finding:
     hangs = is_known and seen_before(view, lambda facts: bool(facts.stuck_in))
     text = "driver is slow: hangs, or persistence mode is off"
     if is_known:
-        text = "driver hangs" if hangs else "driver does not answer, a second look decides"
+        text = "driver hangs" if hangs else "driver does not answer, the next run decides"
     return Finding(
         check=LOST,
         outcome=Outcome.FAIL if hangs else Outcome.UNKNOWN,

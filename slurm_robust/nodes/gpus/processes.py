@@ -17,13 +17,13 @@ def process(host: Host, pid: int, memory_mb: int | None) -> GpuProcess:
     """A process by its number, with what ``/proc`` says of it."""
     stat = host.read_or(f"/proc/{pid}/stat")
     name, _, rest = stat.partition("(")[2].rpartition(")")
-    words = rest.split()
+    fields = rest.split()
     return GpuProcess(
         pid=pid,
         name=name,
         memory_mb=memory_mb,
-        ending=_is_ending(host, pid, words),
-        uid=host.real_uid(words[1] if name.startswith(MPS) and _is_of_mps(host, words) else pid),
+        ending=_is_ending(host, pid, fields),
+        uid=host.real_uid(fields[1] if name.startswith(MPS) and _is_of_mps(host, fields) else pid),
     )
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from slurm_robust.util.isolate import call, tell
+from slurm_robust.util.isolate import call, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +41,11 @@ follows when it takes longer ends before the scripts' own limits, of 30 s and mo
 CONFIGURATION_S = 4.0
 """How long reading the configuration may take, which may lie on a file system that hangs."""
 
-TELL_S = 3.0
-"""How long it may take to tell of a hook that failed, maybe because nothing can be imported."""
+REPORT_S = 3.0
+"""How long it may take to report a hook that failed, maybe because nothing can be imported."""
 
 SLOW_SHARE = 0.25
-"""Of a hook's budget: a start that takes longer is told."""
+"""Of a hook's budget: a start that takes longer is sent."""
 
 # What the child says of itself: first that it imports, then that it reads, then, with the paths of its
 # configuration, whether its failure lets jobs start.
@@ -67,20 +67,20 @@ def program() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one hook; its exit code. Only a prolog may have another one than 0."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    args = list(sys.argv[1:] if argv is None else argv)
     _open_standard_files()
     if (
-        len(words) not in (1, 3)
-        or words[0] not in (*HOOKS, *RECORDS, WATCH)
-        or words[1:2] not in ([], ["--config"])
+        len(args) not in (1, 3)
+        or args[0] not in (*HOOKS, *RECORDS, WATCH)
+        or args[1:2] not in ([], ["--config"])
     ):
-        print(USAGE, file=sys.stdout if words[:1] in (["-h"], ["--help"]) else sys.stderr)
-        return 0 if words[:1] in (["-h"], ["--help"]) else BAD_USAGE
+        print(USAGE, file=sys.stdout if args[:1] in (["-h"], ["--help"]) else sys.stderr)
+        return 0 if args[:1] in (["-h"], ["--help"]) else BAD_USAGE
     signal.signal(signal.SIGTERM, _end)
     gc.disable()  # A hook ends before there is anything to collect.
-    file = words[2] if words[2:] else ""
+    file = args[2] if args[2:] else ""
     try:
-        return _watch(file, os.environ) if words[0] == WATCH else _hook(words[0], file, os.environ)
+        return _watch(file, os.environ) if args[0] == WATCH else _hook(args[0], file, os.environ)
     except Exception as error:  # noqa: BLE001 - a bug must neither drain nodes nor hold jobs
         print(f"srobust-node: internal error: {error!r}", file=sys.stderr)
         return OPEN
@@ -96,7 +96,7 @@ def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
 
     answer = call({name: task}, {name: START_S}, _NO_LIMIT_S)[name]
     if answer.value is None:
-        return CLOSED if _tell_failure(name, answer, environ) else OPEN
+        return CLOSED if _report_failure(name, answer, environ) else OPEN
     code, _, message = answer.value.partition(b" ")
     if message:
         from slurm_robust.util.text import one_line
@@ -106,7 +106,7 @@ def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
 
 
 def _watch(file: str, environ: Mapping[str, str]) -> int:
-    """Look again and again, each time in a child."""
+    """Run the checks again and again, each time in a child."""
     _import_msgspec()
     from slurm_robust.nodes.hooks.hook import Hook, run
     from slurm_robust.nodes.hooks.watch import Round, watch
@@ -118,7 +118,7 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
     except ImportError:
         pass
 
-    def look(one: Round, known: str) -> str | None:
+    def run_round(one: Round, known: str) -> str | None:
         def task() -> bytes:
             config, limit_s = _begin(WATCH, file, environ, time.monotonic())
             before = known if one.only else None
@@ -127,11 +127,11 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
 
         answer = call({WATCH: task}, {WATCH: START_S}, _NO_LIMIT_S)[WATCH]
         if answer.value is None:
-            _tell_failure(WATCH, answer, environ)
+            _report_failure(WATCH, answer, environ)
             return None
         return answer.value.decode(errors="replace")
 
-    return watch(_configuration_of_watch(file), CHECKS, look)
+    return watch(_configuration_of_watch(file), CHECKS, run_round)
 
 
 # -- in the child -----------------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ def _begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tu
     start_s = time.monotonic() - begun
     left_s = budget_s - start_s
     is_closed = name == "prolog" and config.hooks.on_error == "closed"
-    told = (_IF_CLOSED if is_closed else _IF_OPEN) + msgspec.msgpack.encode(config.paths)
-    tell(told, left_s if left_s > 0 else TELL_S)
+    sent = (_IF_CLOSED if is_closed else _IF_OPEN) + msgspec.msgpack.encode(config.paths)
+    send(sent, left_s if left_s > 0 else REPORT_S)
     log = EventLog(config.paths, node_name(environ))
     if problem:
         log.write("configuration_refused", problem=problem)
@@ -221,7 +221,7 @@ def _configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
 
     def read(how: Callable[[Path], T]) -> T:
         since = time.monotonic()
-        tell(_READING, CONFIGURATION_S)
+        send(_READING, CONFIGURATION_S)
         try:
             return how(path)
         finally:
@@ -230,7 +230,7 @@ def _configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
     try:
         config = read(load_compiled)
         if config is None:
-            tell(_IMPORTING, max(0.0, begun + START_S - time.monotonic()))
+            send(_IMPORTING, max(0.0, begun + START_S - time.monotonic()))
             from slurm_robust.config import reader  # noqa: F401
 
             config = read(load)
@@ -264,12 +264,12 @@ def _configuration_of_watch(file: str) -> NodeConfig:
     return NodeConfig() if answer.value is None else msgspec.msgpack.decode(answer.value, type=NodeConfig)
 
 
-def _tell_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool:
+def _report_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool:
     """Whether the site wants this hook to be closed then.
 
     A child tells of it, since what that needs may not be importable in time either.
     """
-    stage, paths = answer.told[:1], answer.told[1:]
+    stage, paths = answer.sent[:1], answer.sent[1:]
     closed, error = stage == _IF_CLOSED, answer.error
     if answer.hung and stage == _IMPORTING:
         error = _slow(f"longer than {START_S:g} s")
@@ -292,9 +292,9 @@ def _tell_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool
         log.write("hook_failed", hook=name, error=error, closed=closed)
         return one_line(error).encode(errors="replace")
 
-    told = call({name: task}, {name: TELL_S}, TELL_S)[name].value
-    words = ascii(error)[1:-1] if told is None else told.decode()
-    print(f"srobust-node: {name} failed: {words}", file=sys.stderr)
+    sent = call({name: task}, {name: REPORT_S}, REPORT_S)[name].value
+    text = ascii(error)[1:-1] if sent is None else sent.decode()
+    print(f"srobust-node: {name} failed: {text}", file=sys.stderr)
     return closed
 
 

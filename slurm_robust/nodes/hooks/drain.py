@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from slurm_robust.config.node import Drain
 from slurm_robust.model.findings import Finding, Party
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.hooks.record import DAY_S, Action, Cause, OwnDrain, causes_of, has_passed
+from slurm_robust.nodes.hooks.record import DAY_S, Cause, DrainAction, OwnDrain, causes_of, has_passed
 from slurm_robust.nodes.verdict import REASON_BYTES, TAG, Conclusion
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ class Share(Record):
     this_hour: int = 0
 
 
-class Decision(Record):
-    """What to do, and ``why`` in words.
+class DrainDecision(Record):
+    """What to do, and ``why``.
 
     ``stays``: only a person undoes this drain. ``later``: nothing speaks against it but a cap, that of the
     partition ``full``.
     """
 
-    action: Action
+    action: DrainAction
     why: str
     reason: str = ""
     stays: bool = False
@@ -71,10 +71,10 @@ def decide(
     shares: Sequence[Share],
     config: Drain,
     now: float,
-) -> Decision:
+) -> DrainDecision:
     """What to do with ``node``. ``record`` has counted this run already (:func:`after_run`).
 
-    The same in observe mode, where it is only told. ``now``: seconds since 1970.
+    The same in observe mode, where it is only reported. ``now``: seconds since 1970.
     """
     if state := untouchable(node):
         return _nothing(f"the node is {state}, which is not ours to change")
@@ -103,7 +103,7 @@ def untouchable(node: Node) -> str:
 
 
 def is_own(node: Node, record: OwnDrain) -> bool:
-    """Whether the drain of ``node`` is ours and nobody has changed its words since."""
+    """Whether the drain of ``node`` is ours and nobody has changed its reason since."""
     return bool(record.reason) and node.reason in (record.reason, record.former) and is_tagged(node)
 
 
@@ -155,20 +155,20 @@ def hindrance(
     if record.unproven < runs:
         return ""
     open_ = [cause for cause in record.causes if not has_passed(cause, findings)]
-    words = "; ".join(
+    text = "; ".join(
         f"{cause.check} {cause.subject}".rstrip() + _unseen(cause, findings, left_out) for cause in open_
     )
-    if not words:
+    if not text:
         return ""
-    return f"{words}; if the node is well, return it: {resume}"
+    return f"{text}; if the node is well, return it: {resume}"
 
 
 def _unseen(cause: Cause, findings: Sequence[Finding], left_out: Mapping[str, str]) -> str:
     own = [found for found in findings if found.check == cause.check]
     if cause.check in left_out:
-        return f" is not looked at: {left_out[cause.check]}"
+        return f" is not checked: {left_out[cause.check]}"
     if not own:
-        return " is not looked at by the periodic check (removed, or only in srobust admin quarantine)"
+        return " is not checked by the periodic check (removed, or only in srobust admin quarantine)"
     if cause.subject and all(found.subject not in (cause.subject, "") for found in own):
         return " is not there any more"
     return " is unknown"
@@ -177,21 +177,21 @@ def _unseen(cause: Cause, findings: Sequence[Finding], left_out: Mapping[str, st
 # -- the cases ---------------------------------------------------------------------------------------
 
 
-def _nothing(why: str) -> Decision:
-    return Decision(action=Action.NOTHING, why=why)
+def _nothing(why: str) -> DrainDecision:
+    return DrainDecision(action=DrainAction.NOTHING, why=why)
 
 
 def _whose(node: Node) -> str:
     if is_tagged(node):
-        return f"drained as ours, but not in the words that this node remembers: {node.reason}"
+        return f"drained as ours, but not with the reason that this node remembers: {node.reason}"
     return f"drained by {node.reason_user or 'somebody else'}: {node.reason or 'no reason given'}"
 
 
-def _update(conclusion: Conclusion, record: OwnDrain) -> Decision:
+def _update(conclusion: Conclusion, record: OwnDrain) -> DrainDecision:
     if set(causes_of(conclusion)) <= set(record.causes):
         return _nothing("drained for this already")
-    return Decision(
-        action=Action.UPDATE_REASON,
+    return DrainDecision(
+        action=DrainAction.UPDATE_REASON,
         why="drained already, and something else has failed since",
         reason=conclusion.reason,
         stays=record.stays,
@@ -200,31 +200,31 @@ def _update(conclusion: Conclusion, record: OwnDrain) -> Decision:
 
 def _drain(
     conclusion: Conclusion, record: OwnDrain, shares: Sequence[Share], config: Drain, now: float
-) -> Decision:
+) -> DrainDecision:
     for share in shares:
         if full := _full(share, config):
-            return Decision(action=Action.NOTHING, why=full, later=True, full=share.partition)
+            return DrainDecision(action=DrainAction.NOTHING, why=full, later=True, full=share.partition)
     times = record.drains_since(now - DAY_S) + 1
     stays = times >= config.most_per_day
     reason = conclusion.reason
     if stays:
         suffix = f" (drained {times} times in 24 h, stays)"
         reason = reason[: REASON_BYTES - len(suffix)] + suffix
-    return Decision(action=Action.DRAIN, why="a check has failed", reason=reason, stays=stays)
+    return DrainDecision(action=DrainAction.DRAIN, why="a check has failed", reason=reason, stays=stays)
 
 
-def _return(node: Node, record: OwnDrain, config: Drain) -> Decision:
+def _return(node: Node, record: OwnDrain, config: Drain) -> DrainDecision:
     if not config.undrain:
         return _nothing("passed, but drain.undrain is off")
     if record.stays:
-        return _nothing("drained too often within 24 h: a person must look at it")
+        return _nothing("drained too often within 24 h: a person must decide")
     if record.passes < config.pass_runs:
         return _nothing(f"passed {record.passes} runs in a row of {config.pass_runs} that are needed")
     if node.allocated_cpus or node.states & _BUSY:
         return _nothing("passed, but a job is still on it")
     if not node.responding:
         return _nothing("passed, but Slurm has not heard of it lately")
-    return Decision(action=Action.UNDRAIN, why=f"passed {record.passes} runs in a row")
+    return DrainDecision(action=DrainAction.UNDRAIN, why=f"passed {record.passes} runs in a row")
 
 
 # -- caps --------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def _standing(nodes: Sequence[Node], partition: str, name: str) -> tuple[Node, .
 
 
 def _recent(nodes: Sequence[Node], partition: str, name: str, now: float) -> tuple[Node, ...]:
-    """Slurm may keep the words of a drain that was undone; it began within the hour all the same."""
+    """Slurm may keep the reason of a drain that was undone; it began within the hour all the same."""
     return tuple(
         n
         for n in nodes

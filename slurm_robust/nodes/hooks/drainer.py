@@ -3,7 +3,7 @@
 A node that is fit and was not drained by us costs Slurm nothing: it is not even asked. A node drains itself
 only in its turn (:mod:`slurm_robust.nodes.hooks.turn`), so that no fault of a whole cluster and no silence of
 slurmctld drains more nodes than the caps allow. What Slurm does not take, or a cap forbids for now, is kept
-in ``drain.json`` and tried again later, ever more rarely: it may be what only a close look has found, which
+in ``drain.json`` and tried again later, ever more rarely: it may be what only a deep run has found, which
 no other run would find again.
 """
 
@@ -23,7 +23,7 @@ from slurm_robust.nodes.hooks import drain
 from slurm_robust.nodes.hooks.record import (
     DAY_S,
     LONGEST_S,
-    Action,
+    DrainAction,
     DrainFile,
     Left,
     after_run,
@@ -83,13 +83,13 @@ def _chance() -> float:
     return int.from_bytes(os.urandom(4), "big") / 2**32
 
 
-class Done(Record):
+class DrainResult(Record):
     """What was decided and whether it was ``carried_out``; ``error``: why Slurm did not do it.
 
     ``reason`` is the reason that Slurm shows now, as far as it is ours.
     """
 
-    action: Action
+    action: DrainAction
     why: str
     reason: str = ""
     carried_out: bool = False
@@ -110,7 +110,7 @@ def after(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
     chance: Callable[[], float] = _chance,
-) -> Done:
+) -> DrainResult:
     """Do what a run of the checks on this node asks for. Raises nothing that Slurm or files can cause.
 
     ``now``: seconds since 1970. ``job``: id of the job at whose beginning or end this is. ``whole``: it was a
@@ -119,7 +119,7 @@ def after(
     """
     file = DrainFile(Path(config.paths.state))
     if conclusion.fit and not file.exists():
-        return Done(action=Action.NOTHING, why="the node is fit")
+        return DrainResult(action=DrainAction.NOTHING, why="the node is fit")
     deadline = clock() + budget_s
     if not conclusion.fit and config.drain.mode == "act" and _is_new(file, now):
         # Before the lock, for which others wait only shortly.
@@ -129,7 +129,7 @@ def after(
         if not held:
             if not conclusion.fit and config.drain.mode == "act":
                 file.leave(Left(conclusion=conclusion, boot_id=report.boot_id))
-            return Done(action=Action.NOTHING, why="another hook is at it")
+            return DrainResult(action=DrainAction.NOTHING, why="another hook is at it")
         surroundings = _Surroundings(now, job, whole, clock, deadline, pause, chance)
         drainer = _Drainer(file, report, config, log, surroundings)
         return drainer.run(conclusion, slurm)
@@ -171,7 +171,7 @@ class _Drainer:
         recent = self._now < self._record.waits_until + LONGEST_S
         self._tries = self._record.tries if recent else 0
 
-    def run(self, conclusion: Conclusion, slurm: SlurmClient | None) -> Done:
+    def run(self, conclusion: Conclusion, slurm: SlurmClient | None) -> DrainResult:
         """Count the run, ask Slurm if there is something to do there, and do it."""
         found = set(causes_of(conclusion))
         conclusion = self._with_pending(conclusion)
@@ -191,19 +191,19 @@ class _Drainer:
             # Whether an order took effect is unknown now; a later run sees it in Slurm.
             self._wait(NO_ANSWER_S)
             self._keep(conclusion)
-            self._tell_error(error, conclusion)
-            done = Done(action=Action.NOTHING, why="Slurm has not done it", error=str(error))
+            self._log_error(error, conclusion)
+            done = DrainResult(action=DrainAction.NOTHING, why="Slurm has not done it", error=str(error))
         self._save()
         return done
 
-    def _without_slurm(self, conclusion: Conclusion) -> Done | None:
+    def _without_slurm(self, conclusion: Conclusion) -> DrainResult | None:
         """What is to be done with a node of which no drain of ours is known, if Slurm need not be asked."""
         if conclusion.fit:
-            return Done(action=Action.NOTHING, why="the node is fit")
+            return DrainResult(action=DrainAction.NOTHING, why="the node is fit")
         if self._now >= self._record.waits_until:
             return None
         self._keep(conclusion)
-        return Done(action=Action.NOTHING, why=_WAITS)
+        return DrainResult(action=DrainAction.NOTHING, why=_WAITS)
 
     def _wait(self, least_s: float) -> None:
         """Ask Slurm for a drain no sooner than after ``least_s``, or longer if it was in vain before."""
@@ -252,7 +252,7 @@ class _Drainer:
 
     # -- acting ----------------------------------------------------------------------------------------
 
-    def _act(self, conclusion: Conclusion, slurm: SlurmClient) -> Done:
+    def _act(self, conclusion: Conclusion, slurm: SlurmClient) -> DrainResult:
         node = slurm.node(self._report.node)
         self._recognise(node)
         is_open = self._record.unverified and drain.is_own(node, self._record)
@@ -260,20 +260,24 @@ class _Drainer:
             self._keep(conclusion)
             return self._take_back(excess, slurm)
         decision = self._decide(node, conclusion, ())
-        if decision.action is Action.NOTHING:
+        if decision.action is DrainAction.NOTHING:
             return self._nothing(node, decision, conclusion)
         if not self._acts:
             # Nothing stands then that could fill a cap, so nobody has to be asked about others.
             self._wait(BACK_OFF_S)
-            self._tell(f"would_{decision.action.name.lower()}", why=decision.why, reason=decision.reason)
-            return Done(action=decision.action, why=f"observe mode, would {decision.action.value}")
-        if decision.action is Action.UNDRAIN:
+            self._log_change(
+                f"would_{decision.action.name.lower()}", why=decision.why, reason=decision.reason
+            )
+            return DrainResult(action=decision.action, why=f"observe mode, would {decision.action.value}")
+        if decision.action is DrainAction.UNDRAIN:
             return self._undrain(node, decision, slurm)
-        if decision.action is Action.DRAIN:
+        if decision.action is DrainAction.DRAIN:
             return self._drain_in_turn(node, conclusion, slurm)
         return self._drain(decision, conclusion, slurm)
 
-    def _decide(self, node: Node, conclusion: Conclusion, shares: Sequence[drain.Share]) -> drain.Decision:
+    def _decide(
+        self, node: Node, conclusion: Conclusion, shares: Sequence[drain.Share]
+    ) -> drain.DrainDecision:
         return drain.decide(node, conclusion, self._record, shares, self._config.drain, self._now)
 
     def _recognise(self, node: Node) -> None:
@@ -291,17 +295,19 @@ class _Drainer:
             # The causes stay: it may be a quarantine that has resumed it, which asks what is to be proven.
             self._put(reason="", passes=0, unproven=0, stays=False, waits_until=0.0, tries=0)
 
-    def _nothing(self, node: Node, decision: drain.Decision, conclusion: Conclusion) -> Done:
+    def _nothing(self, node: Node, decision: drain.DrainDecision, conclusion: Conclusion) -> DrainResult:
         if not conclusion.fit:
             return self._no_drain(decision, conclusion, known=drain.is_own(node, self._record))
         report, runs = self._report, self._config.drain.pass_runs
         if self._around.whole and (
             why := drain.hindrance(node, self._record, report.findings, report.left_out, runs)
         ):
-            self._tell("not_returned", why=why, reason=self._record.reason)
-        return Done(action=decision.action, why=decision.why, reason=self._record.reason)
+            self._log_change("not_returned", why=why, reason=self._record.reason)
+        return DrainResult(action=decision.action, why=decision.why, reason=self._record.reason)
 
-    def _no_drain(self, decision: drain.Decision, conclusion: Conclusion, *, known: bool = False) -> Done:
+    def _no_drain(
+        self, decision: drain.DrainDecision, conclusion: Conclusion, *, known: bool = False
+    ) -> DrainResult:
         """Of a node that is not fit: it must not be drained, has no room for now, or is drained already
         for what is ``known``.
         """
@@ -310,44 +316,52 @@ class _Drainer:
             self._wait(BACK_OFF_S)
             self._keep(conclusion)
         if not known:
-            self._tell("not_drained", why=decision.why, reason=conclusion.reason)
-        return Done(action=decision.action, why=decision.why, reason=self._record.reason if known else "")
+            self._log_change("not_drained", why=decision.why, reason=conclusion.reason)
+        return DrainResult(
+            action=decision.action, why=decision.why, reason=self._record.reason if known else ""
+        )
 
-    def _drain_in_turn(self, node: Node, conclusion: Conclusion, slurm: SlurmClient) -> Done:
+    def _drain_in_turn(self, node: Node, conclusion: Conclusion, slurm: SlurmClient) -> DrainResult:
         """Drain if there is room, which only the node sees truly whose turn it is."""
         if self._now < self._record.waits_until:
-            return Done(action=Action.NOTHING, why=_WAITS)
+            return DrainResult(action=DrainAction.NOTHING, why=_WAITS)
         self._wait(NO_ANSWER_S)
-        self._save()  # So that it waits as well if it is killed.
+        self._save()  # So that it waits even if it is killed.
         around = self._around
         where = (slurm, node.name, node.partitions)
         with turn(*where, around.clock, around.deadline, around.pause, around.chance) as held:
             if isinstance(held, NoTurn):
                 return self._no_drain(_not_now(held.why), conclusion)
-            decision = self._look_around(conclusion, slurm, held.now)
+            decision = self._decide_among_all(conclusion, slurm, held.now)
             if decision.full:
                 held.leave(decision.full)
-            if decision.action is not Action.DRAIN:
+            if decision.action is not DrainAction.DRAIN:
                 return self._no_drain(decision, conclusion)
             return self._drain(decision, conclusion, slurm, held)
 
-    def _look_around(self, conclusion: Conclusion, slurm: SlurmClient, now: float) -> drain.Decision:
-        """What is to be done with this node among all others. ``now``: by slurmctld's clock."""
+    def _decide_among_all(
+        self, conclusion: Conclusion, slurm: SlurmClient, now: float
+    ) -> drain.DrainDecision:
+        """The decision with all nodes in view. ``now``: by slurmctld's clock."""
         every = slurm.nodes()
         mine = [node for node in every if node.name == self._report.node]
         if not mine:
-            return drain.Decision(action=Action.NOTHING, why="Slurm does not know this node")
+            return drain.DrainDecision(action=DrainAction.NOTHING, why="Slurm does not know this node")
         return self._decide(mine[0], conclusion, drain.shares_of(every, mine[0].name, now))
 
     def _drain(
-        self, decision: drain.Decision, conclusion: Conclusion, slurm: SlurmClient, held: Turn | None = None
-    ) -> Done:
-        """Order it. ``held``: the turn that a new drain needs; other words for one that stands need none."""
+        self,
+        decision: drain.DrainDecision,
+        conclusion: Conclusion,
+        slurm: SlurmClient,
+        held: Turn | None = None,
+    ) -> DrainResult:
+        """Order it. ``held``: the turn. A new drain needs it; a new reason for one that stands does not."""
         new = held is not None
         before = self._record
         known = () if new else before.causes
-        # Written first: should this process die now, the next run still knows the words as its own, what
-        # they are about (it may look at other things), and that nobody has seen what came of the order.
+        # Written first: should this process die now, the next run still knows the reason as its own, what
+        # it is about (it may run other checks), and that nobody has seen what came of the order.
         self._keep(conclusion)
         self._put(
             reason=decision.reason,
@@ -366,14 +380,14 @@ class _Drainer:
             return self._no_drain(_not_now(_LATE), conclusion)
         slurm.drain([self._report.node], decision.reason)
         if held is not None and not held.is_sole:
-            self._tell("cap_not_verified", why=_UNSURE, reason=decision.reason)
-            return Done(action=Action.NOTHING, why=_UNSURE)
+            self._log_change("cap_not_verified", why=_UNSURE, reason=decision.reason)
+            return DrainResult(action=DrainAction.NOTHING, why=_UNSURE)
         self._put(pending=None, pending_boot="", former="")
         if new:
             drains = self._recent_drains(self._now)
             self._put(unverified=False, drains=drains, waits_until=0.0, tries=0)
-        self._tell_drain("drained" if new else "reason_updated", decision.why, conclusion.causes)
-        return Done(action=decision.action, why=decision.why, reason=decision.reason, carried_out=True)
+        self._log_drain("drained" if new else "reason_updated", decision.why, conclusion.causes)
+        return DrainResult(action=decision.action, why=decision.why, reason=decision.reason, carried_out=True)
 
     def _excess(self, node: Node, slurm: SlurmClient) -> str:
         """Why a drain that Slurm took perhaps after the turn of its node is one too many; empty if it is not,
@@ -389,33 +403,35 @@ class _Drainer:
             excess = drain.beyond_cap(slurm.nodes(), self._report.node, self._config.drain)
         except SlurmCommandError as error:
             self._put(unanswered=self._record.unanswered + 1)
-            self._tell("cap_not_verified", error=str(error)[:500])
+            self._log_change("cap_not_verified", error=str(error)[:500])
             many = self._record.unanswered >= MOST_UNANSWERED
             return f"{MOST_UNANSWERED} runs could not find out whether there is room for it" if many else ""
         if not excess:
             self._put(unverified=False, unanswered=0, pending=None, pending_boot="")
-            self._tell_drain("drained", "Slurm has taken the order late", self._record.causes)
+            self._log_drain("drained", "Slurm has taken the order late", self._record.causes)
         return excess
 
-    def _take_back(self, excess: str, slurm: SlurmClient) -> Done:
+    def _take_back(self, excess: str, slurm: SlurmClient) -> DrainResult:
         if drain.is_own(slurm.node(self._report.node), self._record):
             slurm.resume([self._report.node])
         reason, since = self._record.reason, self._record.since
         others = tuple(t for t in self._record.drains if t != since)
         self._put(reason="", causes=(), unverified=False, unanswered=0, stays=False, drains=others)
         self._wait(BACK_OFF_S)
-        self._tell("not_drained", why=excess, reason=reason)
-        return Done(action=Action.NOTHING, why=excess)
+        self._log_change("not_drained", why=excess, reason=reason)
+        return DrainResult(action=DrainAction.NOTHING, why=excess)
 
-    def _undrain(self, node: Node, decision: drain.Decision, slurm: SlurmClient) -> Done:
+    def _undrain(self, node: Node, decision: drain.DrainDecision, slurm: SlurmClient) -> DrainResult:
         slurm.resume([node.name])
         if drain.is_own(slurm.node(node.name), self._record):
-            self._tell("not_undrained", why="Slurm took the order, but the node is still drained")
-            return Done(action=decision.action, why=decision.why, reason=node.reason, error="still drained")
+            self._log_change("not_undrained", why="Slurm took the order, but the node is still drained")
+            return DrainResult(
+                action=decision.action, why=decision.why, reason=node.reason, error="still drained"
+            )
         self._log.write("undrained", reason=node.reason, why=decision.why)
         self._put(reason="", causes=(), unverified=False, passes=0, unproven=0, said="")
         self._put(waits_until=0.0, tries=0)
-        return Done(action=decision.action, why=decision.why, carried_out=True)
+        return DrainResult(action=decision.action, why=decision.why, carried_out=True)
 
     # -- remembering -----------------------------------------------------------------------------------
 
@@ -437,33 +453,33 @@ class _Drainer:
         else:
             self._saved = self._record
 
-    def _tell_drain(self, event: str, why: str, causes: Sequence[object]) -> None:
+    def _log_drain(self, event: str, why: str, causes: Sequence[object]) -> None:
         record = self._record
         facts = {"reason": record.reason, "why": why, "job": self._around.job, "stays": record.stays}
         self._log.write(event, **facts, causes=causes)
         self._put(said="")
 
-    def _tell_error(self, error: SlurmCommandError, conclusion: Conclusion) -> None:
+    def _log_error(self, error: SlurmCommandError, conclusion: Conclusion) -> None:
         """Who gets no answer waits; what Slurm refuses somebody has to mend."""
         from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 
         facts = {"error": str(error)[:500], "reason": conclusion.reason}
         if isinstance(error, SlurmTimeout | ControllerUnreachable):
-            self._tell("slurm_unreachable", **facts)
+            self._log_change("slurm_unreachable", **facts)
         else:
-            self._tell("slurm_refused", **facts, fix=error.fix)
+            self._log_change("slurm_refused", **facts, fix=error.fix)
 
-    def _tell(self, event: str, **facts: object) -> None:
+    def _log_change(self, event: str, **facts: object) -> None:
         """Write an event unless it was the last one about this node."""
         causes = ",".join(f"{c.check}/{c.subject}" for c in self._record.causes)
-        words = f"{event}: {facts.get('why') or facts.get('reason') or ''} {causes}".strip()
-        if words != self._record.said:
-            self._put(said=words)
+        text = f"{event}: {facts.get('why') or facts.get('reason') or ''} {causes}".strip()
+        if text != self._record.said:
+            self._put(said=text)
             self._log.write(event, **facts, job=self._around.job)
 
 
-def _not_now(why: str) -> drain.Decision:
-    return drain.Decision(action=Action.NOTHING, why=why, later=True)
+def _not_now(why: str) -> drain.DrainDecision:
+    return drain.DrainDecision(action=DrainAction.NOTHING, why=why, later=True)
 
 
 # -- Slurm's commands from a hook ----------------------------------------------------------------------

@@ -16,10 +16,10 @@ from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import Context
 from slurm_robust.nodes.gpus.leftovers import LEFTOVERS, STANDS_S, is_being_freed
 from slurm_robust.nodes.hooks import drainer
-from slurm_robust.nodes.hooks.drainer import Done
+from slurm_robust.nodes.hooks.drainer import DrainResult
 from slurm_robust.nodes.hooks.jobs import no_other_job
 from slurm_robust.nodes.hooks.log import EventLog
-from slurm_robust.nodes.hooks.record import Action
+from slurm_robust.nodes.hooks.record import DrainAction
 from slurm_robust.nodes.hooks.sweep import Swept, number, sweep_gone, sweep_job
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory
@@ -47,7 +47,7 @@ class Hook(str, Enum):
     PERIODIC = "periodic"
 
 
-class Ended(Record):
+class HookResult(Record):
     """How a hook ends. ``message`` is for slurmd's log, ``failing`` has a line for each failure."""
 
     exit_code: int = 0
@@ -55,7 +55,7 @@ class Ended(Record):
     failing: str = ""
 
 
-class _Run:
+class _HookRun:
     """One hook, begun now."""
 
     def __init__(
@@ -76,20 +76,20 @@ class _Run:
         """So much of what is left of the budget."""
         return max(0.0, share * (self._deadline - time.monotonic() - _LAST_WORDS_S))
 
-    def prolog(self, shm: Path) -> Ended:
-        """Make room, look at the node, and refuse the job if it must not run here."""
+    def prolog(self, shm: Path) -> HookResult:
+        """Make room, check the node, and refuse the job if it must not run here."""
         if self._config.hooks.sweep:
-            self._tell_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
+            self._log_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
         report, conclusion = self._check(Context.PROLOG)
         done = self._settle(report, conclusion)
         code = int(self._config.drain.mode == "act" and is_refused(conclusion, done))
-        self._tell(report, conclusion, done, code)
-        return Ended(exit_code=code, message=conclusion.reason)
+        self._log_run(report, conclusion, done, code)
+        return HookResult(exit_code=code, message=conclusion.reason)
 
-    def epilog(self, shm: Path) -> Ended:
-        """Make room, and look at the node; closely if the job suspected it. Never fails."""
+    def epilog(self, shm: Path) -> HookResult:
+        """Make room, and check the node; deeply if the job suspected it. Never fails."""
         if self._config.hooks.sweep:
-            self._tell_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
+            self._log_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
         from slurm_robust.nodes.hooks.suspects import Ignored, read_suspect  # in epilogs only
 
         suspect = read_suspect(self._config, self._environ, self.node, self._now)
@@ -102,33 +102,33 @@ class _Run:
             self._wait_for_gpus()
             report, conclusion = self._check(context)
         if suspect is not None and conclusion.fit:
-            self._tell_acquittal(suspect, report)
+            self._log_acquittal(suspect, report)
         done = self._settle(report, conclusion)
-        self._tell(report, conclusion, done, 0)
-        return Ended(message=conclusion.reason)
+        self._log_run(report, conclusion, done, 0)
+        return HookResult(message=conclusion.reason)
 
-    def periodic(self, only: Sequence[str] = (), known: str | None = None) -> Ended:
-        """Look at the node, drain it or give it back. Never fails.
+    def periodic(self, only: Sequence[str] = (), known: str | None = None) -> HookResult:
+        """Check the node, drain it or return it. Never fails.
 
-        ``known``: what a look at the same checks found moments ago; finding it again is no news.
+        ``known``: what a run of the same checks found moments ago; finding it again is no news.
         """
         report, conclusion = self._check(Context.PERIODIC, only)
         # A warning that has been confirmed is news.
         causes = [f"{subject_key(found)}: keeps jobs away" for found in conclusion.causes]
         failing = "\n".join(sorted([*causes, *map(subject_key, conclusion.warnings)]))
         if known is not None and failing == known:
-            return Ended(message=conclusion.reason, failing=failing)
+            return HookResult(message=conclusion.reason, failing=failing)
         done = self._settle(report, conclusion, whole=not only)
         began, ended = self._memory.changes()
         if began or ended:
             self.log.write("changed", failing=began, passing=ended)
-        self._tell(report, conclusion, done, 0)
-        return Ended(message=conclusion.reason, failing=failing)
+        self._log_run(report, conclusion, done, 0)
+        return HookResult(message=conclusion.reason, failing=failing)
 
     def _wait_for_gpus(self) -> None:
-        """Look again and again until their memory is free, or has long enough not become less.
+        """Check until their memory is free, or has long enough not become less.
 
-        Each look takes its time by itself while there is something to wait for.
+        Each check takes its time by itself while there is something to wait for.
         """
         end = time.monotonic() + min(STANDS_S, self.left_s() - _LAST_CHECK_S)
         freeing = True
@@ -154,7 +154,7 @@ class _Run:
         )
         return report, conclude(report, self._config, failing_runs(report, self._memory))
 
-    def _tell_acquittal(self, suspect: Suspect, report: Report) -> None:
+    def _log_acquittal(self, suspect: Suspect, report: Report) -> None:
         """The tests that a job asked for found nothing. Tests that were cut short prove neither side."""
         facts = {
             "uid": int(self._environ["SLURM_JOB_UID"]),
@@ -166,7 +166,7 @@ class _Run:
         else:
             self.log.write("acquitted", job=suspect.job_id, **facts)
 
-    def _settle(self, report: Report, conclusion: Conclusion, *, whole: bool = False) -> Done:
+    def _settle(self, report: Report, conclusion: Conclusion, *, whole: bool = False) -> DrainResult:
         return drainer.after(
             conclusion,
             report=report,
@@ -178,7 +178,7 @@ class _Run:
             budget_s=self.left_s(),
         )
 
-    def _tell(self, report: Report, conclusion: Conclusion, done: Done, code: int) -> None:
+    def _log_run(self, report: Report, conclusion: Conclusion, done: DrainResult, code: int) -> None:
         is_well = conclusion.fit and not report.errors
         (self.log.note if is_well else self.log.write)(
             "run",
@@ -187,7 +187,7 @@ class _Run:
             exit_code=code,
             fit=conclusion.fit,
             reason=conclusion.reason,
-            action="" if done.action is Action.NOTHING else done.action.value,
+            action="" if done.action is DrainAction.NOTHING else done.action.value,
             causes=conclusion.causes,
             warnings=conclusion.warnings,
             unknown=[f"{found.check} {found.subject}".rstrip() for found in conclusion.unknown],
@@ -200,14 +200,14 @@ class _Run:
             mode=self._config.drain.mode,
         )
 
-    def _tell_sweep(self, swept: Swept) -> None:
+    def _log_sweep(self, swept: Swept) -> None:
         if swept.removed:
             self.log.note("swept", job=self.job, folders=swept.removed)
         if swept.failed:
             self.log.write("not_swept", job=self.job, folders=swept.failed)
 
 
-def is_refused(conclusion: Conclusion, done: Done) -> bool:
+def is_refused(conclusion: Conclusion, done: DrainResult) -> bool:
     """Whether the job must not start here.
 
     Slurm drains a node whose prolog fails, by its own reason if need be, and nobody bounds that. So a prolog
@@ -232,12 +232,12 @@ def run(
     shm: Path = SHARED_MEMORY,
     only: Sequence[str] = (),
     known: str | None = None,
-) -> Ended:
+) -> HookResult:
     """Carry out a hook, usually within ``budget_s`` seconds. A bug may raise anything.
 
     ``only`` and ``known`` are of a part of the periodic check, as the watch has it.
     """
-    begun = _Run(hook, config, environ, budget_s, host)
+    begun = _HookRun(hook, config, environ, budget_s, host)
     if hook is Hook.PROLOG:
         return begun.prolog(shm)
     return begun.epilog(shm) if hook is Hook.EPILOG else begun.periodic(only, known)

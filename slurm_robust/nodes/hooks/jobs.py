@@ -31,12 +31,12 @@ def running_jobs(host: Host) -> frozenset[int] | None:
             continue
         if host.real_uid(name) not in (0, os.getuid()):
             continue
-        words = _read(f"{proc}/{name}/cmdline")
-        if words.split(b"\0")[1:2] == [_OF_NO_STEP]:
+        command = _read(f"{proc}/{name}/cmdline")
+        if command.split(b"\0")[1:2] == [_OF_NO_STEP]:
             continue
-        if match := _STEP.match(words):
+        if match := _STEP.match(command):
             found.add(int(match[1]))
-        elif words:
+        elif command:
             return None
     return frozenset(found)
 

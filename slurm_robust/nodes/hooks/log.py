@@ -36,7 +36,7 @@ class EventLog:
         self._write(event, facts, quiet=False)
 
     def note(self, event: str, **facts: object) -> None:
-        """One event now that nobody has to look at: only in the file."""
+        """One event now that nobody has to act on: only in the file."""
         self._write(event, facts, quiet=True)
 
     def _write(self, event: str, facts: dict[str, object], *, quiet: bool) -> None:
@@ -44,8 +44,8 @@ class EventLog:
         line = _encode(head | facts)
         if len(line) > _LINE_BYTES:
             line = _encode(head | {"left_out": f"{len(line)} bytes"})
-        words = " ".join(f"{name}={_plain(value)}" for name, value in facts.items())
-        text = ascii_line(f"{event} {words}", _SYSLOG_BYTES)
+        fields = " ".join(f"{name}={_plain(value)}" for name, value in facts.items())
+        text = ascii_line(f"{event} {fields}", _SYSLOG_BYTES)
         call({"line": lambda: self._put(line, text, quiet)}, {"line": WRITE_S}, WRITE_S)
 
     def _put(self, line: bytes, text: str, quiet: bool) -> bytes:

@@ -1,6 +1,6 @@
-"""What a node remembers of its own drains: ``drain.json`` in the state folder.
+"""The node's own drains: ``drain.json`` in the state folder.
 
-Slurm holds the drain itself. This file holds what Slurm cannot: which words are ours, which checks failed,
+Slurm holds the drain itself. This file holds what Slurm cannot: which reasons are ours, which checks failed,
 how many runs have passed since, and how often it came to that.
 """
 
@@ -27,10 +27,10 @@ LONGEST_S = 3600.0
 AHEAD_S = 300.0
 """A time that is further ahead was written while the clock was wrong."""
 
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
 
 
-class Action(str, Enum):
+class DrainAction(str, Enum):
     """What is to be done with a node."""
 
     NOTHING = "nothing"
@@ -47,37 +47,53 @@ class Cause(Record):
 
 
 class OwnDrain(Record):
-    """``reason``: what we wrote to Slurm for ``causes`` at ``since``; empty while no drain of ours stands.
-    The causes stay when somebody else has undone it, until the next drain.
-
-    ``former``: the words before, while Slurm has not answered whether it took the new ones.
-    ``unverified``: nor whether it took the drain, which may so have been one too many; ``unanswered``: runs
-    that asked for that in vain.
-    ``passes``: runs in a row since then in which all causes were looked at and passed; ``unproven``: whole
-    runs in a row that found the node fit and did not see all causes pass. ``drains``: times of
-    the drains within the last day; ``stays``: they were too many, so a person must undo this one.
-    ``waits_until``: Slurm is not asked for a drain before, since there was no room or no answer, ``tries``
-    times in a row. ``pending``: what could not be told to Slurm or had to wait for a cap, found during the
-    boot ``pending_boot``. ``kept``: the words with which a quarantine has drained the node again. ``said``:
-    the last event about it, so that the log tells of changes only. Times are seconds since 1970.
-    """
+    """The last drain of ours, and what keeps the next one waiting. Times are seconds since 1970."""
 
     reason: str = ""
+    """What we wrote to Slurm; empty while no drain of ours stands."""
+
     former: str = ""
+    """The reason before, while Slurm has not answered whether it took the new one."""
+
     since: float = 0.0
     causes: tuple[Cause, ...] = ()
+    """They stay when somebody else has undone the drain, until the next one."""
+
     unverified: bool = False
+    """Slurm has not answered whether it took the drain, which may so have been one too many."""
+
     unanswered: int = 0
+    """Runs that asked for that in vain."""
+
     passes: int = 0
+    """Runs in a row since then in which all causes were checked and passed."""
+
     unproven: int = 0
+    """Full runs in a row that found the node fit and did not see all causes pass."""
+
     drains: tuple[float, ...] = ()
+    """Times of the drains within the last day."""
+
     stays: bool = False
+    """They were too many, so a person must undo this one."""
+
     waits_until: float = 0.0
+    """Slurm is not asked for a drain before, since there was no room or no answer."""
+
     tries: int = 0
+    """How often in a row that was so."""
+
     pending: Conclusion | None = None
+    """What Slurm could not be asked for, or had to wait for a cap."""
+
     pending_boot: str = ""
+    """The boot during which it was found."""
+
     kept: str = ""
+    """The reason with which a quarantine has drained the node again."""
+
     said: str = ""
+    """The last event about it, so that the log has changes only."""
 
     def drains_since(self, time_: float) -> int:
         """How many drains began after ``time_``."""
@@ -102,7 +118,7 @@ def cause_of(finding: Finding) -> Cause:
 
 
 def has_passed(cause: Cause, findings: Sequence[Finding]) -> bool | None:
-    """Whether a run shows that the cause is gone; None when the run did not look at it.
+    """Whether a run shows that the cause is gone; None when the run did not check it.
 
     A subject that has vanished has not passed: a GPU that fell off the bus has no finding at all any more. A
     cause without a subject (no answer at all) has passed when nothing of its check is wrong or unknown.
@@ -120,7 +136,7 @@ def after_run(
 ) -> OwnDrain:
     """The record with this run counted; the same one where the run says nothing about the causes.
 
-    ``whole``: a periodic run of all checks. What it does not look at, the next one will not look at either.
+    ``whole``: a periodic run of all checks. What it does not check, the next one will not check either.
     """
     if not record.reason:
         return record
@@ -238,6 +254,6 @@ def _take(fd: int, timeout_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
         except OSError:
             return True  # no locks on this file system; see locked()

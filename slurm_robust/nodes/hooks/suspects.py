@@ -46,7 +46,7 @@ class Ignored(Record):
     why: str
 
 
-class Job(Record):
+class EndedJob(Record):
     """The job as Slurm describes it to its epilog; ``started``: seconds since 1970, None on 22.05."""
 
     job_id: int
@@ -74,14 +74,14 @@ def read_suspect(
     return judge(answer.value, job, node, now) if answer.value else None
 
 
-def job_of(environ: Mapping[str, str]) -> Job | None:
+def job_of(environ: Mapping[str, str]) -> EndedJob | None:
     """The job of an epilog; None outside of one, and for jobs of root, whose word nobody needs to check."""
     numbers = [environ.get(f"SLURM_JOB_{name}", "") for name in ("ID", "UID")]
     if not all(re.fullmatch(r"[0-9]{1,10}", number) for number in numbers) or int(numbers[1]) == 0:
         return None
     gid = environ.get("SLURM_JOB_GID", "")
     started = environ.get("SLURM_JOB_START_TIME", "")
-    return Job(
+    return EndedJob(
         job_id=int(numbers[0]),
         uid=int(numbers[1]),
         gid=int(gid) if re.fullmatch(r"[1-9][0-9]{0,9}", gid) else int(numbers[1]),
@@ -91,7 +91,7 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
     )
 
 
-def judge(data: bytes, job: Job, node: str, now: float) -> Suspect | Ignored:
+def judge(data: bytes, job: EndedJob, node: str, now: float) -> Suspect | Ignored:
     """The content with texts of one line of printable ASCII each, if it counts. Pure."""
     try:
         said = msgspec.json.decode(data, type=Suspect)
@@ -115,7 +115,7 @@ def judge(data: bytes, job: Job, node: str, now: float) -> Suspect | Ignored:
 # -- in the child -----------------------------------------------------------------------------------------
 
 
-def _read_as_user(job: Job, templates: tuple[str, ...], name: str) -> bytes:
+def _read_as_user(job: EndedJob, templates: tuple[str, ...], name: str) -> bytes:
     """The content of the first file that there is; nothing without one. Raises ``RuntimeError``."""
     _become(job)
     for folder in places(templates, job):
@@ -133,8 +133,8 @@ def _read_as_user(job: Job, templates: tuple[str, ...], name: str) -> bytes:
     return b""
 
 
-def places(templates: tuple[str, ...], job: Job) -> tuple[str, ...]:
-    """Folders in which the job's directory may be. What is filled in is not looked at for ``{`` again."""
+def places(templates: tuple[str, ...], job: EndedJob) -> tuple[str, ...]:
+    """Folders in which the job's directory may be. What is filled in is not expanded again."""
     values = {"work_dir": job.work_dir, "user": job.user, "uid": str(job.uid), "job_id": str(job.job_id)}
     found = []
     for template in templates:
@@ -148,14 +148,14 @@ def places(templates: tuple[str, ...], job: Job) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _become(job: Job) -> None:
+def _become(job: EndedJob) -> None:
     """Take the rights of the job's user, for good."""
     os.setgroups(_groups(job))
     os.setresgid(job.gid, job.gid, job.gid)
     os.setresuid(job.uid, job.uid, job.uid)
 
 
-def _groups(job: Job) -> list[int]:
+def _groups(job: EndedJob) -> list[int]:
     """The user's own groups, for project folders; never root's."""
     import pwd  # asks the directory service, which may hang: in the child only
 

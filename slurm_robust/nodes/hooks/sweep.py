@@ -23,7 +23,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.isolate import call
 
 MOST_NAMES = 300_000
-"""So many names of /dev/shm are looked at: the kernel allows a user to make millions."""
+"""At most this many names of /dev/shm are read: the kernel allows a user to make millions."""
 
 MOST_FOLDERS = 100
 """Of each user in one go: nobody can keep a hook busy, or take the place of others."""
@@ -128,7 +128,7 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
         device = os.stat(shm).st_dev
         for seen, entry in enumerate(entries):
             if seen == MOST_NAMES or time.monotonic() > end:
-                cut = f"too many names: only {seen} were looked at"
+                cut = f"too many names: only {seen} were read"
                 break
             folder = _folder(entry) if entry.name.startswith(PREFIX) else None
             if folder is None or not is_wanted(folder):

@@ -1,4 +1,4 @@
-"""The turn to drain: one node of a partition at a time looks at all others and drains itself.
+"""The turn to drain: one node of a partition at a time reads the state of all others and drains itself.
 
 Slurm has no order that drains a node only if few others are drained, and nodes that find the same fault in
 the same second would all see room. But of all who create a reservation of one name, Slurm lets exactly one.
@@ -6,7 +6,7 @@ So a node creates one on itself for each of its partitions, reads the table of n
 is room, and deletes them. Should it die, Slurm ends them after a minute, and their holder has used them well
 before. So whatever becomes of the answers of slurmctld: who has no turn drains nothing.
 
-The minute is one of slurmctld's clock, and begins at a time that slurmctld has told. The holder counts its
+The minute is one of slurmctld's clock, and begins at a time that slurmctld reports. The holder counts its
 own seconds from before it asked. So the clocks of nodes may be as wrong as they like.
 
 A turn that finds its partition full is left to its end. So of a whole cluster that is unfit, one node a
@@ -71,7 +71,7 @@ class Turn:
         return self._clock() < self._begun + LASTS_S - CUT_OFF_S
 
     def leave(self, partition: str) -> None:
-        """Nobody needs to look at this partition for a while."""
+        """No other node needs to try this partition for a while."""
         self.taken = [name for name in self.taken if name != PREFIX + partition]
 
 

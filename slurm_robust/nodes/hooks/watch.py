@@ -1,8 +1,8 @@
 """The periodic check as a resident program: what is cheap to see is seen within seconds.
 
-A HealthCheckProgram or a timer has one interval for everything. Here the kernel's log is looked at when the
-kernel writes into it, GPUs and networks by intervals of their own, and everything every now and then. Each
-look is a run in a child, like a hook, so that nothing can hang the watch.
+A HealthCheckProgram or a timer has one interval for everything. Here the checks of the kernel's log run when
+the kernel writes into it, those of GPUs and networks by intervals of their own, and all of them at longer
+ones. Each round is a run in a child, like a hook, so that nothing can hang the watch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTLE_S = 0.2
 """What belongs together comes within a moment."""
 
 GAP_S = 0.75
-"""Between two looks at a kernel that does not stop talking; a fault in its log is to be seen within 1 s."""
+"""Between two rounds while the kernel does not stop logging; a fault in its log is to be seen within 1 s."""
 
 _WARNING = 4
 """The level of syslog from which on (downwards) a message may be a fault."""
@@ -68,14 +68,14 @@ class Schedule:
 
     def __init__(self, rounds_: tuple[Round, ...], now: float) -> None:
         self._rounds = rounds_
-        self._heard = now - GAP_S
+        self._checked = now - GAP_S
         # Everything first: it is what the others are compared with.
         self._due = {one.name: now + one.every_s * bool(one.only) for one in rounds_}
 
-    def spoken(self, now: float) -> None:
-        """The kernel has written something. One that does not stop talking is not looked at all the time."""
+    def logged(self, now: float) -> None:
+        """The kernel has logged something. One that does not stop logging is not checked all the time."""
         if Probe.KERNEL in self._due:
-            self._due[Probe.KERNEL] = min(self._due[Probe.KERNEL], max(now + SETTLE_S, self._heard + GAP_S))
+            self._due[Probe.KERNEL] = min(self._due[Probe.KERNEL], max(now + SETTLE_S, self._checked + GAP_S))
 
     def next(self, now: float) -> tuple[Round | None, float]:
         """The round that is due, and seconds until one is."""
@@ -83,34 +83,36 @@ class Schedule:
         return (first if self._due[first.name] <= now else None), max(0.0, self._due[first.name] - now)
 
     def done(self, one: Round, now: float) -> None:
-        """``one`` was looked at and ended at ``now``."""
+        """``one`` has run and ended at ``now``."""
         if one.name == "kernel":
-            self._heard = now
+            self._checked = now
         for seen in (one,) if one.only else self._rounds:
             self._due[seen.name] = now + seen.every_s
 
 
-def watch(config: NodeConfig, checks: Sequence[AnyCheck], look: Callable[[Round, str], str | None]) -> int:
+def watch(
+    config: NodeConfig, checks: Sequence[AnyCheck], run_round: Callable[[Round, str], str | None]
+) -> int:
     """Watch until SIGTERM; the exit code.
 
-    ``look`` carries out a round: given what the last look at the same checks said is wrong, it returns
-    what is wrong now, None when that is not known.
+    ``run_round`` gets what the last run of the same checks found wrong, and returns what is wrong now; None
+    when that is not known.
     """
     with _alone(Path(config.paths.runtime)) as alone:
         if not alone:
             print("srobust-node: another watch runs on this node", flush=True)
             return 1
-        return _Watch(rounds(config.watch, checks), look).run()
+        return _Watch(rounds(config.watch, checks), run_round).run()
 
 
 class _Watch:
-    def __init__(self, rounds_: tuple[Round, ...], look: Callable[[Round, str], str | None]) -> None:
+    def __init__(self, rounds_: tuple[Round, ...], run_round: Callable[[Round, str], str | None]) -> None:
         self._rounds = rounds_
-        self._look = look
+        self._run_round = run_round
         self._wrong: dict[str, str] = {}
 
     def run(self) -> int:
-        ended = _Ended()
+        ended = _EndSignals()
         poller = select.poll()
         poller.register(ended.fileno(), select.POLLIN)
         log = _kernel_log()
@@ -123,22 +125,22 @@ class _Watch:
             if ended.fileno() in ready:
                 return 0
             if log is not None and log.fileno() in ready and _has_warned(log):
-                schedule.spoken(time.monotonic())
+                schedule.logged(time.monotonic())
             if due is not None:
                 self._round(due)
                 schedule.done(due, time.monotonic())
 
     def _round(self, one: Round) -> None:
-        wrong = self._look(one, self._wrong.get(one.name, ""))
+        wrong = self._run_round(one, self._wrong.get(one.name, ""))
         if wrong is None:
             return
         self._wrong[one.name] = wrong
-        if not one.only:  # what it has told of is known to all
+        if not one.only:  # what it has reported is known to all
             self._wrong |= {other.name: share_of(wrong, other) for other in self._rounds if other.only}
 
 
-class _Ended:
-    """SIGTERM and SIGINT as something to poll for, so that none is missed between two looks."""
+class _EndSignals:
+    """SIGTERM and SIGINT as something to poll for, so that none is missed between two rounds."""
 
     def __init__(self) -> None:
         self._wakeup = WakeUp()

@@ -161,7 +161,7 @@ def _is_of(sight: _Sight, subject: str) -> bool:
 
 
 def with_earlier(now: Happened, earlier: Sequence[Happened]) -> tuple[KernelEvent, ...]:
-    """Add what earlier looks at the same log found and a full log has lost since."""
+    """Add what earlier runs found in the same log and a full log has lost since."""
     events = {_key(event): event for event in now.events}
     for past in reversed(earlier):
         for event in past.events:

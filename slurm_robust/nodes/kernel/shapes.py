@@ -21,8 +21,8 @@ class Shape(Record, kw_only=False):
 
     ``begins``: the message begins with one of these, which is quick to tell for thousands of messages.
     ``lasting``: it counts until the next boot, else within the window. ``often``: fewer than that are only
-    worth a look. ``corrected``: counted against the limit of errors that were corrected. ``written_by``: the
-    least of those who can bring it about.
+    worth attention. ``corrected``: counted against the limit of errors that were corrected.
+    ``written_by``: the least of those who can bring it about.
     """
 
     name: str

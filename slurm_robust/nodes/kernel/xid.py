@@ -17,7 +17,7 @@ from slurm_robust.nodes.kernel.xidtable import RULES, XidRule
 
 
 class Severity(str, Enum):
-    """What a line says beyond its code; which words there are depends on the code."""
+    """What a line says beyond its code; which values there are depends on the code."""
 
     PLAIN = ""
     FATAL = "fatal"
@@ -118,8 +118,8 @@ def _severity(code: int, text: str) -> Severity:
         action = re.match(_RECOVERY, text)
         return _RECOVERIES.get(int(action[1], 16), Severity.PLAIN) if action else Severity.PLAIN
     if code == 74:
-        words = re.match(_REGISTERS, text)
-        first, *others = (int(word, 16) for word in words[1].split(",")) if words else (0,)
+        registers = re.match(_REGISTERS, text)
+        first, *others = (int(word, 16) for word in registers[1].split(",")) if registers else (0,)
         harmless = first and not first & ~_HARMLESS_LINK_BITS and not any(others)
         return Severity.IGNORED if harmless else Severity.PLAIN
     if code in LINK_ERRORS:
@@ -140,7 +140,7 @@ def parse_switch(text: str) -> SXid | None:
 
 
 def rule(code: int, severity: Severity = Severity.PLAIN) -> XidRule:
-    """What an XID means for the node. One that is not in the table is worth a look and no more."""
+    """What an XID means for the node. One that is not in the table is worth attention and no more."""
     known = RULES.get(code)
     if known is None:
         return XidRule(
@@ -151,8 +151,8 @@ def rule(code: int, severity: Severity = Severity.PLAIN) -> XidRule:
     if severity in (Severity.NON_FATAL, Severity.IGNORED) or (
         code in LINK_ERRORS and severity is Severity.PLAIN
     ):
-        words = ", ".join(filter(None, (known.meaning.removeprefix("fatal "), severity.value)))
-        return replace(known, meaning=words, suggestion=Suggestion.MONITOR, lasting=False)
+        meaning = ", ".join(filter(None, (known.meaning.removeprefix("fatal "), severity.value)))
+        return replace(known, meaning=meaning, suggestion=Suggestion.MONITOR, lasting=False)
     return known
 
 

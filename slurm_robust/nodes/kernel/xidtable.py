@@ -1,7 +1,7 @@
 """What NVIDIA's XIDs mean for a node.
 
 The codes, names and first actions are those of NVIDIA's Xid catalog for Ampere and newer
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); the words are ours, and so is the step
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); the texts are ours, and so is the step
 from the catalog's action to what becomes of the node:
 
 ==================================  =================================================================

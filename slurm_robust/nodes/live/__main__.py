@@ -22,7 +22,7 @@ from slurm_robust.config.nodefile import FILE
 from slurm_robust.model.job import InspectionSpec
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.live.observation import Observation, encode
-from slurm_robust.nodes.live.probes import Tell, probes
+from slurm_robust.nodes.live.probes import Send, probes
 from slurm_robust.util.process import die_with_parent
 
 # Below the workers, above nothing that anybody waits for.
@@ -64,19 +64,19 @@ def _read_once() -> None:
         pass
 
 
-def _fork(probe: Callable[[Tell], None], channel: socket.socket) -> None:
+def _fork(probe: Callable[[Send], None], channel: socket.socket) -> None:
     parent = os.getpid()
     if os.fork() == 0:
         _live(probe, channel, parent)
 
 
-def _live(probe: Callable[[Tell], None], channel: socket.socket, parent: int) -> NoReturn:
-    def tell(observation: Observation) -> None:
+def _live(probe: Callable[[Send], None], channel: socket.socket, parent: int) -> NoReturn:
+    def send(observation: Observation) -> None:
         channel.send(encode(observation))
 
     try:
         die_with_parent(parent)
-        probe(tell)
+        probe(send)
     except BrokenPipeError:
         pass  # the agent has ended
     except Exception:  # noqa: BLE001 - a bug: the agent's output has it, and the agent starts all again

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Effect, Finding, Party, Suggestion
+from slurm_robust.model.findings import Effect, Finding, Party
 from slurm_robust.nodes.live.observation import Observation, Subject, subject_of
 
 # A bound for broken checks: a node has far fewer parts that can fail.
 _MOST_FAULTS = 256
-_WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
 
 
 @dataclass
-class _Fault:
+class _OpenFault:
     finding: Finding
     began: float
     number: int  # of its alert; 0 for a fault that raises none
@@ -31,8 +30,8 @@ class AlertBook:
     """
 
     def __init__(self) -> None:
-        self._standing: dict[Subject, _Fault] = {}
-        self._over: list[_Fault] = []
+        self._standing: dict[Subject, _OpenFault] = {}
+        self._over: list[_OpenFault] = []
         self._number = 0
 
     def take(self, observation: Observation, now: float, *, training: bool) -> bool:
@@ -50,8 +49,8 @@ class AlertBook:
         """Those that stand and those that ended lately, in the order of their numbers."""
         self._over = [fault for fault in self._over if now - _end_of(fault) <= REMEMBERED_S][-MOST_ALERTS:]
         standing = sorted((f for f in self._standing.values() if f.number), key=lambda f: f.number)
-        told = [*self._over, *standing][-MOST_ALERTS:]
-        return tuple(_alert(fault, now) for fault in sorted(told, key=lambda f: f.number))
+        recent = [*self._over, *standing][-MOST_ALERTS:]
+        return tuple(_alert(fault, now) for fault in sorted(recent, key=lambda f: f.number))
 
     def _failed(self, finding: Finding, effects: Mapping[str, Effect], now: float, *, training: bool) -> bool:
         effect = effects.get(finding.check, Effect.FAULT)
@@ -66,7 +65,7 @@ class AlertBook:
             self._end(subject, now)
         is_alert = training or finding.suggestion.keeps_jobs_away
         self._number += is_alert
-        self._standing[subject] = _Fault(finding, now, self._number if is_alert else 0, effect)
+        self._standing[subject] = _OpenFault(finding, now, self._number if is_alert else 0, effect)
         return is_alert
 
     def _end(self, subject: Subject, now: float) -> bool:
@@ -78,7 +77,7 @@ class AlertBook:
 
 
 def _is_worse(finding: Finding, known: Finding) -> bool:
-    return finding.count > known.count or _WEIGHT[finding.suggestion] > _WEIGHT[known.suggestion]
+    return finding.count > known.count or finding.suggestion.weight > known.suggestion.weight
 
 
 def _has_passed(subject: Subject, observation: Observation, failed: set[Subject]) -> bool:
@@ -95,11 +94,11 @@ def _has_passed(subject: Subject, observation: Observation, failed: set[Subject]
     return subject in observation.well or (check, "") in observation.well
 
 
-def _end_of(fault: _Fault) -> float:
+def _end_of(fault: _OpenFault) -> float:
     return fault.began if fault.ended is None else fault.ended
 
 
-def _alert(fault: _Fault, now: float) -> Alert:
+def _alert(fault: _OpenFault, now: float) -> Alert:
     finding = fault.finding
     return Alert(
         number=fault.number,

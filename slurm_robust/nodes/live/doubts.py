@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.nodes.gpus.judging import SECOND_LOOK_S
+from slurm_robust.nodes.gpus.judging import CONFIRM_AFTER_S
 from slurm_robust.nodes.gpus.presence import LOST
 from slurm_robust.nodes.live.observation import Observation, Subject, subject_of
 
@@ -25,7 +25,7 @@ class Doubts:
     """Doubts of the last observations about the GPUs of one node. Times are monotonic seconds.
 
     A failure that was a doubt before counts when two undisturbed observations have seen it, the second at
-    least :data:`~slurm_robust.nodes.gpus.judging.SECOND_LOOK_S` after the first, and none in between the
+    least :data:`~slurm_robust.nodes.gpus.judging.CONFIRM_AFTER_S` after the first, and none in between the
     opposite. What was no doubt before (a GPU that is lost) counts at once.
     """
 
@@ -65,7 +65,7 @@ class Doubts:
 
     def _confirms(self, subject: Subject, now: float, counts: bool) -> bool:
         first = self._first[subject]
-        return counts and first is not None and now - first >= SECOND_LOOK_S
+        return counts and first is not None and now - first >= CONFIRM_AFTER_S
 
     def _forget(self, observation: Observation, failed: list[Subject]) -> None:
         """What has passed is no doubt any more; and a driver that says anything of a GPU is not silent."""

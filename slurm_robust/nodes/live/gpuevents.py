@@ -47,7 +47,7 @@ class GpuEvents:
 
 
 def findings_of(events: Iterable[XidEvent]) -> list[Finding]:
-    """Events that mean broken hardware, in the words of the kernel's log. Pure."""
+    """Events that mean broken hardware, as findings of the kernel's log. Pure."""
     rules = [(event, xid.rule(event.code)) for event in events if event.code]
     return [
         Finding(

@@ -95,9 +95,9 @@ class Inspector:
     def _start(self, now: float) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PACKET_BYTES)
-        words = ["--channel", str(theirs.fileno()), "--parent", str(os.getpid())]
-        words += ["--spec", msgspec.json.encode(self._spec).decode(), *self._arguments]
-        self._starter.submit(partial(_spawn, words, theirs))
+        args = ["--channel", str(theirs.fileno()), "--parent", str(os.getpid())]
+        args += ["--spec", msgspec.json.encode(self._spec).decode(), *self._arguments]
+        self._starter.submit(partial(_spawn, args, theirs))
         ours.setblocking(False)
         self._channel, self._began, self._heard = ours, now, now
 
@@ -116,10 +116,10 @@ class Inspector:
         return Observation(notes=(_ENDED,))
 
 
-def _spawn(words: Sequence[str], channel: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(args: Sequence[str], channel: socket.socket) -> subprocess.Popen[bytes]:
     with channel:
         return subprocess.Popen(
-            [sys.executable, "-m", "slurm_robust.nodes.live", *words],
+            [sys.executable, "-m", "slurm_robust.nodes.live", *args],
             stdin=subprocess.DEVNULL,
             pass_fds=[channel.fileno()],
             # A signal to the agent's group is no order to it.

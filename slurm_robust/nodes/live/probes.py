@@ -19,7 +19,7 @@ from slurm_robust.nodes.check import Context, Probe
 from slurm_robust.nodes.checks import ethernet, infiniband
 from slurm_robust.nodes.checks.ethernet import EthernetFacts
 from slurm_robust.nodes.checks.infiniband import InfinibandFacts
-from slurm_robust.nodes.gpus.judging import SECOND_LOOK_S
+from slurm_robust.nodes.gpus.judging import CONFIRM_AFTER_S
 from slurm_robust.nodes.gpus.presence import LOST
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.kernel.events import BEGINS
@@ -35,7 +35,7 @@ from slurm_robust.util.isolate import Answer, call, directly
 if TYPE_CHECKING:
     from slurm_robust.model.job import InspectionSpec
 
-Tell = Callable[[Observation], None]
+Send = Callable[[Observation], None]
 
 # After this many probes in a row without an answer of the GPUs' driver it is asked less often. They take a
 # minute: those that starting workers disturb do not count.
@@ -46,7 +46,7 @@ _REREAD_S = 300.0
 _BUDGET_S = 15.0
 
 
-def probes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Tell], None], ...]:
+def probes(spec: InspectionSpec, host: Host, file: Path = FILE) -> tuple[Callable[[Send], None], ...]:
     """Functions that probe for ever, each for a process of its own. ``file`` is the node's configuration."""
     return (
         partial(follow_kernel, ProbeRunner(Probe.KERNEL, call, host, file), host, spec),
@@ -146,23 +146,23 @@ def carried(
     return sum(known) if known else None
 
 
-def follow(probe: ProbeRunner, every_s: float, spec: InspectionSpec, tell: Tell) -> None:
+def follow(probe: ProbeRunner, every_s: float, spec: InspectionSpec, send: Send) -> None:
     """Run ``probe`` every ``every_s`` seconds."""
     while True:
         begun = time.monotonic()
         observation = probe.run()
-        tell(observation)
+        send(observation)
         # Hardware that is not there will hardly come.
         every = every_s if observation.well or observation.failed else max(every_s, spec.node_s)
         time.sleep(max(0.0, begun + every - time.monotonic()))
 
 
-def follow_kernel(probe: ProbeRunner, host: Host, spec: InspectionSpec, tell: Tell) -> None:
+def follow_kernel(probe: ProbeRunner, host: Host, spec: InspectionSpec, send: Send) -> None:
     """Run ``probe`` when the kernel has logged something that a check knows, at most every ``kernel_s``."""
     news = KernelNews(host)
     while True:
         begun = time.monotonic()
-        tell(probe.run())
+        send(probe.run())
         said = False
         while (since := time.monotonic() - begun) < spec.node_s and not (said and since >= spec.kernel_s):
             time.sleep(spec.kernel_s / 2)
@@ -187,8 +187,8 @@ class KernelNews:
             return False
 
 
-def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, tell: Tell) -> None:
-    """Look again and again, and tell of the driver's events at once.
+def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, send: Send) -> None:
+    """Run ``probe`` every ``gpu_s``, and send the driver's events at once.
 
     The driver is opened once: opening it each time would take its locks for longer than all questions. So the
     process has no children, and a run that hangs costs a thread: then the driver is asked less often.
@@ -200,7 +200,7 @@ def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, tell: Tell) -> None:
     while True:
         begun = time.monotonic()
         observation = probe.run()
-        tell(observation)
+        send(observation)
         silent = silent + 1 if _is_silent(observation) else 0
         due = begun + _until_next_s(spec, observation, silent)
         while (left := due - time.monotonic()) > 0:
@@ -208,7 +208,7 @@ def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, tell: Tell) -> None:
                 continue
             seen = events.read()
             if found := findings_of(seen):
-                tell(probe.judged(found))
+                send(probe.judged(found))
             if any(event.code == 0 for event in seen):
                 break  # a GPU is lost, and only a run says which
 
@@ -216,7 +216,7 @@ def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, tell: Tell) -> None:
 def _until_next_s(spec: InspectionSpec, observation: Observation, silent: int) -> float:
     """``silent``: runs in a row without an answer. The second must come late enough to count."""
     if 0 < silent < _PATIENCE:
-        return max(spec.gpu_s, SECOND_LOOK_S)
+        return max(spec.gpu_s, CONFIRM_AFTER_S)
     is_there = silent == 0 and (observation.well or observation.failed)
     return spec.gpu_s if is_there else max(spec.gpu_s, spec.node_s)
 

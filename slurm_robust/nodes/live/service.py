@@ -31,7 +31,7 @@ class Inspection:
         self._doubts = Doubts()
         self._generation = 0
         self._meter = TrafficMeter()
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         self._notes: list[str] = []
 
     def fileno(self) -> int:
@@ -60,8 +60,8 @@ class Inspection:
             if observation.nbytes is not None:
                 self._meter.see(observation.nbytes, now)
             for text in observation.notes:
-                if text not in self._told and len(self._told) < _NOTES:
-                    self._told.add(text)
+                if text not in self._noted and len(self._noted) < _NOTES:
+                    self._noted.add(text)
                     self._notes.append(text)
         return has_news
 

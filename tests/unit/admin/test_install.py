@@ -11,7 +11,7 @@ import pytest
 
 from slurm_robust import __version__
 from slurm_robust.admin import install, items, uninstall, verify
-from slurm_robust.admin.files import MANIFEST, Action, InstallError, Item, Manifest, Tree
+from slurm_robust.admin.files import MANIFEST, FileAction, InstallError, Item, Manifest, Tree
 from slurm_robust.admin.site import Site
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import CheckRule, NodeConfig
@@ -367,9 +367,9 @@ def test_an_upgrade_replaces_what_nobody_changed_and_removes_what_is_no_more(tmp
     new = [Item(path="/a", text="2"), Item(path="/b", text="2")]
     steps = tree.steps(new)
     assert {step.path: step.action for step in steps} == {
-        "/a": Action.REPLACE,
-        "/b": Action.KEEP,
-        "/c": Action.REMOVE,
+        "/a": FileAction.REPLACE,
+        "/b": FileAction.KEEP,
+        "/c": FileAction.REMOVE,
     }
     kept = tree.carry_out(steps, new, "2")
     assert [step.path for step in kept] == ["/b"]

@@ -71,7 +71,7 @@ def test_a_gpu_that_answers_with_errors_twice_is_broken() -> None:
     broken = facts(
         *EIGHT[:7], gpu(index=7, trouble=GpuError.ERRORS, error="nvmlDeviceGetName: Unknown Error")
     )
-    doubt = "answers with errors, a second look decides: nvmlDeviceGetName: Unknown Error"
+    doubt = "answers with errors, the next run decides: nvmlDeviceGetName: Unknown Error"
     for before in ((), ((9.9, broken),), ((60.0, broken), (30.0, facts(*EIGHT)), (5.0, broken))):
         assert said(judge("lost", view(broken, *before))[7:]) == (UNKNOWN, NONE, doubt)
     certain = "answers with errors at 0000:40:00.0: nvmlDeviceGetName: Unknown Error"

@@ -51,7 +51,7 @@ ONE_GPU = [
         "lost",
         {"trouble": GpuError.ERRORS, "error": "Unknown Error"},
         {},
-        (UNKNOWN, NONE, "answers with errors, a second look decides: Unknown Error"),
+        (UNKNOWN, NONE, "answers with errors, the next run decides: Unknown Error"),
     ),
     ("lost", {"errors": ("nvmlDeviceGetSerial: Unknown Error",)}, {}, GOOD),
     ("ecc", {}, {}, GOOD),

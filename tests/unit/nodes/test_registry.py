@@ -55,7 +55,7 @@ def where(check: AnyCheck) -> str:
 
 def counts(check: AnyCheck) -> str:
     if check.second:
-        return f"at once, by a second look: {check.second}"
+        return f"at once, with independent evidence: {check.second}"
     return "at once" if check.confirm == 1 else f"after {check.confirm} periodic runs in a row"
 
 

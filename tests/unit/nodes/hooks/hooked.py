@@ -7,7 +7,7 @@ from pathlib import Path
 from slurm_robust.config.node import Drain, NodeConfig, Paths
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import Context
-from slurm_robust.nodes.hooks.drainer import Done, after
+from slurm_robust.nodes.hooks.drainer import DrainResult, after
 from slurm_robust.nodes.hooks.record import DrainFile
 from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -56,7 +56,7 @@ class Hooked:
         node = self.cluster.seen(self.name)
         return node.reason if node.is_drained else ""
 
-    def run(self, *findings: Finding, **more: object) -> Done:
+    def run(self, *findings: Finding, **more: object) -> DrainResult:
         """One run, whose waits are as long as they are on average."""
         causes = tuple(f for f in findings if f.outcome is Outcome.FAIL)
         reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""

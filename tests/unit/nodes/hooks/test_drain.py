@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slurm_robust.config.node import Drain
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.hooks.drain import HOUR_S, Share, beyond_cap, decide, may_be_common, shares_of
-from slurm_robust.nodes.hooks.record import Action, Cause, OwnDrain
+from slurm_robust.nodes.hooks.record import Cause, DrainAction, OwnDrain
 from slurm_robust.nodes.verdict import Conclusion
 from slurm_robust.slurm.records import Node
 
@@ -59,7 +59,7 @@ def drained(*states: str, reason: str = REASON, **more: object) -> Node:
 
 def act(
     seen: Node, said: Conclusion, record: OwnDrain | None = None, *shares: Share, **config: object
-) -> Action:
+) -> DrainAction:
     settings = Drain(**config)  # type: ignore[arg-type]  # checked by the record
     return decide(seen, said, record or OwnDrain(), shares, settings, NOW).action
 
@@ -88,13 +88,13 @@ def test_whatever_the_state_others_drains_and_unknown_results_change_nothing(
     seen = node(*given_states, reason=reason, allocated_cpus=cpus)
     decision = decide(seen, said, record, (), Drain(), NOW)
     own = bool(record.reason) and reason == record.reason
-    if decision.action is Action.NOTHING:
+    if decision.action is DrainAction.NOTHING:
         assert decision.why
         return
     assert given_states & {"IDLE", "ALLOCATED", "MIXED"}
     assert not given_states & {*FOREIGN_FLAGS, "DOWN", "ERROR", "FUTURE", "UNKNOWN"}
     assert own or "DRAIN" not in given_states
-    if decision.action is Action.UNDRAIN:
+    if decision.action is DrainAction.UNDRAIN:
         assert said.fit
         assert record.passes >= 3
         assert not cpus
@@ -107,13 +107,13 @@ def test_whatever_the_state_others_drains_and_unknown_results_change_nothing(
 @pytest.mark.parametrize("flag", FOREIGN_FLAGS)
 @pytest.mark.parametrize("base", ["IDLE", "MIXED"])
 def test_states_that_somebody_else_made_are_left_alone(base: str, flag: str) -> None:
-    assert act(node(base, flag), UNFIT) is Action.NOTHING
-    assert act(drained(base, flag), FIT, OURS) is Action.NOTHING
+    assert act(node(base, flag), UNFIT) is DrainAction.NOTHING
+    assert act(drained(base, flag), FIT, OURS) is DrainAction.NOTHING
 
 
 @pytest.mark.parametrize("base", ["DOWN", "ERROR", "FUTURE", "UNKNOWN"])
 def test_nodes_that_slurm_gave_up_are_left_alone(base: str) -> None:
-    assert act(node(base), UNFIT) is Action.NOTHING
+    assert act(node(base), UNFIT) is DrainAction.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_nodes_that_slurm_gave_up_are_left_alone(base: str) -> None:
 )
 @pytest.mark.parametrize("base", ["IDLE", "MIXED", "ALLOCATED"])
 def test_marks_of_the_scheduler_protect_no_bad_node(base: str, flag: str) -> None:
-    assert act(node(base, flag), UNFIT) is Action.DRAIN
+    assert act(node(base, flag), UNFIT) is DrainAction.DRAIN
 
 
 # -- whose drain ------------------------------------------------------------------------------------------
@@ -129,17 +129,17 @@ def test_marks_of_the_scheduler_protect_no_bad_node(base: str, flag: str) -> Non
 
 @pytest.mark.parametrize("reason", [REASON + " RMA 12, bob", "srobust: other words", "disk, alice", ""])
 def test_words_that_are_not_those_we_wrote_are_a_persons(reason: str) -> None:
-    assert act(drained(reason=reason), FIT, OURS) is Action.NOTHING
-    assert act(drained(reason=reason), UNFIT, OURS) is Action.NOTHING
+    assert act(drained(reason=reason), FIT, OURS) is DrainAction.NOTHING
+    assert act(drained(reason=reason), UNFIT, OURS) is DrainAction.NOTHING
 
 
 def test_without_a_record_nothing_is_ours() -> None:
-    assert act(drained(), FIT) is Action.NOTHING
-    assert act(drained(), UNFIT) is Action.NOTHING
+    assert act(drained(), FIT) is DrainAction.NOTHING
+    assert act(drained(), UNFIT) is DrainAction.NOTHING
 
 
 def test_an_old_reason_without_a_drain_is_nobodys() -> None:
-    assert act(node("IDLE", reason="disk, alice"), UNFIT) is Action.DRAIN
+    assert act(node("IDLE", reason="disk, alice"), UNFIT) is DrainAction.DRAIN
 
 
 # -- the reason -------------------------------------------------------------------------------------------
@@ -148,10 +148,10 @@ def test_an_old_reason_without_a_drain_is_nobodys() -> None:
 def test_a_second_fault_is_added_once() -> None:
     both = Conclusion(fit=False, reason="srobust: gpu3 XID 79 (+1)", causes=(XID, ECC))
     decision = decide(drained(), both, OURS, (), Drain(), NOW)
-    assert (decision.action, decision.reason) == (Action.UPDATE_REASON, both.reason)
+    assert (decision.action, decision.reason) == (DrainAction.UPDATE_REASON, both.reason)
     record = msgspec.structs.replace(OURS, causes=(*OURS.causes, Cause(check="gpu.ecc", subject="gpu1")))
-    assert act(drained(), both, record) is Action.NOTHING
-    assert act(drained(), UNFIT, record) is Action.NOTHING
+    assert act(drained(), both, record) is DrainAction.NOTHING
+    assert act(drained(), UNFIT, record) is DrainAction.NOTHING
 
 
 # -- returning --------------------------------------------------------------------------------------------
@@ -160,21 +160,21 @@ def test_a_second_fault_is_added_once() -> None:
 @pytest.mark.parametrize(
     ("seen", "record", "config", "action"),
     [
-        (drained(), OURS, {}, Action.UNDRAIN),
-        (drained("IDLE", "RESERVED"), OURS, {}, Action.UNDRAIN),
-        (drained(), OURS, {"pass_runs": 4}, Action.NOTHING),
-        (drained(), OURS, {"pass_runs": 3}, Action.UNDRAIN),
-        (drained(), OURS, {"undrain": False}, Action.NOTHING),
-        (drained(), msgspec.structs.replace(OURS, stays=True), {}, Action.NOTHING),
-        (drained("MIXED"), OURS, {}, Action.NOTHING),
-        (drained("ALLOCATED"), OURS, {}, Action.NOTHING),
-        (drained("IDLE", "COMPLETING"), OURS, {}, Action.NOTHING),
-        (drained("IDLE", "NOT_RESPONDING"), OURS, {}, Action.NOTHING),
-        (drained(allocated_cpus=1), OURS, {}, Action.NOTHING),
+        (drained(), OURS, {}, DrainAction.UNDRAIN),
+        (drained("IDLE", "RESERVED"), OURS, {}, DrainAction.UNDRAIN),
+        (drained(), OURS, {"pass_runs": 4}, DrainAction.NOTHING),
+        (drained(), OURS, {"pass_runs": 3}, DrainAction.UNDRAIN),
+        (drained(), OURS, {"undrain": False}, DrainAction.NOTHING),
+        (drained(), msgspec.structs.replace(OURS, stays=True), {}, DrainAction.NOTHING),
+        (drained("MIXED"), OURS, {}, DrainAction.NOTHING),
+        (drained("ALLOCATED"), OURS, {}, DrainAction.NOTHING),
+        (drained("IDLE", "COMPLETING"), OURS, {}, DrainAction.NOTHING),
+        (drained("IDLE", "NOT_RESPONDING"), OURS, {}, DrainAction.NOTHING),
+        (drained(allocated_cpus=1), OURS, {}, DrainAction.NOTHING),
     ],
 )
 def test_a_node_returns_when_it_is_proven_and_empty(
-    seen: Node, record: OwnDrain, config: dict[str, object], action: Action
+    seen: Node, record: OwnDrain, config: dict[str, object], action: DrainAction
 ) -> None:
     assert act(seen, FIT, record, **config) is action
 
@@ -185,19 +185,19 @@ def test_a_node_returns_when_it_is_proven_and_empty(
 @pytest.mark.parametrize(
     ("share", "config", "action"),
     [
-        (Share(partition="p", nodes=4, drained=0), {}, Action.DRAIN),
-        (Share(partition="p", nodes=4, drained=1), {}, Action.NOTHING),
-        (Share(partition="p", nodes=100, drained=9), {}, Action.DRAIN),
-        (Share(partition="p", nodes=100, drained=10), {}, Action.NOTHING),
-        (Share(partition="p", nodes=100, drained=28), {"max_share": 0.29}, Action.DRAIN),
-        (Share(partition="p", nodes=100, drained=29), {"max_share": 0.29}, Action.NOTHING),
-        (Share(partition="p", nodes=100, drained=0), {"max_share": 0.0}, Action.DRAIN),
-        (Share(partition="p", nodes=100, this_hour=3), {}, Action.DRAIN),
-        (Share(partition="p", nodes=100, this_hour=4), {}, Action.NOTHING),
-        (Share(partition="p", nodes=100, this_hour=0), {"max_per_hour": 0}, Action.NOTHING),
+        (Share(partition="p", nodes=4, drained=0), {}, DrainAction.DRAIN),
+        (Share(partition="p", nodes=4, drained=1), {}, DrainAction.NOTHING),
+        (Share(partition="p", nodes=100, drained=9), {}, DrainAction.DRAIN),
+        (Share(partition="p", nodes=100, drained=10), {}, DrainAction.NOTHING),
+        (Share(partition="p", nodes=100, drained=28), {"max_share": 0.29}, DrainAction.DRAIN),
+        (Share(partition="p", nodes=100, drained=29), {"max_share": 0.29}, DrainAction.NOTHING),
+        (Share(partition="p", nodes=100, drained=0), {"max_share": 0.0}, DrainAction.DRAIN),
+        (Share(partition="p", nodes=100, this_hour=3), {}, DrainAction.DRAIN),
+        (Share(partition="p", nodes=100, this_hour=4), {}, DrainAction.NOTHING),
+        (Share(partition="p", nodes=100, this_hour=0), {"max_per_hour": 0}, DrainAction.NOTHING),
     ],
 )
-def test_caps(share: Share, config: dict[str, object], action: Action) -> None:
+def test_caps(share: Share, config: dict[str, object], action: DrainAction) -> None:
     roomy = Share(partition="other", nodes=1000)
     assert act(node(), UNFIT, None, roomy, share, **config) is action
 
@@ -266,7 +266,7 @@ def test_what_other_nodes_are_likely_to_find_as_well(check: str, blame: Party, c
 )
 def test_the_third_drain_within_a_day_is_left_to_a_person(drains: tuple[float, ...], stays: bool) -> None:
     decision = decide(node(), UNFIT, OwnDrain(drains=drains), (), Drain(most_per_day=3), NOW)
-    assert (decision.action, decision.stays) == (Action.DRAIN, stays)
+    assert (decision.action, decision.stays) == (DrainAction.DRAIN, stays)
     assert ("3 times in 24 h" in decision.reason) is stays
 
 

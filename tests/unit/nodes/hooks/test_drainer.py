@@ -12,7 +12,7 @@ import pytest
 from slurm_robust.config.node import Hooks, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.nodes.hooks.drainer import BACK_OFF_S, slurm_client, slurm_environment
-from slurm_robust.nodes.hooks.record import Action
+from slurm_robust.nodes.hooks.record import DrainAction
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import SubmitRequest
@@ -33,23 +33,23 @@ class UnaskedSlurm:
 
 def test_a_fit_node_neither_asks_slurm_nor_writes(hooked: Hooked) -> None:
     hooked.slurm = UnaskedSlurm()  # type: ignore[assignment]
-    assert hooked.run(good()).action is Action.NOTHING
+    assert hooked.run(good()).action is DrainAction.NOTHING
     assert not hooked.file.exists()
     assert hooked.log.names == []
 
 
 def test_a_bad_node_is_drained_with_the_evidence_and_returned_when_proven(hooked: Hooked) -> None:
     done = hooked.run(bad())
-    assert (done.action, done.carried_out) == (Action.DRAIN, True)
+    assert (done.action, done.carried_out) == (DrainAction.DRAIN, True)
     assert hooked.reason == "srobust: gpu3 XID 79"
     for _ in range(2):
-        assert hooked.run(good()).action is Action.NOTHING
+        assert hooked.run(good()).action is DrainAction.NOTHING
         assert hooked.reason
     done = hooked.run(good())
-    assert (done.action, done.carried_out) == (Action.UNDRAIN, True)
+    assert (done.action, done.carried_out) == (DrainAction.UNDRAIN, True)
     assert not hooked.reason
     assert hooked.log.names == ["drained", "undrained"]
-    assert hooked.run(good()).action is Action.NOTHING
+    assert hooked.run(good()).action is DrainAction.NOTHING
 
 
 def test_runs_that_do_not_look_prove_nothing(hooked: Hooked) -> None:
@@ -98,7 +98,7 @@ def test_a_second_fault_is_added_to_the_reason_and_must_pass_too(hooked: Hooked)
 def test_an_administrators_drain_is_never_touched(hooked: Hooked) -> None:
     hooked.slurm.drain(["n1"], "disk, alice")
     for findings in ([bad()], [bad()], [good()], [good()], [good()], [good()]):
-        assert hooked.run(*findings).action is Action.NOTHING
+        assert hooked.run(*findings).action is DrainAction.NOTHING
         assert hooked.reason == "disk, alice"
     assert hooked.log.names == ["not_drained"]
 
@@ -114,7 +114,7 @@ def test_words_that_a_person_changed_are_the_persons(hooked: Hooked) -> None:
 def test_a_node_that_a_person_returned_is_judged_anew(hooked: Hooked) -> None:
     hooked.run(bad())
     hooked.slurm.resume(["n1"])
-    assert hooked.run(good()).action is Action.NOTHING
+    assert hooked.run(good()).action is DrainAction.NOTHING
     assert hooked.log.names[-1] == "returned_by_others"
     record = hooked.file.load()
     assert record.reason == ""
@@ -144,9 +144,9 @@ def test_observe_mode_decides_and_does_nothing(cluster: FakeCluster, tmp_path: P
     hooked = Hooked(cluster, tmp_path, mode="observe")
     for times in range(3):
         done = hooked.run(bad())
-        assert (done.action, done.carried_out) == (Action.DRAIN, False)
+        assert (done.action, done.carried_out) == (DrainAction.DRAIN, False)
         hooked.slurm = UnaskedSlurm()  # type: ignore[assignment]
-        assert hooked.run(bad()).action is Action.NOTHING
+        assert hooked.run(bad()).action is DrainAction.NOTHING
         hooked.slurm = FakeSlurm(cluster, user="root")
         hooked.cluster.clock.advance(BACK_OFF_S * 2**times)
     assert not hooked.reason
@@ -159,13 +159,13 @@ def test_observe_mode_decides_and_does_nothing(cluster: FakeCluster, tmp_path: P
 def test_beyond_the_cap_it_reports_and_does_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
     first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))
     first.run(bad())
-    assert second.run(bad()).action is Action.NOTHING
+    assert second.run(bad()).action is DrainAction.NOTHING
     second.run(bad())
     assert not second.reason
     assert second.log.names == ["not_drained"]
     first.slurm.resume(["n1"])
     cluster.clock.advance(BACK_OFF_S)
-    assert second.run(bad()).action is Action.DRAIN
+    assert second.run(bad()).action is DrainAction.DRAIN
 
 
 def test_what_a_cap_forbids_is_done_when_there_is_room_though_nobody_looks_again(
@@ -175,11 +175,11 @@ def test_what_a_cap_forbids_is_done_when_there_is_room_though_nobody_looks_again
     first.run(bad())
     second.run(bad())  # a close look, as after a job that suspected the node
     quick = Finding(check="clock.offset", outcome=Outcome.PASS)
-    assert second.run(quick).action is Action.NOTHING
+    assert second.run(quick).action is DrainAction.NOTHING
     assert second.log.names == ["not_drained"]
     first.slurm.resume(["n1"])
     cluster.clock.advance(BACK_OFF_S)
-    assert second.run(quick).action is Action.DRAIN
+    assert second.run(quick).action is DrainAction.DRAIN
     assert second.reason == "srobust: gpu3 XID 79"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.nodes.hooks.drainer import BACK_OFF_S, NO_ANSWER_S
-from slurm_robust.nodes.hooks.record import Action
+from slurm_robust.nodes.hooks.record import DrainAction
 from slurm_robust.nodes.hooks.turn import LASTS_S
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Node
@@ -31,7 +31,7 @@ def test_what_slurm_could_not_be_told_is_told_later(hooked: Hooked) -> None:
     hooked.cluster.unreachable = False
     hooked.cluster.clock.advance(NO_ANSWER_S)
     # The next run is another one, which does not look there, as an epilog's deep test is followed by.
-    assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).action is Action.DRAIN
+    assert hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS)).action is DrainAction.DRAIN
     assert hooked.reason == "srobust: gpu3 XID 79"
     assert hooked.file.load().drains == (hooked.file.load().since,)
 
@@ -110,9 +110,9 @@ def test_what_has_passed_since_or_was_before_a_reboot_is_not_told(hooked: Hooked
 def test_what_was_found_while_another_hook_was_at_it_is_done_by_the_next(hooked: Hooked) -> None:
     with hooked.file.locked(1.0):
         done = hooked.run(bad(), budget_s=0.05)
-    assert (done.action, done.why) == (Action.NOTHING, "another hook is at it")
+    assert (done.action, done.why) == (DrainAction.NOTHING, "another hook is at it")
     quick = Finding(check="clock.offset", outcome=Outcome.PASS)
-    assert hooked.run(quick).action is Action.DRAIN
+    assert hooked.run(quick).action is DrainAction.DRAIN
     assert hooked.reason == "srobust: gpu3 XID 79"
     assert hooked.file.take_left() is None
 
@@ -259,9 +259,9 @@ OTHER = Finding(check="clock.offset", outcome=Outcome.PASS)
         (
             [OTHER],
             {"gpu.xid": "switched off in the configuration"},
-            "gpu.xid gpu3 is not looked at: switched off",
+            "gpu.xid gpu3 is not checked: switched off",
         ),
-        ([OTHER], {}, "gpu.xid gpu3 is not looked at by the periodic check (removed"),
+        ([OTHER], {}, "gpu.xid gpu3 is not checked by the periodic check (removed"),
         ([good("gpu0"), OTHER], {}, "gpu.xid gpu3 is not there any more"),
         ([Finding(check="gpu.xid", outcome=Outcome.UNKNOWN, subject="gpu3")], {}, "gpu.xid gpu3 is unknown"),
     ],

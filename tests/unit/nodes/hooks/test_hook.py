@@ -91,7 +91,7 @@ exit $code
 
 
 class Machine:
-    """A node with one check, whose fan is a file, and a Slurm that does not answer unless told to."""
+    """A node with one check, whose fan is a file, and a Slurm that does not answer unless sent to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.fan, self.log = folder, folder / "fan", folder / "events.jsonl"
@@ -201,7 +201,7 @@ def test_a_prolog_lets_the_job_start_where_slurm_does_not_answer(
         (machine.slurm / "hang").touch()
     assert machine.run("prolog") == 0
     assert machine.last["reason"] == "srobust: fan0 stands still"
-    assert event in [told["event"] for told in machine.events]
+    assert event in [sent["event"] for sent in machine.events]
 
 
 def test_a_driver_that_hangs_is_the_finding_and_the_budget_holds(machine: Machine) -> None:
@@ -305,9 +305,9 @@ def test_modules_that_come_late_are_not_the_configurations_fault(machine: Machin
     assert machine.run("prolog") == 0
     assert [event["event"] for event in machine.events] == ["slow_start", "run"]
     assert machine.last["fit"]
-    told = machine.events[0]["why"]
-    assert re.match(r"importing Python modules took 1\.\d s: .* of 3 s for the hook$", told), told
-    assert "install slurm_robust on a local disk" in told
+    sent = machine.events[0]["why"]
+    assert re.match(r"importing Python modules took 1\.\d s: .* of 3 s for the hook$", sent), sent
+    assert "install slurm_robust on a local disk" in sent
 
 
 @pytest.mark.parametrize(("closed", "code"), [("open", 0), ("closed", 1)])

@@ -18,19 +18,19 @@ from slurm_robust.model.suspect import Suspect
 from slurm_robust.nodes.hooks.suspects import (
     MOST_BYTES,
     READ_S,
+    EndedJob,
     Ignored,
-    Job,
     job_of,
     judge,
     places,
     read_suspect,
 )
-from tests.unit.nodes.hooks.test_hooks import Machine
+from tests.unit.nodes.hooks.test_hook import Machine
 from tests.waiting import wait_for
 
 ALICE, BOB = 23001, 23002
 NOW = 1_800_000_000.0
-JOB = Job(job_id=7, uid=ALICE, gid=ALICE, user="alice", work_dir="/home/alice")
+JOB = EndedJob(job_id=7, uid=ALICE, gid=ALICE, user="alice", work_dir="/home/alice")
 GOOD: dict[str, object] = {"node": "n1", "job_id": 7, "t": NOW - 60, "reason": "silent for 3 s"}
 
 
@@ -87,7 +87,7 @@ def test_what_is_wrong_in_any_way_does_not_count(data: bytes, why: str) -> None:
 
 @pytest.mark.parametrize(("t", "counts"), [(NOW - 3601, False), (NOW - 3599, True), (NOW + 299, True)])
 def test_it_must_be_from_this_run_of_the_job_where_slurm_tells_its_beginning(t: float, counts: bool) -> None:
-    job = Job(**{**_fields(JOB), "started": NOW - 3300})
+    job = EndedJob(**{**_fields(JOB), "started": NOW - 3300})
     assert isinstance(judge(content(t=t), job, "n1", NOW), Suspect) is counts
 
 
@@ -109,7 +109,7 @@ def test_no_bytes_do_any_harm(data: bytes) -> None:
 # -- where the file is ---------------------------------------------------------------------------------------
 
 
-def _fields(job: Job) -> dict[str, object]:
+def _fields(job: EndedJob) -> dict[str, object]:
     return {name: getattr(job, name) for name in job.__struct_fields__}
 
 
@@ -127,7 +127,7 @@ def _fields(job: Job) -> dict[str, object]:
     ],
 )
 def test_places(template: str, work_dir: str, expected: tuple[str, ...]) -> None:
-    assert places((template,), Job(**{**_fields(JOB), "work_dir": work_dir})) == expected
+    assert places((template,), EndedJob(**{**_fields(JOB), "work_dir": work_dir})) == expected
 
 
 @pytest.mark.parametrize(

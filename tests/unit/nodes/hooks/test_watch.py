@@ -26,7 +26,7 @@ def played(schedule: Schedule, until: float, spoken: tuple[float, ...] = ()) -> 
     words = list(spoken)
     while now < until:
         if words and words[0] <= now:
-            schedule.spoken(words.pop(0))
+            schedule.logged(words.pop(0))
         due, wait_s = schedule.next(now)
         if due is not None:
             seen.append((round(now, 3), due.name))
