@@ -44,7 +44,7 @@ APART_S = (0.5, 1.5)
 
 
 class Turn:
-    """What ``node`` may do until ``deadline`` of ``clock``, which showed ``begun`` when it asked for the turn.
+    """What ``node`` may do until ``deadline`` of ``clock``, which showed ``begun`` when it asked for it.
 
     ``taken``: names of the reservations; ``ahead_s``: slurmctld's clock less ``clock``.
     """
