@@ -83,6 +83,7 @@ class Loop:
         self._slow_busy = False
         self._gone_told = False
         self._trouble = ""  # of the journal, as it was told
+        self._restored = 0  # events of the journal, as far as they were told
         self._pruning = False
         self._acts: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -200,6 +201,11 @@ class Loop:
         elif self._trouble and not behind:
             self._trouble = ""
             say(f"{self._journal.path} is written again, with all that was kept in memory")
+        if lost := self._journal.restored - self._restored:
+            self._restored += lost
+            text = f"storage lost {lost} events of the journal that it had taken; they are written again"
+            say(text)
+            self._core.note(text, "", self._now())
 
     def _look_around(self) -> Callable[[], None]:
         news = self._steps.news()

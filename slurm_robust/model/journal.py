@@ -45,8 +45,9 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
                 break
             raise JournalDamaged(
                 f"{name}, line {number}: {error}",
-                fix=f"line {number} was changed or the storage lost data; nothing was touched. Move the job "
-                "directory aside to start the job anew, or restore the journal from a copy",
+                fix=f"line {number} was changed, or written by another version of slurm_robust, or storage "
+                "lost data; nothing was touched. Go on with the version that wrote it, restore the journal "
+                "from a copy, or move the job directory aside to start the job anew",
             ) from error
         offset += len(line)
     return events, offset

@@ -64,7 +64,8 @@ _LATE = (
     "its turn to drain was over before the order could go out: slurmctld or the disk of paths.state is slow"
 )
 _UNSURE = (
-    "Slurm took the order when the turn to drain may have been over; the next run compares it with the caps"
+    "Slurm took the order, but the turn to drain may have been another node's by then; a later run compares "
+    "it with the caps"
 )
 _MOST_PARENTS = 10
 _USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin")
@@ -379,7 +380,7 @@ class _Drainer:
             self._record = before
             return self._no_drain(_not_now(_LATE), conclusion)
         slurm.drain([self._report.node], decision.reason)
-        if held is not None and not held.is_sole:
+        if held is not None and not held.is_sole(slurm):
             self._log_change("cap_not_verified", why=_UNSURE, reason=decision.reason)
             return DrainResult(action=DrainAction.NOTHING, why=_UNSURE)
         self._put(pending=None, pending_boot="", former="")

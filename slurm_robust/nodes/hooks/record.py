@@ -173,8 +173,11 @@ class DrainFile:
         self.path = state / "drain.json"
 
     def exists(self) -> bool:
-        """Whether there is anything to remember."""
-        return self.path.exists() or self._left.exists()
+        """Whether there is anything to remember, as far as can be told.
+
+        Not by ``Path.exists()``, which raises before Python 3.14 where the folder cannot be read.
+        """
+        return os.path.exists(self.path) or os.path.exists(self._left)
 
     @contextmanager
     def locked(self, timeout_s: float) -> Iterator[bool]:

@@ -4,7 +4,10 @@ Slurm has no order that drains a node only if few others are drained, and nodes 
 the same second would all see room. But of all who create a reservation of one name, Slurm lets exactly one.
 So a node creates one on itself for each of its partitions, reads the table of nodes, drains itself if there
 is room, and deletes them. Should it die, Slurm ends them after a minute, and their holder has used them well
-before. So whatever becomes of the answers of slurmctld: who has no turn drains nothing.
+before. So whatever becomes of the answers of slurmctld: who has no turn drains nothing. An order to delete
+that slurmctld carries out late may meet the turn of the next holder. So the holder looks, when its drain is
+ordered, whether the turn is still its own; if not, or without an answer, the drain is compared with the caps
+later.
 
 The minute is one of slurmctld's clock, and begins at a time that slurmctld reports. The holder counts its
 own seconds from before it asked. So the clocks of nodes may be as wrong as they like.
@@ -30,9 +33,6 @@ FLAGS = ("IGNORE_JOBS", "OVERLAP")
 LASTS_S = 60.0
 """Slurm counts reservations in minutes."""
 
-CUT_OFF_S = 2.0
-"""What slurmctld cuts off the time that it tells, and we off the start that we ask for."""
-
 USED_S = 30.0
 """A holder that has not sent its order by then sends none: it must arrive before another's turn."""
 
@@ -44,16 +44,23 @@ APART_S = (0.5, 1.5)
 
 
 class Turn:
-    """What its holder may do until ``deadline`` of ``clock``, which showed ``begun`` when it was asked for.
+    """What ``node`` may do until ``deadline`` of ``clock``, which showed ``begun`` when it asked for it.
 
     ``taken``: names of the reservations; ``ahead_s``: slurmctld's clock less ``clock``.
     """
 
     def __init__(
-        self, taken: Sequence[str], begun: float, ahead_s: float, clock: Callable[[], float], deadline: float
+        self,
+        node: str,
+        taken: Sequence[str],
+        begun: float,
+        ahead_s: float,
+        clock: Callable[[], float],
+        deadline: float,
     ) -> None:
         self.taken = list(taken)
-        self._begun, self._ahead_s, self._clock, self._deadline = begun, ahead_s, clock, deadline
+        self._node, self._begun, self._ahead_s = node, begun, ahead_s
+        self._clock, self._deadline = clock, deadline
 
     @property
     def now(self) -> float:
@@ -65,10 +72,16 @@ class Turn:
         """Whether a drain may still be ordered."""
         return self._clock() < min(self._begun + USED_S, self._deadline)
 
-    @property
-    def is_sole(self) -> bool:
-        """Whether for certain no other node has had it since."""
-        return self._clock() < self._begun + LASTS_S - CUT_OFF_S
+    def is_sole(self, slurm: SlurmClient) -> bool:
+        """Whether for certain no other node has had it so far. What is not its own now is not given back."""
+        from slurm_robust.slurm.errors import SlurmCommandError
+
+        try:
+            own = {r.name for r in slurm.reservations() if r.nodes == (self._node,)}
+        except SlurmCommandError:
+            own = set()
+        taken, self.taken = self.taken, [name for name in self.taken if name in own]
+        return self.taken == taken
 
     def leave(self, partition: str) -> None:
         """No other node needs to try this partition for a while."""
@@ -114,7 +127,7 @@ def turn(
         asked = clock()
         taken = _take(slurm, node, names, asked + ahead_s, lambda: clock() < until)
         if len(taken) == len(names):
-            mine = Turn(taken, asked, ahead_s, clock, deadline)
+            mine = Turn(node, taken, asked, ahead_s, clock, deadline)
             break
         is_late = clock() >= until
         if is_late:

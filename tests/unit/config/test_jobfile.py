@@ -61,6 +61,14 @@ def test_problems_of_all_sources_are_told_at_once(site: Path, tmp_path: Path) ->
     assert error.exit_code == ExitCode.CONFIG
 
 
+def test_a_site_file_that_cannot_be_reached_is_an_error(site: Path) -> None:
+    """One that is not there is none."""
+    assert collect(None, {}, Layers(JobConfig)).build() == JobConfig()
+    site.symlink_to(site)
+    error = refused(collect(None, {}, Layers(JobConfig)))
+    assert "site.yaml cannot be read: Too many levels of symbolic links" in str(error)
+
+
 def test_a_value_that_a_higher_source_replaces_need_not_be_right(site: Path) -> None:
     """A user can run although the site's file has a wrong value."""
     site.write_text("nodes: many\nlimits: {total: x}\n")

@@ -308,6 +308,25 @@ def test_time_in_which_storage_hung_is_nobodys(
     assert "for 1700 s" in told.text
 
 
+def test_events_that_storage_had_taken_and_lost_are_reported_once(
+    trying: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("slurm_robust.controller.loop.say", said.append)
+    trying.do(NOTED, NOTED)
+    trying.turn_until(lambda: trying.journal.written == len(trying.journal.events))
+    os.truncate(trying.journal.path, 3)
+    lost = len(trying.journal.events)
+    trying.do(NOTED)
+    trying.turn_until(lambda: said)
+    trying.turn_until(lambda: trying.journal.written == len(trying.journal.events))
+    (text,) = said
+    assert f"lost {lost} events" in text
+    events = read(trying.journal.path)
+    assert events == trying.journal.events
+    assert [e for e in events if isinstance(e, ev.Noted) and e.text == text]
+
+
 # -- the fence -----------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,13 @@ def test_a_crash_while_writing_leaves_the_old_record(tmp_path: Path) -> None:
     assert file.load().reason == "srobust: new"
 
 
+@pytest.mark.parametrize("name", ["loop", "x" * 300])
+def test_a_folder_that_cannot_be_reached_holds_nothing_to_remember(tmp_path: Path, name: str) -> None:
+    """It raises nothing, of which a hook of a fit node would end."""
+    (tmp_path / "loop").symlink_to("loop")
+    assert not DrainFile(tmp_path / name).exists()
+
+
 def test_two_hooks_take_turns_and_neither_waits_for_ever(tmp_path: Path) -> None:
     release, held = threading.Event(), threading.Event()
 

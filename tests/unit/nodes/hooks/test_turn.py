@@ -15,7 +15,7 @@ from slurm_robust.nodes.hooks.drainer import MOST_UNANSWERED
 from slurm_robust.nodes.hooks.record import DrainFile, OwnDrain
 from slurm_robust.nodes.hooks.turn import LASTS_S, PREFIX, TRIES, USED_S, NoTurn, Turn, turn
 from slurm_robust.slurm.errors import SlurmTimeout
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -99,7 +99,7 @@ def test_a_turn_lasts_its_minute_whatever_the_clock_of_its_node_shows(
         assert mine.lasts
         cluster.clock.advance(LASTS_S - USED_S - 2)
         assert not mine.lasts
-        assert mine.is_sole
+        assert mine.is_sole(slurm)
         assert not is_free(cluster)
     assert not is_free(cluster)  # Nor is it given back, which could be another's by then.
     cluster.clock.advance(3)
@@ -268,6 +268,9 @@ class Unreliable(FakeSlurm):
     def delete_reservation(self, name: str) -> None:
         self._meet(lambda: FakeSlurm.delete_reservation(self, name))
 
+    def reservations(self) -> tuple[Reservation, ...]:
+        return self._meet(lambda: FakeSlurm.reservations(self))
+
     def _meet(self, request: Callable[[], object]) -> object:  # type: ignore[misc]
         fate = next(self.fates, "")
         if fate == "killed":
@@ -335,6 +338,47 @@ def test_a_late_drain_for_which_there_is_room_stands_and_is_told(hooked: Hooked)
     for _ in range(3):
         hooked.run(good())
     assert not hooked.reason
+
+
+@pytest.mark.parametrize("meanwhile", ["another is drained", "another has the turn", "Slurm is silent"])
+def test_a_late_delete_that_removes_another_nodes_turn_drains_no_more_than_may(
+    cluster: FakeCluster, tmp_path: Path, meanwhile: str
+) -> None:
+    """Turns of a partition share a name, so a delete that slurmctld carries out late removes any of them."""
+    bounds = {"max_share": 0.5, "max_per_hour": 2}
+    first, second, before = (Hooked(cluster, tmp_path, name, **bounds) for name in ("n1", "n2", "n3"))
+    before.slurm = Unreliable(cluster, [""] * 6 + [int(LASTS_S) + 5])  # the last of its orders
+    assert before.run(bad()).carried_out
+    cluster.clock.advance(LASTS_S)
+
+    class Deprived(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            assert cluster.reservations[NAME].nodes == ("n1",)
+            cluster.clock.advance(10)
+            assert NAME not in cluster.reservations
+            if meanwhile == "another is drained":
+                assert second.run(bad()).carried_out
+                self.cluster.clock.advance(1)
+            elif meanwhile == "another has the turn":
+                FakeSlurm(cluster).create_reservation(ReservationRequest(name=NAME, nodes=("n2",)))
+            super().drain(nodes, reason)
+
+        def reservations(self) -> tuple[Reservation, ...]:
+            if meanwhile == "Slurm is silent":
+                raise SlurmTimeout("no answer within 5 s")
+            return super().reservations()
+
+    first.slurm = Deprived(cluster, user="root")
+    done = first.run(bad())
+    assert (done.carried_out, done.reason) == (False, "")  # so its prolog lets the job start
+    assert first.log.names == ["cap_not_verified"]
+    others = [r.nodes for r in cluster.reservations.values()]
+    assert others == ([("n2",)] if meanwhile == "another has the turn" else [])
+    first.slurm = FakeSlurm(cluster, user="root")
+    cluster.clock.advance(OLD_S)
+    first.run(bad())
+    assert bool(first.reason) is (meanwhile != "another is drained")
+    assert drained(cluster) == 2
 
 
 def test_a_late_drain_of_which_nobody_can_tell_is_taken_back(hooked: Hooked) -> None:
