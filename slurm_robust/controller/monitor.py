@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from slurm_robust.analysis.progress.metrics import MetricWatch
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.analysis.progress.traffic import fallen_silent
@@ -73,12 +75,12 @@ class Monitor:
         heartbeats = (fleet.heartbeat(node) for node in spares)
         if not any(heartbeat is not None and heartbeat.alerts for heartbeat in heartbeats):
             return {}
-        found = self._judgement()
-        named = {**found.network, **found.evict}
+        faults, _ = self._judge_alerts()
+        named = {node: why for fault in faults for node, why in fault.named.items()}
         return {node: named[node] for node in spares if node in named}
 
-    def _judgement(self) -> alerts.Judgement:
-        """What the alerts of all nodes together mean now."""
+    def _judge_alerts(self) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+        """See :func:`slurm_robust.policy.alerts.judge`."""
         context = self._context
         heartbeats = {
             node: context.fleet.heartbeat(node) for node in (*context.state.slots, *context.state.spares)
@@ -91,17 +93,17 @@ class Monitor:
         return alerts.judge(seen, context.switches, context.config.detect, nodes=len(heartbeats))
 
     def _inspection(self, now: Now) -> Fault | None:
-        found = self._judgement()
-        for text in found.waits:
+        faults, waits = self._judge_alerts()
+        for text in waits:
             self._context.note(text, "", now)
-        for named, symptom in ((found.evict, Symptom.NODE_FAULT), (found.network, Symptom.NETWORK)):
-            mine = {node: why for node, why in named.items() if node in self._context.state.slots}
+        for fault in faults:
+            mine = {node: why for node, why in fault.named.items() if node in self._context.state.slots}
             fresh = [node for node in mine if node not in self._reported]
             if fresh:
                 self._reported.update(mine)
                 detail = "; ".join(f"{node}: {why}" for node, why in mine.items())
                 age_s = min(self._alert_age_s(node, now) for node in fresh)
-                return Fault(symptom=symptom, detail=detail, detect_s=age_s, named=mine)
+                return structs.replace(fault, detail=detail, detect_s=age_s, named=mine)
         return None
 
     def _alert_age_s(self, node: str, now: Now) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.model.findings import Effect, Party, Suggestion
-from slurm_robust.model.record import Record
+from slurm_robust.model.findings import Effect, Finding, Outcome, Party
 
 MOST_ALERTS = 32
 """In one heartbeat; the newest."""
@@ -12,22 +11,24 @@ REMEMBERED_S = 600.0
 """How long an alert that has ended is still told, so that a restarted controller counts it too."""
 
 
-class Alert(Record):
-    """A fault of a node, from its beginning to its end.
-
-    ``number`` counts the alerts of one agent, so that each is counted once. ``check``, ``subject``, ``text``,
-    ``blame`` and ``suggestion`` are those of :class:`~slurm_robust.model.findings.Finding`. ``age_s``: since
-    it began, ``ended_s``: since it was seen to be over (None while it stands), in seconds of the node's own
-    clock. ``effect``: that of the check. ``is_link``: it is about one end of a link, which may heal.
-    """
+class Alert(Finding, kw_only=True):
+    """A failed check of a node while the training runs, from its beginning to its end."""
 
     number: int
-    check: str
-    subject: str
-    text: str
-    blame: Party
-    suggestion: Suggestion
+    """Counts the alerts of one agent, so that each is counted once."""
+
     age_s: float
+    """Seconds since it began, by the node's own clock."""
+
     ended_s: float | None = None
+    """Seconds since it was seen to be over; None while it stands."""
+
     effect: Effect = Effect.FAULT
-    is_link: bool = False
+    """What the check's failure means to a training that runs."""
+
+    outcome: Outcome = Outcome.FAIL
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is about one end of a link, which may heal."""
+        return self.blame is Party.FABRIC

@@ -199,15 +199,19 @@ class StorageWritten(Event):
 
 
 class Decided(Event):
-    """The policy's answer. ``localise_s``: from detection until the verdict; ``place``: of the fault."""
+    """The policy's answer to a fault: what to do, and why."""
 
     incident: int
     actions: tuple[Action, ...]
     reason: str
     verdict: Verdict | None = None
-    localise_s: float = 0.0
-    carried_out: bool = True
+    """None where the exit code of the training decides by itself (``final_exit_codes``)."""
     place: Place | None = None
+    """Where stacks placed the fault."""
+    localise_s: float = 0.0
+    """From detection until the verdict."""
+    carried_out: bool = True
+    """False in observe mode."""
 
 
 class NodesTested(Event):

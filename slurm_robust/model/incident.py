@@ -1,4 +1,4 @@
-"""Observations, verdicts and actions: what was seen, what it means, what to do about it."""
+"""Faults, verdicts and actions: what was seen, what it means, what to do about it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Symptom(str, Enum):
     SPIKE = "jump of loss or gradient norm"
 
 
-# -- observations: the input of the policy ---------------------------------------------------------
+# -- the fault: the input of the policy ------------------------------------------------------------
 
 
 class NodeExit(Record):
@@ -41,7 +41,7 @@ class NodeExit(Record):
     exit: WorkerExit
 
 
-class Fault(Record, tag_field="kind", tag="fault"):
+class Fault(Record):
     """Why training is not productive any more: one record from the first sign to the decision.
 
     Detection makes it; stack samples, the end of the generation, tests and a replay add what they found.
@@ -100,32 +100,6 @@ class Fault(Record, tag_field="kind", tag="fault"):
     """Results, once the nodes were tested."""
     replayed: Diagnosis | None = None
     """Results, once the training was replayed in small groups."""
-
-
-class SpareLost(Record, tag_field="kind", tag="spare lost"):
-    """A node in the spare state must not be counted on any more; training is not touched by it."""
-
-    node: str
-    reason: str
-
-
-class EndApproaching(Record, tag_field="kind", tag="end approaching"):
-    """This run of the Slurm job ends for ``reason``; workers are stopped.
-
-    ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).
-    """
-
-    reason: str
-    warned: bool = False
-
-
-class AllRanksDone(Record, tag_field="kind", tag="all ranks done"):
-    """Every rank of the generation ended by itself with code 0."""
-
-    generation: int
-
-
-Observation: TypeAlias = Fault | SpareLost | EndApproaching | AllRanksDone
 
 
 # -- verdict ---------------------------------------------------------------------------------------
@@ -204,19 +178,18 @@ class Place(Record):
 
 
 class Verdict(Record):
-    """The conclusion drawn from an observation. ``rung`` is that of the recovery ladder (design, 5).
-
-    ``signature`` names the fault so that the same one is recognised when it comes again;
-    ``allowed`` is how often it may be answered without new progress in between.
-    """
+    """The conclusion drawn from a fault."""
 
     rung: int
+    """Of the recovery ladder (design, section 5)."""
     blame: Blame
     signature: Signature
+    """Names the fault, so that the same one is recognised when it comes again."""
     reason: str
     suspects: tuple[str, ...] = ()
     confidence: float = 1.0
     allowed: int = 1
+    """How often it may be answered without new progress in between."""
 
 
 # -- actions: the output of the policy --------------------------------------------------------------
@@ -226,7 +199,6 @@ class Evict(Record, tag_field="action", tag="evict"):
     """Use ``node`` no more in this job."""
 
     node: str
-    reason: str
 
 
 class Replace(Record, tag_field="action", tag="replace"):
@@ -280,26 +252,9 @@ class GiveUp(Record, tag_field="action", tag="give up"):
     reason: str
 
 
-class Finish(Record, tag_field="action", tag="finish"):
-    """Training has ended by itself; the job ends with ``code``."""
-
-    code: int
-
-
-Action: TypeAlias = (
-    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Requeue | GiveUp | Finish
-)
+Action: TypeAlias = Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Requeue | GiveUp
 
 
 def finds_out_more(actions: Sequence[Action]) -> bool:
     """Whether these actions only ask for more evidence, so that another decision follows."""
     return any(isinstance(action, Diagnose | Replay) for action in actions)
-
-
-class Decision(Record):
-    """What to do, and why, in words for the journal and the person on call."""
-
-    actions: tuple[Action, ...]
-    reason: str
-    verdict: Verdict | None = None
-    place: Place | None = None

@@ -12,6 +12,7 @@ from typing import TypeVar
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.alerts import Alert
 from slurm_robust.model.findings import Effect, Party, Suggestion
+from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of
 
@@ -26,17 +27,6 @@ _CROWD_SHARE = 1 / 3
 _MISSES = 2
 
 _WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
-
-
-class Judgement(Record):
-    """Nodes to evict with the reason in words: ``evict`` at once, ``network`` for their links.
-
-    ``waits`` has lines that say why nobody else is evicted although there are alerts.
-    """
-
-    evict: dict[str, str] = {}
-    network: dict[str, str] = {}
-    waits: tuple[str, ...] = ()
 
 
 class _Event(Record):
@@ -54,8 +44,8 @@ class _Event(Record):
 
 def judge(
     alerts: Mapping[str, Sequence[Alert]], switches: Mapping[str, str], config: DetectConfig, *, nodes: int
-) -> Judgement:
-    """What follows from the alerts of each node.
+) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+    """Faults that name nodes for their hardware or their links; and lines that say why no other is named.
 
     ``switches`` has the leaf switch of each node as far as it is known, ``nodes`` says how many the job has.
     With ``config.network_alerts`` of 0 nobody is evicted for the network.
@@ -65,16 +55,17 @@ def judge(
     events = [event for node in sorted(alerts) for event in _events(node, alerts, switches, config)]
     shared = _shared(events, nodes, together_s)
     network, counted = _count([event for event in events if event not in shared], config)
-    return Judgement(
-        evict=evict,
-        network={node: reason for node, reason in network.items() if node not in evict},
-        waits=(
-            *crowds,
-            *_switch_lines(shared),
-            *(line for node, line in counted.items() if node not in evict),
-            *(line for node in sorted(alerts) if node not in evict for line in _others(node, alerts[node])),
-        ),
+    named = {
+        Symptom.NODE_FAULT: evict,
+        Symptom.NETWORK: {node: reason for node, reason in network.items() if node not in evict},
+    }
+    waits = (
+        *crowds,
+        *_switch_lines(shared),
+        *(line for node, line in counted.items() if node not in evict),
+        *(line for node in sorted(alerts) if node not in evict for line in _others(node, alerts[node])),
     )
+    return tuple(Fault(symptom=symptom, named=own) for symptom, own in named.items() if own), waits
 
 
 # -- what a node itself is to blame for ------------------------------------------------------------

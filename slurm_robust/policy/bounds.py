@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.config.job import Limits
-from slurm_robust.model.incident import EndApproaching, FaultKind, Verdict
+from slurm_robust.model.incident import FaultKind, Verdict
 from slurm_robust.model.state import JobState
 from slurm_robust.util.text import count
 
@@ -35,13 +35,13 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     return None
 
 
-def in_vain(state: JobState, end: EndApproaching, now: float) -> str:
+def in_vain(state: JobState, reason: str, now: float, *, warned: bool) -> str:
     """Why the job may not be requeued at the end of this run, "" if it may: too many made no new step."""
     runs = state.runs_in_vain + state.is_in_vain(now)
     if runs < MOST_RUNS_IN_VAIN or not state.is_in_vain(now):
         return ""
-    if not end.warned:
-        return f"{runs} runs in a row ended without a new step, this one because {end.reason}"
+    if not warned:
+        return f"{runs} runs in a row ended without a new step, this one because {reason}"
     minutes = round((state.time_limit_s or 0.0) / 60)
     limit = f"the time limit of {count(minutes, 'minute')}" if minutes else "the time limit"
     return (

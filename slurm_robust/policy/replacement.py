@@ -35,11 +35,9 @@ def fit_spares(state: JobState) -> tuple[str, ...]:
     return (*(node for node in state.spares if node not in state.aside), *late)
 
 
-def replace_nodes(
-    state: JobState, suspects: tuple[str, ...], reason: str, rules: Rules
-) -> tuple[tuple[Action, ...], str]:
+def replace_nodes(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
     """Actions that take ``suspects`` out of the job and bring training back, and why these."""
-    evictions = tuple(Evict(node=node, reason=reason) for node in suspects)
+    evictions = tuple(Evict(node=node) for node in suspects)
     standbys = [node for node in fit_spares(state) if node not in suspects]
     exclude = tuple(dict.fromkeys((*state.evicted, *suspects)))  # in the order in which they were evicted
     actions, how = _replace(state, suspects, standbys, exclude, rules)

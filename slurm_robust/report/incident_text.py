@@ -225,8 +225,6 @@ def _action(action: inc.Action) -> str:
             return "test the nodes" + (", also bitwise" if bitwise else "")
         case inc.GiveUp(code=code):
             return f"give up (exit code {code})"
-        case inc.Finish():
-            return "finish"
     return ""
 
 

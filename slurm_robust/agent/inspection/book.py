@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from slurm_robust.agent.inspection.observation import Observation, Subject, subject_of
 from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Effect, Finding, Party, Suggestion
+from slurm_robust.model.findings import Effect, Finding, Suggestion
 
 # A bound for broken checks: a node has far fewer parts that can fail.
 _MOST_FAULTS = 256
@@ -100,16 +102,10 @@ def _end_of(fault: _Fault) -> float:
 
 
 def _alert(fault: _Fault, now: float) -> Alert:
-    finding = fault.finding
     return Alert(
+        **structs.asdict(fault.finding),
         number=fault.number,
-        check=finding.check,
-        subject=finding.subject,
-        text=finding.text,
-        blame=finding.blame,
-        suggestion=finding.suggestion,
         age_s=now - fault.began,
         ended_s=None if fault.ended is None else now - fault.ended,
         effect=fault.effect,
-        is_link=finding.blame is Party.FABRIC,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.analysis.exits import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
@@ -105,18 +107,9 @@ class Observing:
 
     def _say_decision(self, core: Core, fate: Fate, now: Now) -> None:
         fault = with_cause(core, ended_with(core, self._fault, fate.exits, fate.lost, {}), now)
-        decision = decide(core.state, fault, now.wall, core.rules)
-        core.record(
-            ev.Decided(
-                t=now.wall,
-                incident=core.state.incidents,
-                actions=decision.actions,
-                reason=decision.reason,
-                verdict=decision.verdict,
-                carried_out=False,
-            )
-        )
-        core.emit(Say(text=f"observe mode, would do: {decision.reason}"))
+        decided = structs.replace(decide(core.state, fault, now.wall, core.rules), carried_out=False)
+        core.record(decided)
+        core.emit(Say(text=f"observe mode, would do: {decided.reason}"))
 
 
 class Reconnecting:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import SpareLost
-from slurm_robust.policy import decide
 
 _NOT_YET = "it has not joined yet"
 
@@ -52,6 +50,6 @@ def _count_on(core: Core, node: str, now: Now) -> None:
 
 def _drop(core: Core, node: str, why: str, now: Now) -> None:
     """Count on ``node`` no more; ``why`` follows its name."""
-    decision = decide(core.state, SpareLost(node=node, reason=why), now.wall, core.rules)
-    core.evict(node, decision.reason, now)
-    core.emit(Say(text=f"{decision.reason}: it is no longer counted on"))
+    reason = f"spare {node} {why}"
+    core.evict(node, reason, now)
+    core.emit(Say(text=f"{reason}: it is no longer counted on"))

@@ -14,15 +14,9 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import (
-    EndApproaching,
-    Fault,
-    GiveUp,
-    NodeExit,
-    Requeue,
-)
+from slurm_robust.model.incident import Fault, NodeExit, Requeue
 from slurm_robust.model.job import LEAVING_S
-from slurm_robust.policy import decide
+from slurm_robust.policy import at_the_end
 from slurm_robust.policy.patience import is_stuck
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Phase, Stop
@@ -186,10 +180,7 @@ class Stopping:
 
 def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:
     """Where the policy leads when this run ends for ``reason`` and the job is not done."""
-    decision = decide(core.state, EndApproaching(reason=reason, warned=warned), now.wall, core.rules)
-    match decision.actions[-1]:
-        case Requeue(exclude=exclude, reason=why):
-            return ToSaving(then=ToRequeueing(exclude=exclude, reason=why, failure=False))
-        case GiveUp(code=code, reason=why):
-            return ToSaving(then=ToEnding(code=code, reason=why))
-    raise AssertionError(f"no way to end: {decision.actions}")
+    action = at_the_end(core.state, reason, now.wall, core.rules, warned=warned)
+    if isinstance(action, Requeue):
+        return ToSaving(then=ToRequeueing(exclude=action.exclude, reason=action.reason, failure=False))
+    return ToSaving(then=ToEnding(code=action.code, reason=action.reason))
