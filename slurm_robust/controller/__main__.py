@@ -28,7 +28,7 @@ from slurm_robust.controller.preflight import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.start import begin
-from slurm_robust.controller.supervisor import storage_error, tell_end
+from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.diagnostics.places import SlurmPlace
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     directory = JobDirectory(given.job_dir)
     try:
         code = control(directory, load_plan(directory, given.run_id))
-        tell_end(given.supervisor, code)
+        report_end(given.supervisor, code)
     except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
         code = _explain(error, given.supervisor)
     settle(OUTPUT_S)
@@ -82,7 +82,7 @@ def _explain(error: Exception, supervisor: int | None) -> int:
         return int(ExitCode.JOB_DIR)
     if isinstance(error, SrobustError):
         say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
-        tell_end(supervisor, error.exit_code)
+        report_end(supervisor, error.exit_code)
         return int(error.exit_code)
     say(f"the controller met an error of its own\n{''.join(traceback.format_exception(error))}")
     return int(ExitCode.INTERNAL)

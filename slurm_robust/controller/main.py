@@ -51,7 +51,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if submitted is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
             say(f"warning: {text}")
-    return supervisor.keep(directory.path, run_id)
+    return supervisor.supervise(directory.path, run_id)
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:
