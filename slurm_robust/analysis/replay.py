@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 
 TEST = "replay"
-"""Name of the test in a :class:`~slurm_robust.model.diagnosis.Diagnosis`."""
+"""Name of the test in a :class:`~slurm_robust.model.incident.Diagnosis`."""
 
 # Of fewer groups than this none has a majority against it.
 _LEAST_GROUPS = 3

@@ -17,27 +17,24 @@ from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.job import CheckpointConfig, DetectConfig
-from slurm_robust.controller import logrules
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import introduction, say, settle
-from slurm_robust.controller.preflight import Plan, load_plan
+from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.controller.stages.table import build
-from slurm_robust.controller.start import begin
+from slurm_robust.controller.stages.table import begin, build
 from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.places import SlurmPlace
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.steps import StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.slurm.client import SlurmClient
@@ -155,7 +152,7 @@ def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
     """Read now, which costs nothing when a worker has failed."""
-    rules, trouble = logrules.load(plan.config, Path(plan.cwd))
+    rules, trouble = load_log_rules(plan.config, Path(plan.cwd))
     if trouble:
         say(trouble)
         journal.append(ev.Noted(t=time.time(), text=trouble))

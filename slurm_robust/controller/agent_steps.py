@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.record import Record
-from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.slurm.client import SlurmClient, StepHandle
 from slurm_robust.slurm.records import Allocation, Node
 from slurm_robust.slurm.requests import whole_node_steps

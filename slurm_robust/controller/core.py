@@ -33,12 +33,12 @@ from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd, Witness
+from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
-from slurm_robust.model.steps import StepEnd, Witness
-from slurm_robust.model.suspect import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0

@@ -5,12 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
-from slurm_robust.model.alerts import Alert
 from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.suspect import Suspect
 from slurm_robust.wire.messages import FromController
 
 

@@ -16,18 +16,17 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background, Work
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.hold import Hold
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.controller.signals import Signals
+from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
-from slurm_robust.controller.turns import Turns
+from slurm_robust.controller.turns import Hold, Turns
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd, Witness
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.policy.restore import retained
 from slurm_robust.report import bundle
 from slurm_robust.report.ettr import productivity

@@ -13,8 +13,7 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import Now
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.model.pace import PaceHistory
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.policy import alerts
 from slurm_robust.policy.silence import excused_s
 

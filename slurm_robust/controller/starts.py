@@ -11,8 +11,8 @@ from typing import Final
 
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
-from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.steps import Outlook, StepEnd, Witness
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import Answer, Start, in_words, judge
 from slurm_robust.util.hostlist import fold

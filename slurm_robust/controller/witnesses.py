@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Knock, Now, Say
-from slurm_robust.model.steps import Witness
+from slurm_robust.model.exits import Witness
 from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
 
 LOOK_EVERY_S = 0.25

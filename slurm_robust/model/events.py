@@ -12,9 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.diagnosis import TestResult
-from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, Verdict
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
+from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
 
 

@@ -1,8 +1,9 @@
-"""How one worker ended, as the agent saw it."""
+"""How workers end, as the agent sees it, and how agents end, as Slurm says."""
 
 from __future__ import annotations
 
 import signal
+from enum import Enum
 
 from slurm_robust.model.record import Record
 
@@ -58,3 +59,40 @@ class WorkerExit(Record):
             where = f" at {self.error.file}:{self.error.line}" if self.error.file else ""
             return f"rank {self.rank}: {self.error.type}{where}"
         return f"rank {self.rank}: exit code {self.code}"
+
+
+class Outlook(str, Enum):
+    """Whether the same step could start later."""
+
+    PASSES = "passes"  # slurmctld restarts, a daemon is busy
+    STAYS = "stays"  # Slurm will not grant it, however often it is asked
+    UNKNOWN = "unknown"
+
+
+class StepEnd(Record):
+    """The end of agents on ``nodes`` in Slurm's own words: of one srun, or of some of its tasks.
+
+    ``code`` is srun's exit code, or a task's where that is told (-1: it is not). ``named`` are nodes that the
+    words themselves hold responsible. ``fix``: what the reader can do, "" where the words do not say enough.
+    ``is_task``: the agent itself ended, and Slurm still speaks with its node.
+    """
+
+    nodes: tuple[str, ...]
+    code: int
+    words: str = ""
+    outlook: Outlook = Outlook.UNKNOWN
+    fix: str = ""
+    named: dict[str, str] = {}
+    is_task: bool = False
+
+
+class Witness(Record):
+    """Slurm's word on one node: its state and reason, and whether that speaks ``against`` using it.
+
+    ``gone``: Slurm has given the node up, or has taken it from the job.
+    """
+
+    node: str
+    words: str
+    against: bool
+    gone: bool = False

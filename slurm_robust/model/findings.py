@@ -1,4 +1,7 @@
-"""What a check of a node found. Three-valued: what could not be measured is unknown, never a failure."""
+"""What is found of a node: findings of checks, alerts while a job runs, and suspects that a job leaves.
+
+Three-valued: what could not be measured is unknown, never a failure.
+"""
 
 from __future__ import annotations
 
@@ -123,3 +126,55 @@ class Finding(Record):
     suggestion: Suggestion = Suggestion.NONE
     count: int = 0
     confirm: int = 1
+
+
+MOST_ALERTS = 32
+"""In one heartbeat; the newest."""
+
+REMEMBERED_S = 600.0
+"""How long an alert that has ended is still told, so that a restarted controller counts it too."""
+
+
+class Alert(Finding, kw_only=True):
+    """A failed check of a node while the training runs, from its beginning to its end."""
+
+    number: int
+    """Counts the alerts of one agent, so that each is counted once."""
+
+    age_s: float
+    """Seconds since it began, by the node's own clock."""
+
+    ended_s: float | None = None
+    """Seconds since it was seen to be over; None while it stands."""
+
+    effect: Effect = Effect.FAULT
+    """What the check's failure means to a training that runs."""
+
+    outcome: Outcome = Outcome.FAIL
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is about one end of a link, which may heal."""
+        return self.blame is Party.FABRIC
+
+
+MOST_EVIDENCE = 20
+"""Lines of evidence that are kept."""
+
+MOST_TEXT = 500
+"""Characters of each text that are kept."""
+
+
+class Suspect(Record, forbid_unknown_fields=True):
+    """``suspects/<node>.json`` in the job directory. ``t``: seconds since 1970, by the controller's clock.
+
+    ``reason`` says in words why the job stopped using the node, ``symptom`` what was seen first; ``evidence``
+    are lines for the person who repairs it.
+    """
+
+    node: str
+    job_id: int
+    t: float
+    reason: str
+    symptom: str = ""
+    evidence: tuple[str, ...] = ()

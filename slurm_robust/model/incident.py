@@ -6,12 +6,99 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
-from slurm_robust.model.classification import Classification
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation
+
+
+class Cause(str, Enum):
+    """To whom or what a log points."""
+
+    INFRASTRUCTURE = "infrastructure"
+    USER_CODE = "user_code"
+    USER_CONFIG = "user_config"
+    TRANSIENT = "transient"
+    SECONDARY = "secondary"
+    """Another rank or node failed before; this one only lost it."""
+
+    NONE = "none"
+    """Nothing is wrong."""
+
+    UNKNOWN = "unknown"
+    """No rule knows the log."""
+
+
+class Remedy(str, Enum):
+    """What a log asks for."""
+
+    RESTART = "restart"
+    EVICT = "evict"
+    ROLLBACK_OR_FIX = "rollback_or_fix"
+    RECONFIGURE = "reconfigure"
+    NONE = "none"
+
+
+class Classification(Record):
+    """The verdict on one log.
+
+    ``symptom`` is the main one of ``symptoms``; ``line`` the line that decided, as it stands in the log;
+    ``rule`` the name of the rule that matched it, "" when none did; ``place`` the module and line of a
+    Python traceback (``train.py:12``), "" without one.
+    """
+
+    symptom: str
+    blame: Cause
+    action: Remedy
+    symptoms: tuple[str, ...] = ()
+    line: str = ""
+    rule: str = ""
+    place: str = ""
+
+
+class JobClassification(Record):
+    """The verdict on the logs of several ranks: that of the root, and which ranks are roots."""
+
+    verdict: Classification
+    root_ranks: tuple[int, ...] = ()
+    ranks: dict[int, Classification] = {}
+
+
+class TestResult(Record):
+    """One test on one node. ``text`` says in a few words what is wrong.
+
+    ``peers`` are the nodes that took part, ``value`` was measured, ``limit`` allowed; ``digest`` is what must
+    be equal on all nodes, for tests whose result is compared, and ``rate`` (in GB/s, 0 for none) what must
+    not be far below that of others; both are compared among results of one ``kind`` only (the models of
+    processors, the version of PyTorch). ``took_s`` in seconds.
+    """
+
+    __test__ = False  # pytest takes every class with this beginning for tests
+
+    test: str
+    node: str
+    outcome: Outcome
+    text: str = ""
+    peers: tuple[str, ...] = ()
+    value: str = ""
+    limit: str = ""
+    digest: str = ""
+    rate: float = 0.0
+    kind: str = ""
+    took_s: float = 0.0
+
+
+class Diagnosis(Record):
+    """All results, and the nodes that failed by themselves (not only together with another one).
+
+    ``reason`` is for people; ``left_out`` names tests that could not run, with the reason.
+    """
+
+    results: tuple[TestResult, ...] = ()
+    suspects: tuple[str, ...] = ()
+    reason: str = ""
+    left_out: dict[str, str] = {}
 
 
 class Symptom(str, Enum):

@@ -128,7 +128,7 @@ class JobDirectory:
 
     @property
     def suspects(self) -> Path:
-        """For each node that was given up ``<node>.json``, a :class:`.suspect.Suspect`."""
+        """For each node that was given up ``<node>.json``, a :class:`.findings.Suspect`."""
         return self.path / "suspects"
 
     def logs(self, generation: int) -> Path:

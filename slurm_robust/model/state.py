@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
 
 REPEAT_S = 2.0

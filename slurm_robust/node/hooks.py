@@ -28,7 +28,7 @@ from slurm_robust.node.record import Action
 from slurm_robust.node.sweep import Swept, number, sweep_gone, sweep_job
 
 if TYPE_CHECKING:
-    from slurm_robust.model.suspect import Suspect
+    from slurm_robust.model.findings import Suspect
 
 _SWEEP_SHARE = 0.3
 _CHECK_SHARE = 0.6

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.findings import Effect, Party, Suggestion
+from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of

@@ -5,8 +5,8 @@ The live controller and the tests, which play whole weeks, feed the same functio
 
 from __future__ import annotations
 
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import Decided
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.incident import (
     Action,
     Blame,
@@ -23,10 +23,9 @@ from slurm_robust.model.incident import (
     Verdict,
 )
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.bounds import exceeded, in_vain
 from slurm_robust.policy.ladder import LADDER
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
-from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.rules import Rules, exceeded, in_vain
 from slurm_robust.policy.stacks import place_of
 
 TESTS = 5  # the rung

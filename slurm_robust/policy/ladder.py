@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_robust.model.classification import Cause, Remedy
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome, Writer
-from slurm_robust.model.incident import Blame, Fault, FaultKind, Signature, Symptom, Verdict
+from slurm_robust.model.incident import (
+    Blame,
+    Cause,
+    Diagnosis,
+    Fault,
+    FaultKind,
+    Remedy,
+    Signature,
+    Symptom,
+    TestResult,
+    Verdict,
+)
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import failed_to_restore, restore_failure

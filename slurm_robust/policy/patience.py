@@ -47,6 +47,9 @@ class Growth:
         return None if self._at is None else now - self._at
 
 
+MARGIN_S = 2.0
+"""Beyond grace and kill wait, for orders and answers to travel."""
+
 STILL_S = 30.0
 """A killed worker at which nothing has moved for so long is stuck."""
 

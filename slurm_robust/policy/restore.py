@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
-from slurm_robust.model.exitcodes import UNUSABLE_COPY
+from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import FaultKind, Signature
 from slurm_robust.model.layout import Placement

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.model.record import Record
-from slurm_robust.model.steps import Outlook, StepEnd, Witness
 
 MOST_STARTS = 2  # on one node, unless Slurm itself may be the reason
 PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site

@@ -10,8 +10,8 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import TestResult
 from slurm_robust.model.record import Record
 from slurm_robust.policy import restore
 from slurm_robust.report.incidents import IncidentReport, IncidentStatus, incident_reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from slurm_robust.model.steps import Outlook, StepEnd
+from slurm_robust.model.exits import Outlook, StepEnd
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 _MOST_LINES = 4

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from slurm_robust.agent.inspection.observation import Observation, Subject, subject_of
-from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Effect, Finding, Suggestion
+from slurm_robust.model.findings import MOST_ALERTS, REMEMBERED_S, Alert, Effect, Finding, Suggestion
 
 # A bound for broken checks: a node has far fewer parts that can fail.
 _MOST_FAULTS = 256

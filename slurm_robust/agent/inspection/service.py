@@ -6,8 +6,8 @@ from slurm_robust.agent.inspection.book import AlertBook
 from slurm_robust.agent.inspection.doubts import Doubts
 from slurm_robust.agent.inspection.inspector import Inspector
 from slurm_robust.analysis.progress.traffic import TrafficMeter
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.findings import Alert
+from slurm_robust.model.progress import Traffic
 
 # A launcher that imports torch needs the cores first. A spare is checked soon, too.
 WAIT_S = 15.0

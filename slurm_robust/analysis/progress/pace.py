@@ -9,13 +9,11 @@ from typing import Literal
 from msgspec import structs
 
 from slurm_robust.analysis.progress import bounds
-from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, span
+from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, StepTimes, span
 from slurm_robust.analysis.progress.look import Look
 from slurm_robust.analysis.progress.slowdown import Reminder, Slowdown
-from slurm_robust.analysis.progress.times import StepTimes
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.pace import PaceHistory
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks
 

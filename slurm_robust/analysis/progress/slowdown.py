@@ -6,9 +6,8 @@ import math
 from collections import deque
 from statistics import median
 
-from slurm_robust.analysis.progress.bounds import FEW_STEPS
-from slurm_robust.analysis.progress.times import StepTimes
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.analysis.progress.bounds import FEW_STEPS, StepTimes
+from slurm_robust.model.progress import PaceHistory
 
 SUSTAINED_S = 60.0
 """A slowdown lasts for so long at least,"""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import Progress, Traffic
 from slurm_robust.model.record import Record
-from slurm_robust.model.traffic import Traffic
 
 CHATTER_BYTES_PER_S = 1e5
 """What heartbeats, monitoring and the fabric's own management may send while no training does."""

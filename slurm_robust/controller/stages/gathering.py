@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
+from slurm_robust.controller.output import RollCall
 from slurm_robust.controller.stages.stopping import before_the_end
 from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
 from slurm_robust.controller.starts import Unstarted
-from slurm_robust.controller.telling import RollCall
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToGathering,

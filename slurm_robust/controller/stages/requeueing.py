@@ -7,7 +7,7 @@ from slurm_robust.controller.effects import BeginRequeue, Now, RequeueAnswer, Sa
 from slurm_robust.controller.stages.ending import end_agents
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.requeueing import GIVE_UP_S, LOST_S, PAUSE_S, next_pause_s, patience_s
 
 SAY_EVERY_S = 600.0

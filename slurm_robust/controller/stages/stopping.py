@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with, last_words
@@ -17,13 +17,11 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Requeue
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import at_the_end
-from slurm_robust.policy.patience import is_stuck
+from slurm_robust.policy.patience import MARGIN_S, is_stuck
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Phase, Stop
 
 RESEND_S = 1.0
-# Beyond grace and kill wait, for the orders and answers to travel.
-MARGIN_S = 2.0
 # Workers that take longer to die than this are told of.
 SLOW_S = 10.0
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.analysis.exits import blames_peer, root_exit
-from slurm_robust.analysis.logs import classify_exit
+from slurm_robust.analysis.logs import blames_peer, classify_exit, root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveAlerts
 from slurm_robust.controller.transitions import (

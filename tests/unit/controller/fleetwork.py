@@ -15,13 +15,11 @@ from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
-from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.exits import Witness, WorkerExit
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.incident import Diagnosis, NodeExit, TestResult
 from slurm_robust.model.journal import fold
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
-from slurm_robust.model.steps import Witness
 from slurm_robust.slurm.stepwords import step_end, task_ends
 from slurm_robust.wire.messages import (
     Flush,

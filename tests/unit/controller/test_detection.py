@@ -10,11 +10,9 @@ from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.job import DetectConfig, JobConfig, Limits, ReplayConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.findings import Effect, Party, Suggestion
-from slurm_robust.model.incident import Symptom
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
+from slurm_robust.model.incident import Diagnosis, Symptom
+from slurm_robust.model.progress import Traffic
 from slurm_robust.report.incident_text import timeline
 from slurm_robust.report.incidents import incident_reports
 from tests.unit.controller.fleetwork import Job, doing

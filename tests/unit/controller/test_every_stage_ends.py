@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_robust.config.job import DetectConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
-from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fleetwork import Job
 

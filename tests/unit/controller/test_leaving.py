@@ -9,7 +9,7 @@ from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.preflight import check_history
 from slurm_robust.controller.transitions import ToReconnecting
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
 from slurm_robust.report.status import status_at
 from tests.unit.controller.fleetwork import Job, doing

@@ -11,9 +11,9 @@ from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.controller.start import begin
+from slurm_robust.controller.stages.table import begin
 from slurm_robust.controller.transitions import ToRequeueing
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 from slurm_robust.policy.requeueing import GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
 from slurm_robust.report.status import status_at

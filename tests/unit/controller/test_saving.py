@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.policy.checkpoints import LEAVING_S
 from tests.unit.controller.fleetwork import Job

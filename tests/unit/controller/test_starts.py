@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_robust.controller.preflight import PreflightError, load_plan
 from slurm_robust.controller.supervisor import MOST_ENDS, storage_error
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.keys import KeysError
@@ -48,7 +48,7 @@ sys.exit(supervisor.Supervisor(["/gone"], pauses_s=[0.3]).run())
 WATCHING = """
 import os, select, sys
 from slurm_robust.controller.supervisor import report_end
-from slurm_robust.controller.signals import Signals
+from slurm_robust.controller.supervisor import Signals
 open("begun", "a").write("x")
 with Signals() as signals:
     select.select([signals], [], [], 30)

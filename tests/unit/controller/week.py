@@ -16,9 +16,8 @@ from msgspec import structs
 
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.findings import Alert, Party, Suggestion
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.policy.replacement import assign

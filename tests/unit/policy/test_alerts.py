@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.findings import Effect, Party, Suggestion
+from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
 from slurm_robust.model.incident import Symptom
 from slurm_robust.policy import alerts as policy
 

@@ -8,7 +8,7 @@ from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.config.job import Limits
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.state import Attempt, JobState
 from slurm_robust.policy import Rules, decide

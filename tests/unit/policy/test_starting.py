@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.model.steps import Outlook, StepEnd, Witness
+from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.policy.starting import PASSING_S, UNSETTLED_S, Answer, Start, in_words, judge
 
 PATIENCE_S = 60.0

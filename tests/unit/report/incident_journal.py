@@ -8,11 +8,10 @@ from pathlib import Path
 from slurm_robust.controller.journal import Journal
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.alerts import Alert
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.exits import WorkerError, WorkerExit
-from slurm_robust.model.findings import Outcome, Party, Suggestion
+from slurm_robust.model.findings import Alert, Outcome, Party, Suggestion
+from slurm_robust.model.incident import TestResult
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.stacks import (
     Collective,

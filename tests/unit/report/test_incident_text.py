@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
 from slurm_robust.report import stacks
 from slurm_robust.report.incident_text import actions_text, result_rows, timeline

@@ -16,7 +16,7 @@ from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.report.live import NotLive, StackSample, Taken, explain, unanswered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.model.steps import Outlook
+from slurm_robust.model.exits import Outlook
 from slurm_robust.slurm.stepwords import step_end, task_ends
 
 NODES = ("n1", "n2", "n3")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.agent.inspection.book import AlertBook
 from slurm_robust.agent.inspection.observation import Observation
-from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import MOST_ALERTS, REMEMBERED_S, Alert, Finding, Outcome, Party, Suggestion
 
 
 def failure(check: str = "gpu.lost", subject: str = "gpu3", **more: object) -> Finding:

@@ -11,8 +11,8 @@ from slurm_robust.analysis.logs.rule import SYMPTOMS
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.health.shapes import SHAPES
 from slurm_robust.health.xidtable import RULES
-from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.findings import Suggestion
+from slurm_robust.model.incident import Cause, Remedy
 
 RULE = "- name: ours\n  symptom: config_error\n  blame: user_config\n  action: reconfigure\n"
 JOBS = {

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.progress.metrics import MetricVerdict, MetricWatch
-from slurm_robust.analysis.progress.series import WINDOW, Series
+from slurm_robust.analysis.progress.metrics import WINDOW, MetricVerdict, MetricWatch, Series
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.traffic import TrafficMeter, fallen_silent
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.progress import Progress
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.progress import Progress, Traffic
 
 CONFIG = DetectConfig()
 GB = 10**9
