@@ -48,7 +48,7 @@ from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
 
-OUTPUT_S = 2.0  # for the last words
+OUTPUT_S = 2.0  # for the last lines
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _explain(error: Exception, supervisor: int | None) -> int:
-    """What the supervisor starts the next controller on; all that we leave behind are these words."""
+    """The exit code by which the supervisor decides what to do; the job's log gets the message."""
     if (refused := storage_error(error)) is not None:
         say(f"the job's folder does not let a controller work: {refused}")
         return int(ExitCode.JOB_DIR)
@@ -246,7 +246,7 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
     try:
         return slurm.allocation(plan.job_id)
     except SlurmError as error:
-        say(f"Slurm does not tell the allocation ({error}); using the environment of the batch script")
+        say(f"Slurm does not show the allocation ({error}); using the environment of the batch script")
         return allocation_from_environment(os.environ)
 
 

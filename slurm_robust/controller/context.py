@@ -61,7 +61,7 @@ class Context:
 
     @property
     def leaving(self) -> str | None:
-        """Why the controller was told to end at once, once it was."""
+        """Why the controller was ordered to end at once, once it was."""
         return self._leaving
 
     @property

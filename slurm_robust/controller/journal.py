@@ -54,7 +54,7 @@ class Disk:
 
 # A healthy storage takes what is written within this time, and what follows from it is done at once.
 PATIENCE_S = 0.2
-# A write without an answer for so long is told as trouble.
+# A write without an answer for this long is reported as trouble.
 HANGS_S = 5.0
 # Between a write that storage has refused and the next one.
 AGAIN_S = 1.0
@@ -165,7 +165,7 @@ class Journal:
                 self._take_back(lines, self._try(b"".join(lines)))
                 self.wake()
             self._disk.close(self._fd)
-        except BaseException as error:  # noqa: BLE001 - whoever asks for ``written`` is told
+        except BaseException as error:  # noqa: BLE001 - the reader of ``written`` gets it
             with self._changed:
                 self._died = error
                 self._changed.notify_all()
@@ -203,7 +203,7 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         disk, fd = self._disk, self._fd
-        # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it again.
+        # Some storage refuses only at the end, and then it is unknown what it has kept: all of it again.
         # What is not ours another controller has written.
         if self._is_retry and disk.size(fd) < self._durable:
             raise OSError(errno.ESTALE, "an older copy of the journal is in its place")

@@ -63,7 +63,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:
-    """What slurm.conf should say for this job; nothing where Slurm does not tell what it says."""
+    """What slurm.conf should say for this job; nothing where Slurm does not show it."""
     try:
         slurm_conf = slurm.config()
     except SlurmError:

@@ -108,11 +108,11 @@ class Monitor:
     def _alert_age_s(self, node: str, now: Now) -> float:
         """Seconds since the newest alert of a node began."""
         view = self._context.fleet.views[node]
-        return min(alert.age_s for alert in view.heartbeat.alerts) + max(0.0, now.mono - view.told)
+        return min(alert.age_s for alert in view.heartbeat.alerts) + max(0.0, now.mono - view.received)
 
     def _numbers(self, now: Now) -> Fault | None:
         context, state = self._context, self._context.state
-        # Who has ended stands still for good, which is no hang.
+        # A rank that has ended makes no more steps, which is no hang.
         ended = {e.exit.rank for e in context.exits(now)}
         records = [record for record in context.progress(now) if record.rank not in ended]
         self._pace.see(records, now.mono)
@@ -124,7 +124,7 @@ class Monitor:
         if wrong is not None:
             good_step = wrong.good_step if wrong.kind == "non_finite" else None
             return Fault(
-                symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s, good_step=good_step
+                symptom=_METRICS[wrong.kind], detail=wrong.text, detect_s=wrong.age_s, good_step=good_step
             )
         if now.mono < self._excused_until:
             return None
@@ -136,7 +136,7 @@ class Monitor:
         if late is None:
             return self._silence(records)
         self._learn(now, force=True)
-        return Fault(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s, times=late.times)
+        return Fault(symptom=_PACE[late.kind], detail=late.text, detect_s=late.since_s, times=late.times)
 
     def _learn(self, now: Now, *, force: bool = False) -> None:
         """Write down what was learnt of the training's pace, so that the next generation knows it."""
@@ -159,4 +159,4 @@ class Monitor:
         was_reported, self._reported_silent = self._reported_silent, found is not None
         if found is None or was_reported:
             return None
-        return Fault(symptom=Symptom.HANG, detail=found.words, detect_s=found.since_s, low_confidence=True)
+        return Fault(symptom=Symptom.HANG, detail=found.text, detect_s=found.since_s, low_confidence=True)

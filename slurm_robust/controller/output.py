@@ -83,8 +83,8 @@ _output = _Output()
 def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:
     """What a controller says first: what runs and where, and where the output of the training is."""
     task = f" ({plan.array_task})" if plan.array_task else ""
-    words = shlex.join(plan.command)
-    words = f"-m {words}" if plan.kind is CommandKind.MODULE else words
+    command = shlex.join(plan.command)
+    command = f"-m {command}" if plan.kind is CommandKind.MODULE else command
     where = f"{count(state.placement.world_size, 'rank')} on {fold(state.slots)}"
     spares = f", standby {fold(state.spares)}" if state.spares else ""
     mode = "; observe mode: nothing is done about faults" if plan.config.mode == "observe" else ""
@@ -94,7 +94,7 @@ def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[
     usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
     name = str(plan.job_id) if usual else shlex.quote(str(directory.path))
     return (
-        f"controller {state.epoch} of job {plan.job_id}{task}: {words}; {where}{spares}; "
+        f"controller {state.epoch} of job {plan.job_id}{task}: {command}; {where}{spares}; "
         f"folder {directory.path}{mode}",
         f"output of the training: {output}; to follow it: srobust logs {name} -f",
     )
@@ -141,8 +141,8 @@ class Course:
 
     def __init__(self, launched: float | None, now: Now) -> None:
         self._launched = launched
-        self._told_at = now.mono
-        self._told: int | None = None
+        self._said_at = now.mono
+        self._said_step: int | None = None
 
     def first_step(self, context: Context, last: Progress, now: Now) -> None:
         """``last``, of all ranks, has completed its first step; its age is as of ``now``."""
@@ -151,21 +151,21 @@ class Course:
         if self._launched is not None:
             after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
         context.emit(Say(text=f"generation {context.state.generation}: {what} is done{after}{_loss(last)}"))
-        self._told_at, self._told = now.mono, last.step
+        self._said_at, self._said_step = now.mono, last.step
 
     def step(self, context: Context, now: Now) -> None:
         """Say how far training is when it is due."""
-        quiet_s = now.mono - self._told_at
+        quiet_s = now.mono - self._said_at
         if quiet_s < PROGRESS_S:
             return
-        self._told_at = now.mono
+        self._said_at = now.mono
         records = context.progress(now)
         if not context.is_progress(records):
             context.emit(Say(text=f"generation {context.state.generation}: no step is done yet", ettr=True))
             return
         last = slowest(records)
-        done, before = last.step, self._told
-        self._told = done
+        done, before = last.step, self._said_step
+        self._said_step = done
         if before is not None and done <= before:
             text = f"no new step for {quiet_s:.0f} s; step {done} is done"
         else:

@@ -77,7 +77,7 @@ class Plan(Record):
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
     """The script, module or program must be there, as this node sees it. Raises PreflightError.
 
-    The agents look once more, each on its node.
+    The agents check it again, each on its node.
     """
     if kind is not CommandKind.SCRIPT:
         if kind is CommandKind.MODULE:
@@ -90,7 +90,7 @@ def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> Non
     script = cwd / command[0]
     mode = mode_of(script)
     if mode is None:
-        return  # storage does not tell now; the agents look once more
+        return  # storage does not answer now; the agents check it again
     if not stat.S_ISREG(mode):
         raise PreflightError(
             f"script not found: {script}",
@@ -154,7 +154,7 @@ def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_ru
     try:
         jobfolder.mend(directory.path)
         found = [
-            jobfolder.judge(folder, os.geteuid()) for folder in jobfolder.look(directory.path, submitted)
+            jobfolder.judge(folder, os.geteuid()) for folder in jobfolder.folders(directory.path, submitted)
         ]
     except OSError as error:
         raise _no_directory(directory, error) from error
@@ -305,7 +305,7 @@ def submit_time(slurm: SlurmClient, job_id: int) -> float | None:
 
 
 def move_aside(directory: JobDirectory, events: Sequence[ev.AnyEvent], how: str) -> str:
-    """Give the folder of another job a name of its own; returns what was done, in words.
+    """Give the folder of another job a name of its own; returns a text that says what was done.
 
     Raises :class:`PreflightError` when that job may still run, or the folder cannot be moved.
     """
@@ -356,7 +356,7 @@ def _log_rule_files(config: JobConfig, cwd: Path) -> Iterator[Path]:
 
 
 def too_short(slurm_conf: Mapping[str, str], timings: Timings, *, gpus: bool) -> Iterator[str]:
-    """A warning with its fix for each. ``slurm_conf``: as ``scontrol show config`` tells it.
+    """A warning with its fix for each. ``slurm_conf``: as ``scontrol show config`` prints it.
 
     ``gpus``: whether the job has any; other workers leave no memory that a driver gives back for long.
     """
@@ -378,11 +378,11 @@ def too_short(slurm_conf: Mapping[str, str], timings: Timings, *, gpus: bool) ->
 
 
 def _leaving_s(timings: Timings) -> float:
-    """The longest that a job takes that is told to leave."""
+    """The longest time in which a job that is ordered to leave does so."""
     return timings.stop_grace_s + min(timings.kill_wait_s, LEAVING_S) + MARGIN_S + timings.shutdown_s
 
 
 def _seconds(slurm_conf: Mapping[str, str], key: str) -> int | None:
-    """``60 sec`` as a number; None where there is no such number."""
+    """``60 sec`` as a number; None without a number."""
     found = re.match(r"\d+", slurm_conf.get(key, ""))
     return int(found[0]) if found else None

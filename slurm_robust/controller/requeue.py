@@ -53,10 +53,10 @@ class Requeuer:
     def ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
         """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
 
-        ``answer`` is told what Slurm says, once more when all is done. Never raises for Slurm or files.
+        ``answer`` gets what Slurm says, again when all is done. Never raises for Slurm or files.
         """
 
-        def tell(stage: StageOutcome) -> None:
+        def report_stage(stage: StageOutcome) -> None:
             report(stage.stage.value, stage.ok, stage.detail)
             if stage.stage is Stage.REQUEUE and stage.ok:
                 answer(RequeueAnswer(said=Said.TAKEN))
@@ -64,7 +64,7 @@ class Requeuer:
         try:
             exclude = self._affordable(exclude, report)
             outcome = requeue_without(
-                self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=tell
+                self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=report_stage
             )
         except (SlurmError, CommandTimeout, OSError) as error:
             answer(RequeueAnswer(said=Said.NOTHING, detail=str(error)))
@@ -89,7 +89,7 @@ class Requeuer:
         return kept
 
     def _watch(self, exclude: tuple[str, ...], outcome: Outcome, report: Report) -> None:
-        """Start the watcher; without one the job comes back as well, only later."""
+        """Start the watcher; without one the job comes back later."""
         if outcome.job is not None and outcome.job.expedited:
             report("watcher", True, "none: the requeue is expedited")
             return

@@ -120,15 +120,13 @@ class Supervisor:
         self._no_agents_since: float | None = None
 
     def run(self) -> int:
-        """Until it is over, or there is no use in another start."""
+        """Run until the job is over, or another start is of no use; the exit code."""
         _adopt_orphans()
         self._wakeup = WakeUp()  # by signals for a controller, and by ends of children
         woken_before = self._wakeup.on_signals()
         numbers = (*Signals.WATCHED, *_OTHERS, signal.SIGCHLD)
         before = {number: signal.signal(number, self._pass_on) for number in numbers}
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, (signal.SIGCHLD,)
-        )  # as whoever started us may have left it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))  # our parent may have blocked it
         try:
             while True:
                 started_at, end_signal = time.monotonic(), self._end_signal()

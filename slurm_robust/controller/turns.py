@@ -14,13 +14,13 @@ LONGEST_S = 0.25
 """For what only time brings."""
 
 REST_S = 0.1
-"""Between two ticks of a large job: a thousand heartbeats a second are no thousand reasons to look at all."""
+"""Between two ticks of a large job: a thousand heartbeats a second need no thousand checks of everything."""
 
 LONG_FACTOR = 2.0
 """With ten thousand nodes a tick takes longer than that; all of them together take a third of the time."""
 
 REST_FACTOR = 9.0
-"""A tick that took less is followed by so many times as long a rest: a small job answers in milliseconds."""
+"""The rest after a shorter tick is this many times as long: a small job answers in milliseconds."""
 
 
 class Turns:
@@ -55,7 +55,7 @@ class Turns:
 
     @contextmanager
     def tick(self) -> Iterator[None]:
-        """Around the work that looks at everything."""
+        """Around the work that checks everything."""
         begun = self._clock()
         yield
         ended = self._clock()
@@ -73,7 +73,7 @@ def read_clocks() -> Now:
 
 
 class Hold:
-    """Whether decisions wait for storage, and the clocks of who decides.
+    """Whether decisions wait for storage, and the clocks by which they are made.
 
     What was decided is done when the journal holds it, so until then nothing more is decided. Time that
     passes meanwhile is nobody's: no deadline comes nearer. A hold ends when storage has taken all, at once
@@ -98,7 +98,7 @@ class Hold:
         return self._is_over
 
     def follow(self, *, behind: bool, urgent: bool) -> float:
-        """Tell whether the journal is behind, and whether nothing can wait; seconds of a hold that ends."""
+        """``behind``: the journal is; ``urgent``: nothing can wait. The seconds of a hold that ends."""
         mono = self._clocks().mono
         if not behind:
             self._is_over = False

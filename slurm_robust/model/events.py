@@ -1,4 +1,4 @@
-"""What the journal holds: one event a line, in the order in which the controller learnt of them.
+"""What the journal holds: one event a line, in the order in which the controller learned of them.
 
 Every event has ``t``, seconds since 1970 by the controller's wall clock, for people. Durations are
 measured by a monotonic clock before they are written, so a clock that jumps falsifies none of them.
@@ -82,7 +82,7 @@ class AgentJoined(Event):
 class GenerationLaunched(Event):
     """Launch orders were sent.
 
-    ``tiers``: how many ranks get their part of ``restore`` from which tier, in words for people;
+    ``tiers``: how many ranks get their part of ``restore`` from which tier;
     ``layout``: identity of the parallel layout.
     """
 
@@ -161,7 +161,7 @@ class GenerationEnded(Event):
 class GenerationSealed(Event):
     """What counts of a generation whose end could not be sealed when it was written down.
 
-    ``pending``: storage still has not told what it has, so another one may follow.
+    ``pending``: storage has not listed what it has, so another one may follow.
     """
 
     generation: int
@@ -225,9 +225,9 @@ class NodesTested(Event):
 
 
 class Unanswered(Event):
-    """``nodes`` were asked for what would have told more, in vain: the decision that follows lacks it.
+    """``nodes`` were asked for evidence in vain: the decision that follows lacks it.
 
-    ``asked``: ``stacks``, ``tests``, ``a replay``; ``why`` in words. ``incident`` is 0 where none is open.
+    ``asked``: ``stacks``, ``tests``, ``a replay``; ``incident`` is 0 where none is open.
     """
 
     incident: int
@@ -252,7 +252,7 @@ class NodeEvicted(Event):
 
 
 class NodeReturned(Event):
-    """An evicted node answers again; its old workers were told to stop and it is not used."""
+    """An evicted node answers again; its old workers were ordered to stop and it is not used."""
 
     node: str
 

@@ -27,10 +27,10 @@ class WorkerError(Record):
 class WorkerExit(Record):
     """End of one worker process. Exactly one of ``code`` and ``signal`` is set.
 
-    ``age_s`` is how long ago it ended when the agent sent the record (the node's monotonic clock),
-    so that the controller orders exits of different nodes without trusting their wall clocks. ``oom``: the
-    kernel had killed it, or a child, for want of memory; in words. ``taken``: of rank 0, who else listened on
-    its ``MASTER_PORT``, in words.
+    ``age_s`` is how long ago it ended when the agent sent the record (the node's monotonic clock), so that
+    the controller orders exits of different nodes without trusting their wall clocks. ``oom``: the kernel had
+    killed it, or a child, for want of memory. ``taken``: of rank 0, which other process listened on its
+    ``MASTER_PORT``.
     """
 
     rank: int
@@ -70,16 +70,16 @@ class Outlook(str, Enum):
 
 
 class StepEnd(Record):
-    """The end of agents on ``nodes`` in Slurm's own words: of one srun, or of some of its tasks.
+    """The end of agents on ``nodes`` as Slurm reports it: of one srun, or of some of its tasks.
 
-    ``code`` is srun's exit code, or a task's where that is told (-1: it is not). ``named`` are nodes that the
-    words themselves hold responsible. ``fix``: what the reader can do, "" where the words do not say enough.
-    ``is_task``: the agent itself ended, and Slurm still speaks with its node.
+    ``code`` is srun's exit code, or a task's where Slurm reports that (-1: it does not). ``named`` are nodes
+    that the message itself holds responsible. ``fix``: what the reader can do, "" where the message does not
+    say enough. ``is_task``: the agent itself ended, and Slurm still speaks with its node.
     """
 
     nodes: tuple[str, ...]
     code: int
-    words: str = ""
+    message: str = ""
     outlook: Outlook = Outlook.UNKNOWN
     fix: str = ""
     named: dict[str, str] = {}
@@ -87,12 +87,12 @@ class StepEnd(Record):
 
 
 class Witness(Record):
-    """Slurm's word on one node: its state and reason, and whether that speaks ``against`` using it.
+    """What Slurm says of one node: its state and reason, and whether that speaks ``against`` using it.
 
     ``gone``: Slurm has given the node up, or has taken it from the job.
     """
 
     node: str
-    words: str
+    message: str
     against: bool
     gone: bool = False

@@ -33,7 +33,7 @@ class Party(str, Enum):
     """A link that has another end: cable, switch, neighbour."""
 
     STORAGE = "storage"
-    """A file system that other nodes use as well."""
+    """A file system that other nodes use, too."""
 
     SITE = "site"
     """How the node was set up: driver, firmware, services, limits."""
@@ -43,7 +43,7 @@ class Party(str, Enum):
 
 
 class Writer(str, Enum):
-    """Who can bring about what is seen, or make it look as if it were so.
+    """Who can cause what is seen, or fake it.
 
     What ordinary users can write convicts no node by itself (docs/security.md has all of it in one table).
     """
@@ -77,7 +77,7 @@ class Suggestion(str, Enum):
 
     NONE = "none"
     MONITOR = "monitor"
-    """Worth a look; no reason to keep jobs away."""
+    """Worth checking; no reason to keep jobs away."""
 
     RESET = "reset"
     """Reset the device, or restart the service."""
@@ -108,9 +108,9 @@ class Effect(str, Enum):
 class Finding(Record):
     """One result. Texts are for people, in one line; numbers in them have their unit.
 
-    ``check`` is the check's name (``gpu.ecc``) and ``subject`` what was looked at (``gpu3``,
+    ``check`` is the check's name (``gpu.ecc``) and ``subject`` the part that was checked (``gpu3``,
     ``mlx5_0/1``, ``/scratch``; empty: the node). ``value`` was measured, ``limit`` allowed, ``source`` says
-    where the value is from. ``text`` says in a few words what is wrong (``XID 79, fell off the bus``).
+    where the value is from. ``text`` says briefly what is wrong (``XID 79, fell off the bus``).
     ``count``: how often it happened lately, where the check counts that; 0 elsewhere. ``confirm``: in how
     many periodic runs in a row it must be so before it keeps jobs away; never less than the check's.
     """
@@ -132,7 +132,7 @@ MOST_ALERTS = 32
 """In one heartbeat; the newest."""
 
 REMEMBERED_S = 600.0
-"""How long an alert that has ended is still told, so that a restarted controller counts it too."""
+"""How long an alert that has ended is still reported, so that a restarted controller counts it too."""
 
 
 class Alert(Finding, kw_only=True):
@@ -168,7 +168,7 @@ MOST_TEXT = 500
 class Suspect(Record, forbid_unknown_fields=True):
     """``suspects/<node>.json`` in the job directory. ``t``: seconds since 1970, by the controller's clock.
 
-    ``reason`` says in words why the job stopped using the node, ``symptom`` what was seen first; ``evidence``
+    ``reason`` says why the job stopped using the node, ``symptom`` what was seen first; ``evidence``
     are lines for the person who repairs it.
     """
 

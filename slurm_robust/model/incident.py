@@ -66,7 +66,7 @@ class JobClassification(Record):
 
 
 class TestResult(Record):
-    """One test on one node. ``text`` says in a few words what is wrong.
+    """One test on one node. ``text`` says briefly what is wrong.
 
     ``peers`` are the nodes that took part, ``value`` was measured, ``limit`` allowed; ``digest`` is what must
     be equal on all nodes, for tests whose result is compared, and ``rate`` (in GB/s, 0 for none) what must
@@ -138,7 +138,7 @@ class Fault(Record):
     symptom: Symptom | None = None
     """What was seen first; None where the generation ended before anything was detected."""
     detail: str = ""
-    """The same in words."""
+    """A text of what was seen."""
     detect_s: float = 0.0
     """Seconds from the fault as seen from outside until it was detected."""
     times: int = 1
@@ -164,11 +164,11 @@ class Fault(Record):
     lost: tuple[str, ...] = ()
     """Nodes without a sign of life."""
     unreachable: str = ""
-    """One cause of all that are lost, in words; "" where each speaks for itself."""
+    """One cause of all that are lost; "" where each speaks for itself."""
     ended: dict[str, str] = {}
-    """Of ``lost``, those whose agent ended, in Slurm's words."""
+    """Of ``lost``, those whose agent ended, with Slurm's message."""
     oom: dict[str, str] = {}
-    """Of ``lost``, those whose agent ended for want of memory, in Slurm's words."""
+    """Of ``lost``, those whose agent ended for want of memory, with Slurm's message."""
     alive: tuple[str, ...] = ()
     """Nodes of the placement that answer."""
     unable: dict[str, str] = {}
@@ -254,7 +254,7 @@ class Signature(Record):
 class Place(Record):
     """Where the stacks of all ranks placed a fault: the ``ranks`` and their ``nodes``, at which ``step``.
 
-    ``stack``: what the ranks did there, in words.
+    ``stack``: a text of what the ranks did there.
     """
 
     symptom: Symptom

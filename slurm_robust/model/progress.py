@@ -21,8 +21,8 @@ class Progress(Record, array_like=True, gc=False):
     ``age_s``: seconds since that step was completed, by the node's monotonic clock; before the first
     step since the launch. ``phase`` is what the rank does between steps (:mod:`slurm_robust.model.progress`),
     "" for nothing of that kind; ``phase_s``: seconds since it began or, with no phase, since the last one
-    ended (infinite: there was none). ``bad_step``: the first step of this generation with a loss that is no
-    finite number, -1: none.
+    ended (infinite: there was none). ``bad_step``: the first step of this generation with a
+    non-finite loss, -1: none.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Progress(Record, array_like=True, gc=False):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the loss is a number, as far as it is told. (Single gradients may overflow.)"""
+        """Whether the loss is finite, as far as it is reported. (Single gradients may overflow.)"""
         return self.loss is None or math.isfinite(self.loss)
 
     @property

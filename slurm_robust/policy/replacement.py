@@ -67,7 +67,7 @@ def _replace(
 
 
 def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action, ...], str]:
-    """Actions that have the ranks of ``suspects`` run on other nodes, and these in words; none is evicted.
+    """Actions that have the ranks of ``suspects`` run on other nodes, and a text of them; none is evicted.
 
     A standby takes the slot and the suspect stands by; without one, two nodes exchange their slots.
     """
@@ -79,13 +79,13 @@ def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action
             moves.append(Replace(node=node, standby=standby))
         elif (partner := next(partners, None)) is not None:
             moves.append(Swap(first=node, second=partner))
-    words = [
+    texts = [
         f"{m.standby} takes the slot of {m.node}, which stands by"
         if isinstance(m, Replace)
         else f"{m.first} and {m.second} exchange their slots"
         for m in moves
     ]
-    return (*moves, Restart()), "; ".join(words) or "restart in place, since there is no other node"
+    return (*moves, Restart()), "; ".join(texts) or "restart in place, since there is no other node"
 
 
 def _heard(state: JobState, nodes: Collection[str]) -> list[str]:

@@ -215,12 +215,12 @@ def _nearest(
     return source, Tier.PEER.value if tier.in_memory else tier.value
 
 
-def in_words(step: int, tiers: Mapping[str, int]) -> str:
+def format_source(step: int, tiers: Mapping[str, int]) -> str:
     """``step 1234 from memory (14 parts), peer (2)``."""
-    return f"step {step} from {tiers_in_words(tiers)}"
+    return f"step {step} from {format_tiers(tiers)}"
 
 
-def tiers_in_words(tiers: Mapping[str, int]) -> str:
+def format_tiers(tiers: Mapping[str, int]) -> str:
     """``memory (14 parts), peer (2)``."""
     return ", ".join(_parts(tiers))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slurm_robust.config.job import JobConfig, Limits
-from slurm_robust.model.incident import FaultKind, Verdict
+from slurm_robust.model.incident import Blame, FaultKind, Signature, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.util.text import count
@@ -34,6 +36,28 @@ class Rules(Record):
             slow_samples=config.detect.slow_samples,
             replay=config.replay.args is not None,
         )
+
+
+def convict(
+    nodes: Iterable[str],
+    rules: Rules,
+    *,
+    rung: int,
+    reason: str,
+    confidence: float = 1.0,
+    kind: FaultKind = FaultKind.NODE,
+) -> Verdict:
+    """A verdict that blames ``nodes``."""
+    suspects = tuple(nodes)
+    return Verdict(
+        rung=rung,
+        blame=Blame.NODE,
+        signature=Signature.of_nodes(kind, suspects),
+        reason=reason,
+        suspects=suspects,
+        confidence=confidence,
+        allowed=rules.limits.per_signature,
+    )
 
 
 HOUR_S = 3600.0

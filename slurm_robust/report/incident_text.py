@@ -331,7 +331,9 @@ def _tests(event: ev.NodesTested) -> str:
 
 def restored_text(launched: ev.GenerationLaunched) -> str:
     """``step 98 from memory (6 parts), peer (2)``; "" for a generation that began with nothing."""
-    return restore.in_words(launched.restore_step, launched.tiers) if launched.restore is not None else ""
+    return (
+        restore.format_source(launched.restore_step, launched.tiers) if launched.restore is not None else ""
+    )
 
 
 # -- tests -----------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks
 
 WINDOW = 50
-"""So many accepted values make the rolling median,"""
+"""Accepted values of which the rolling median is made."""
 
 FEW_VALUES = 20
-"""and fewer than so many make none."""
+"""Fewer make no median."""
 
 _NOISE = 6.0
 # The standard deviation of normally distributed numbers in terms of their median absolute deviation.
@@ -57,7 +57,7 @@ class Series:
         self._refused.clear()
 
     def _is_jump(self, value: float) -> bool:
-        """The median is kept for who tells of it."""
+        """Keeps the median for the report."""
         if len(self._accepted) < FEW_VALUES or min(self._accepted) <= 0 or value <= max(self._accepted):
             return False
         self.median = median_low(self._accepted)  # one of them, so that nothing overflows
@@ -72,16 +72,16 @@ _GRADIENTS_IN_A_ROW = 2
 
 
 class MetricVerdict(Record):
-    """A metric is no finite number or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
+    """A metric is not finite or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
 
-    ``ranks`` are all that show it. ``words`` say what that means. ``good_step``: the newest step before at
+    ``ranks`` are all that show it. ``text`` says what that means. ``good_step``: the newest step before at
     which all ranks reported finite numbers, -1 if none was seen in this generation.
     """
 
     kind: Literal["non_finite", "spike"]
     rank: int
     step: int
-    words: str
+    text: str
     age_s: float
     ranks: tuple[int, ...]
     good_step: int = -1
@@ -120,11 +120,11 @@ class MetricWatch:
             self._see_jump(name, series, records, fresh, self._warm_until)
 
     def verdict(self) -> MetricVerdict | None:
-        """The next thing that is wrong and was not told yet; None if there is none."""
+        """The next thing that is wrong and was not reported yet; None if there is none."""
         return self._pending.pop(0) if self._pending else None
 
     def healed(self) -> tuple[str, ...]:
-        """What has become normal again since the last call, in words."""
+        """Texts about what has become normal again since the last call."""
         found, self._healed = tuple(self._healed), []
         return found
 
@@ -142,7 +142,7 @@ class MetricWatch:
                     kind="non_finite",
                     rank=first.rank,
                     step=first.step,
-                    words=_non_finite(first, ranks, others),
+                    text=_non_finite(first, ranks, others),
                     age_s=first.age_s,
                     ranks=ranks,
                     good_step=self._good(records),
@@ -172,7 +172,7 @@ class MetricWatch:
         before = series.has_jumped
         series.add(value, judge=of.step >= warm_until)
         if series.has_jumped and not before:
-            words = (
+            text = (
                 f"{_NAMES[name]} of rank {of.rank} is {value:.4g} at step {of.step}, "
                 f"{value / series.median:.3g} times the median of the steps before ({series.median:.4g})"
             )
@@ -181,7 +181,7 @@ class MetricWatch:
                     kind="spike",
                     rank=of.rank,
                     step=of.step,
-                    words=words,
+                    text=text,
                     age_s=of.age_s,
                     ranks=(of.rank,),
                 )
@@ -197,12 +197,12 @@ def _is_bad(value: float | None) -> bool:
 def _non_finite(first: Progress, ranks: tuple[int, ...], others: list[Progress]) -> str:
     """Says on which ranks; a loss is each rank's own, so one that is alone with it points to itself."""
     name = "loss" if _is_bad(first.loss) else "grad_norm"
-    words = f"{_NAMES[name]} is {getattr(first, name)} at step {first.step} on rank {first.rank}"
+    text = f"{_NAMES[name]} is {getattr(first, name)} at step {first.step} on rank {first.rank}"
     if not others:
-        return f"{words}; on all ranks that report" if len(ranks) > 1 else words
+        return f"{text}; on all ranks that report" if len(ranks) > 1 else text
     good = sum(r.step >= first.step for r in others)
     if not good:
-        return f"{words}; {named_ranks(ranks)} of those that are so far show it"
+        return f"{text}; {named_ranks(ranks)} of those that are so far show it"
     if len(ranks) == 1:
-        return f"{words} and on no other; {good} report a finite one: its data or hardware are suspect"
-    return f"{words} first; {named_ranks(ranks)} show it, {good} others report a finite one"
+        return f"{text} and on no other; {good} report a finite one: its data or hardware are suspect"
+    return f"{text} first; {named_ranks(ranks)} show it, {good} others report a finite one"

@@ -32,7 +32,7 @@ class Deciding:
 
     def enter(self, core: Core, now: Now) -> None:
         """Decide, write it down, and turn the actions into a transition."""
-        self._tell_ended_agents(core, now)
+        self._add_ended_agents(core, now)
         for node in self._fault.oom | self._fault.ended:
             core.starts.missed(node, now)  # its agent is started again, if we go on
         watch_spares(core, now)  # nobody watched them while the generation was being ended
@@ -48,12 +48,12 @@ class Deciding:
             self._next = self._carry_out(core, action, decided, now) or self._next
         core.emit(SaveEvidence(number=decided.incident))
 
-    def _tell_ended_agents(self, core: Core, now: Now) -> None:
+    def _add_ended_agents(self, core: Core, now: Now) -> None:
         """What was seen first may have been the ranks of other nodes that lost theirs."""
         incident, ended = core.state.incident, self._fault.ended
         if ended and incident is not None and incident.symptom is not Symptom.AGENTS_LOST:
-            words = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())
-            core.incidents.open(inc.Fault(symptom=Symptom.AGENTS_LOST, detail=words), now)
+            detail = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())
+            core.incidents.open(inc.Fault(symptom=Symptom.AGENTS_LOST, detail=detail), now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Where the actions lead."""

@@ -61,8 +61,8 @@ def own_end(root: NodeExit | None) -> tuple[int, str]:
 def end_agents(core: Core, *, keep_copies: bool) -> None:
     """Order all agents to end, with their copies or without.
 
-    What only memory holds stays for a run that may come back to these nodes. What storage has as well goes:
-    nobody could remove it from nodes that the job does not get again.
+    What only memory holds stays for a run that may come back to these nodes. What storage has, too, is
+    removed: nobody could remove it from nodes that the job does not get again.
     """
     order = Shutdown(
         epoch=core.state.epoch, grace_s=core.config.timings.stop_grace_s, keep_copies=keep_copies
@@ -83,7 +83,7 @@ class Ending:
         """Say so in the journal and order the agents to end."""
         self._since = now.mono
         begin = self._begin
-        if begin.code != ExitCode.REQUEUED:  # that is no end: the next run goes on
+        if begin.code != ExitCode.REQUEUED:  # the next run goes on
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
         end_agents(core, keep_copies=not begin.final and core.checkpoints.need_memory())

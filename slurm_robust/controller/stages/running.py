@@ -21,7 +21,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import slowest
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
-from slurm_robust.policy.restore import RestorePlan, tiers_in_words
+from slurm_robust.policy.restore import RestorePlan, format_tiers
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Launch, Phase
 
@@ -37,7 +37,7 @@ class Launching:
         self._agents: dict[str, str] = {}
         self._since = self._sent = 0.0
         self._orders: dict[str, Launch] = {}
-        self._told = False
+        self._is_freeing_said = False
         self._started = Growth()
 
     def enter(self, core: Core, now: Now) -> None:
@@ -59,8 +59,8 @@ class Launching:
             )
         )
         if plan is not None:
-            words = f"resumes from step {plan.ref.step}, from {tiers_in_words(plan.tiers)}"
-            core.emit(Say(text=f"generation {core.state.generation} {words}"))
+            text = f"resumes from step {plan.ref.step}, from {format_tiers(plan.tiers)}"
+            core.emit(Say(text=f"generation {core.state.generation} {text}"))
         elif state.generation:
             text = "begins anew from step 0: no checkpoint is in reach"
             core.note(f"generation {core.state.generation} {text}", "", now)
@@ -93,7 +93,7 @@ class Launching:
             )
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Running when all are alive; fault as in Running; too late is fault as well."""
+        """Running when all are alive; fault as in Running; too late is a fault, too."""
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
         slots, generation = core.state.slots, core.state.generation
@@ -112,16 +112,16 @@ class Launching:
             return leave(core, self._agents, late_fault, now)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
-        if not self._told and waited > FREEING_S:
-            self._tell_freeing(core)
+        if not self._is_freeing_said and waited > FREEING_S:
+            self._say_freeing(core)
         return None
 
-    def _tell_freeing(self, core: Core) -> None:
+    def _say_freeing(self, core: Core) -> None:
         """Of whose GPUs launching waits."""
         generation = core.state.generation
         waiting = [n for n in core.state.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
         if waiting:
-            self._told = True
+            self._is_freeing_said = True
             core.emit(
                 Say(text=f"generation {generation}: waiting for the GPUs of {fold(waiting)} to be free")
             )

@@ -1,4 +1,4 @@
-"""Standbys are looked at before one of them is needed for a slot."""
+"""Standbys are checked before a slot needs one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def watch_spares(core: Core, now: Now) -> None:
             core.starts.missed(node, now)
             _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
     missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
-    found = core.starts.look(missing, now)
+    found = core.starts.check(missing, now)
     over = found.down | found.silent | found.refused
     for node in core.state.spares:
         if node not in missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with, last_words
+from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with, last_lines
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToRequeueing,
@@ -22,7 +22,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Phase, Stop
 
 RESEND_S = 1.0
-# Workers that take longer to die than this are told of.
+# The job's log reports workers that take longer to die than this.
 SLOW_S = 10.0
 
 
@@ -39,7 +39,7 @@ class Stopping:
         self._exits: tuple[NodeExit, ...] = ()
         self._lost: list[str] = []
         self._stuck: list[str] = []
-        self._stopped = self._told = False
+        self._stopped = self._is_slow_said = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
@@ -90,7 +90,7 @@ class Stopping:
                 continue
             heartbeat = core.fleet.heartbeat(node)
             if heartbeat is None or heartbeat.agent != self._agents.get(node):
-                if core.state.running:  # whoever launched there is gone
+                if core.state.running:  # the agent that launched there is gone
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
@@ -102,12 +102,12 @@ class Stopping:
                 done = False
         if not done and now.mono - self._sent > RESEND_S:
             self._send(core, now)
-        if not done and not self._told and waited > timings.stop_grace_s + SLOW_S:
-            self._told = True
-            self._tell_slow(core, most_s, now)
+        if not done and not self._is_slow_said and waited > timings.stop_grace_s + SLOW_S:
+            self._is_slow_said = True
+            self._say_slow(core, most_s, now)
         return done
 
-    def _tell_slow(self, core: Core, most_s: float, now: Now) -> None:
+    def _say_slow(self, core: Core, most_s: float, now: Now) -> None:
         over = (*self._lost, *self._stuck)
         slow = [n for n in core.state.slots if n not in over and not self._is_stopped(core, n)]
         text = (
@@ -166,8 +166,8 @@ class Stopping:
 
     def _ended_with(self, core: Core) -> Fault:
         root = root_exit(self._exits, core.log_rules)
-        if root is not None and (words := last_words(root.exit)):
-            core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
+        if root is not None and (lines := last_lines(root.exit)):
+            core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
         unable = {}
         for node in core.state.slots:
             heartbeat = core.fleet.heartbeat(node)

@@ -67,8 +67,8 @@ def begin(journal: Journal, plan: Plan) -> Transition:
 def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
     now = time.time()
     if state.running:
-        # The last run ended without a word (its batch host died, say). What counts of it is known when
-        # storage and the nodes that came back have told what they have.
+        # The last run ended without a record (its batch host died, say). What counts of it is known when
+        # storage and the nodes that came back have reported what they have.
         reason = "the run of the Slurm job ended"
         journal.append(ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True))
     slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.slots)

@@ -182,16 +182,16 @@ class Job:
     def witness(self, node: str) -> Witness:
         """Slurm knows which nodes are dead."""
         gone = node in self.dead or node in self.given_up
-        words = "DOWN+NOT_RESPONDING (Not responding)" if gone else "ALLOCATED"
-        return Witness(node=node, words=words, against=gone, gone=gone)
+        message = "DOWN+NOT_RESPONDING (Not responding)" if gone else "ALLOCATED"
+        return Witness(node=node, message=message, against=gone, gone=gone)
 
-    def step_ends(self, *nodes: str, words: str, code: int = 1) -> None:
-        """The srun of the agents on ``nodes`` ends, having said ``words``."""
-        self.core.on_step_end(step_end(nodes, code, words.splitlines()), self.now())
+    def step_ends(self, *nodes: str, message: str, code: int = 1) -> None:
+        """The srun of the agents on ``nodes`` ends, with the output ``message``."""
+        self.core.on_step_end(step_end(nodes, code, message.splitlines()), self.now())
 
-    def task_ends(self, node: str, words: str) -> None:
-        """The agent on ``node`` ends, and srun says so with ``words``."""
-        for end in task_ends((node,), [words], [words]):
+    def task_ends(self, node: str, message: str) -> None:
+        """The agent on ``node`` ends, and srun says so with ``message``."""
+        for end in task_ends((node,), [message], [message]):
             self.core.on_step_end(end, self.now())
 
     # -- the agents' part ----------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class Weather:
         while job.mono < end and job.code is None:
             job.pass_time(TICK_S, tick=TICK_S)
             if job.requeued and job.slurm_says and job.slurm_says[0] is TAKEN and job.core.leaving is None:
-                job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+                job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
             if self.can_step():
                 job.train_to(max(self.step(), job.core.state.restored_step) + 1)
 

@@ -42,7 +42,7 @@ def hear(job: Job, answer: RequeueAnswer) -> None:
 def told_to_end(job: Job) -> float:
     """TERM comes; seconds until the controller ends."""
     before = job.mono
-    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.until(lambda: job.stage == "Ending")
     return job.mono - before
 
@@ -87,7 +87,7 @@ def test_without_any_answer_the_owner_is_obeyed_within_two_seconds() -> None:
 
 def test_the_term_of_the_requeue_itself_may_come_before_its_answer() -> None:
     job = leaving()
-    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.pass_time(1)
     hear(job, TAKEN)
     job.pass_time(1)

@@ -138,7 +138,7 @@ class Week:
             self.turns += 1
             job.turn(self._until_next())
             if job.requeued and job.core.leaving is None:  # TERM follows a requeue at once
-                job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+                job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
             self._train()
             if self.strikes and self._due_s() <= 0.0 and self._is_quiet():
                 self._strike(self.strikes.pop(0))

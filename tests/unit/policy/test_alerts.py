@@ -99,7 +99,7 @@ def test_what_is_not_the_nodes_evicts_nobody_and_is_told(blame: Party) -> None:
     found = judged({"n1": [lost_gpu(blame=blame)]})
     assert (found.evict, found.network) == ({}, {})
     assert found.waits == (
-        f"n1: gpu3 lost, fell off the bus (gpu.lost): lies with the {blame.value}, not with the node",
+        f"n1: gpu3 lost, fell off the bus (gpu.lost): blames the {blame.value}, not the node",
     )
 
 
@@ -118,7 +118,7 @@ def test_heat_is_left_to_the_pace_of_the_training() -> None:
     )
     assert found.evict == {}
     assert found.waits == (
-        "n1: gpu3 power brake (gpu.throttle): the pace of the training tells whether it matters",
+        "n1: gpu3 power brake (gpu.throttle): the pace of the training shows whether it matters",
     )
 
 

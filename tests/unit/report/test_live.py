@@ -84,7 +84,7 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
 
         def look(wish: object) -> StacksShown:
             assert isinstance(wish, LookAtStacks)
-            shown, effects = job.core.on_look(wish, job.now())
+            shown, effects = job.core.on_stacks_request(wish, job.now())
             job.act(effects)
             job.pass_time(1.0)
             return shown
