@@ -16,8 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 
 MANIFEST = "/var/lib/slurm-robust/manifest.json"

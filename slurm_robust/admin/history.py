@@ -13,8 +13,7 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.verdict import TAG
 from slurm_robust.report.console import show

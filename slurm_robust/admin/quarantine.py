@@ -25,8 +25,7 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.deep_check import Examination
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks.drain import is_tagged, untouchable

@@ -18,8 +18,7 @@ from slurm_robust.agent.networks import NoAddress, address_in
 from slurm_robust.agent.ports import PortHolder
 from slurm_robust.agent.runtime import RuntimeFolder
 from slurm_robust.agent.stacks import StackTaker
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import decoded

@@ -14,13 +14,47 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from slurm_robust.controller.disk import Disk
 from slurm_robust.model.events import AnyEvent, encode_event
 from slurm_robust.model.journal import parse, read_bytes
 
+
+class Disk:
+    """The file system as it is. Each call may block for minutes; each raises ``OSError``."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """A descriptor of ``path``, 0600 if it is made now."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    def write(self, fd: int, data: bytes) -> int:
+        """Append what there is room for; how many bytes that were."""
+        return os.write(fd, data)
+
+    def tail(self, fd: int, offset: int) -> bytes:
+        """What the file has after ``offset``."""
+        with open(fd, "rb", closefd=False) as file:  # appending does not depend on where it stands
+            file.seek(offset)
+            return file.read()
+
+    def size(self, fd: int) -> int:
+        """Bytes of the file."""
+        return os.fstat(fd).st_size
+
+    def cut(self, fd: int, size: int) -> None:
+        """Shorten the file to ``size`` bytes."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Return when what was written survives a crash of this machine and of the server."""
+        os.fdatasync(fd)
+
+    def close(self, fd: int) -> None:
+        """The descriptor is used no more."""
+        os.close(fd)
+
+
 # A healthy storage takes what is written within this time, and what follows from it is done at once.
 PATIENCE_S = 0.2
-# A write without an answer for so long is told as trouble.
+# A write without an answer for this long is reported as trouble.
 HANGS_S = 5.0
 # Between a write that storage has refused and the next one.
 AGAIN_S = 1.0
@@ -143,7 +177,7 @@ class Journal:
                 self._take_back(lines, self._try(b"".join(lines)))
                 self.wake()
             self._disk.close(self._fd)
-        except BaseException as error:  # noqa: BLE001 - whoever asks for ``written`` is told
+        except BaseException as error:  # noqa: BLE001 - the reader of ``written`` gets it
             with self._changed:
                 self._died = error
                 self._changed.notify_all()

@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.state import JobState, apply
 
 _SECOND_S = 1.0  # Slurm's own resolution

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, words_of
 from slurm_robust.config.section import Contradiction, Section
-from slurm_robust.model.classification import Cause, Remedy
+from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.nodes.kernel import shapes
 
 NOISE = "healthy_noise"

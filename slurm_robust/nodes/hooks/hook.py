@@ -27,7 +27,7 @@ from slurm_robust.nodes.runner import failing_runs, inspect, node_name
 from slurm_robust.nodes.verdict import Conclusion, Report, conclude, subject_key
 
 if TYPE_CHECKING:
-    from slurm_robust.model.suspect import Suspect
+    from slurm_robust.model.findings import Suspect
 
 _SWEEP_SHARE = 0.3
 _CHECK_SHARE = 0.6

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import structs
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.model.suspect import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 

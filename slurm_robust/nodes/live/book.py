@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Effect, Finding, Party
+from msgspec import structs
+
+from slurm_robust.model.findings import MOST_ALERTS, REMEMBERED_S, Alert, Effect, Finding
 from slurm_robust.nodes.live.observation import Observation, Subject, subject_of
 
 # A bound for broken checks: a node has far fewer parts that can fail.
@@ -99,16 +100,10 @@ def _end_of(fault: _OpenFault) -> float:
 
 
 def _alert(fault: _OpenFault, now: float) -> Alert:
-    finding = fault.finding
     return Alert(
+        **structs.asdict(fault.finding),
         number=fault.number,
-        check=finding.check,
-        subject=finding.subject,
-        text=finding.text,
-        blame=finding.blame,
-        suggestion=finding.suggestion,
         age_s=now - fault.began,
         ended_s=None if fault.ended is None else now - fault.ended,
         effect=fault.effect,
-        is_link=finding.blame is Party.FABRIC,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slurm_robust.analysis.progress.traffic import TrafficMeter
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.findings import Alert
+from slurm_robust.model.progress import Traffic
 from slurm_robust.nodes.live.book import AlertBook
 from slurm_robust.nodes.live.doubts import Doubts
 from slurm_robust.nodes.live.inspector import Inspector

@@ -10,7 +10,7 @@ from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import add_text, collect, environment_name, from_environment
 from slurm_robust.config.reader import Layers, Place, schema_keys
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 
 
 @pytest.fixture

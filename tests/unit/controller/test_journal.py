@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.controller.disk import Disk
-from slurm_robust.controller.journal import PATIENCE_S, Journal
+from slurm_robust.controller.journal import PATIENCE_S, Disk, Journal
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import JournalDamaged, fold, parse, read
 from slurm_robust.testing.faulty_disk import FaultyDisk
 from tests.unit.controller.room import room_for

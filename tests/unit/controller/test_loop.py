@@ -17,19 +17,18 @@ from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.disk import Disk
-from slurm_robust.controller.hold import read_clocks
-from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.journal import Disk, Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering
+from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import JobState

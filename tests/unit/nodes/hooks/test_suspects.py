@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import NodeConfig, Suspects
-from slurm_robust.model.suspect import Suspect
+from slurm_robust.model.findings import Suspect
 from slurm_robust.nodes.hooks.suspects import (
     MOST_BYTES,
     READ_S,

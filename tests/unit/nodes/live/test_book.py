@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.model.alerts import MOST_ALERTS, REMEMBERED_S, Alert
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import MOST_ALERTS, REMEMBERED_S, Alert, Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.live.book import AlertBook
 from slurm_robust.nodes.live.observation import Observation
 

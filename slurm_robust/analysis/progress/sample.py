@@ -1,4 +1,4 @@
-"""All ranks' step records of one moment, boiled down to what tells progress from none. Pure."""
+"""A sample of all ranks' step records, reduced to what shows progress. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
 
 
-class Look(Record):
-    """What the records said at ``now`` (monotonic seconds of the reader).
+class Sample(Record):
+    """The records at ``now`` (monotonic seconds of the reader).
 
-    ``records`` are those of ranks that tell progress: all that report steps or, if none does, those that
+    ``records`` are those of ranks that show progress: all that report steps or, if none does, those that
     count optimizer steps, or all if none does that either (``speaks`` is False). ``step`` is the newest,
     completed by the first rank ``at``. ``still_s``: since any rank completed a step, or began or ended a
     phase. ``phases`` that ranks are in, each since its first rank entered; ``phase_ended_s``: since the last
-    one ended. ``in_phases`` are the ranks that are in one, ``silent`` those that tell nothing unlike others.
+    one ended. ``in_phases`` are the ranks that are in one, ``silent`` those that report nothing while others
+    do.
     """
 
     now: float
@@ -32,7 +33,7 @@ class Look(Record):
     silent: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, records: Sequence[Progress], now: float) -> Look:
+    def of(cls, records: Sequence[Progress], now: float) -> Sample:
         """``records`` are not empty and as old as they are ``now``."""
         reporting = tuple(r for r in records if r.reported)
         telling = reporting or tuple(r for r in records if r.step >= 0)
