@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
@@ -27,7 +29,7 @@ def remove_fetched(folder: MemoryFolder) -> None:
 class Fetches:
     """The parts of one launch, each in a thread, into ``fetched(rank)`` or ``fetch_error(rank)``."""
 
-    def __init__(self, launch: Launch, folder: MemoryFolder, key: bytes) -> None:
+    def __init__(self, launch: Launch, folder: MemoryFolder, key: bytes, notes: Notes) -> None:
         """Start at once."""
         self._run_id = folder.run_id
         self._folder = folder
@@ -38,9 +40,10 @@ class Fetches:
         checkpoint = launch.restore
         for source in launch.sources:
             if source.address and checkpoint is not None:
-                threading.Thread(
-                    target=self._run, args=(source, checkpoint), name="srobust-fetch", daemon=True
-                ).start()
+                work = partial(self._run, source, checkpoint)
+                thread = CopyThread("fetch", f"fetches parts of {checkpoint}", work, notes)
+                if not thread.started:
+                    self._give_up(source, checkpoint, "too many threads on this node")
 
     def stop(self) -> None:
         """Break off what is under way, since another launch comes. Returns at once."""
@@ -49,23 +52,34 @@ class Fetches:
             channel.abort()
 
     def _run(self, source: Source, checkpoint: CheckpointId) -> None:
+        reason = "unexpected error, see the agent's output"
+        try:
+            reason = self._try(source, checkpoint)
+        finally:
+            if reason and not self._stopped.is_set():
+                self._give_up(source, checkpoint, reason)
+
+    def _try(self, source: Source, checkpoint: CheckpointId) -> str:
+        """Why the part could not be fetched, "" if it is here."""
         reason = ""
         for attempt in range(TRIES):
             if attempt and self._stopped.wait(_RETRY_S):
-                return
+                break
             try:
                 self._fetch(source, checkpoint)
-                return
+                return ""
             except MissingCheckpoint as error:
-                reason = str(error)
-                break
+                return str(error)
             except (CheckpointError, OSError, BufferInUse) as error:
                 reason = str(error)
-        if not self._stopped.is_set():
-            where = f"{source.address}:{source.port}"
-            part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
-            text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
-            _write(self._folder.fetch_error(source.rank), text)
+        return reason
+
+    def _give_up(self, source: Source, checkpoint: CheckpointId, reason: str) -> None:
+        """The worker that waits for the part reads why it does not come."""
+        where = f"{source.address}:{source.port}"
+        part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
+        text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
+        _write(self._folder.fetch_error(source.rank), text)
 
     def _fetch(self, source: Source, checkpoint: CheckpointId) -> None:
         channel = Channel.connect(source.address, source.port, self._key)

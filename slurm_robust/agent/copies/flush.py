@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
-from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.image import Image, open_image
@@ -148,7 +149,8 @@ class Flusher:
         self._wanted: Wanted | None = None
         self._asked: CheckpointId | None = None
         self._jobs: queue.SimpleQueue[tuple[Wanted, list[Image]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._thread: CopyThread | None = None
         self.flushed: CheckpointId | None = None  # what is on storage
         self.over: CheckpointId | None = None  # what nobody needs to keep any more
 
@@ -159,18 +161,26 @@ class Flusher:
             if self._asked == checkpoint:
                 return
             self._asked = checkpoint
-            self._wanted = Wanted(checkpoint, launch.ranks, launch.world_size, launch.layout)
-        self._start()
+            wanted = Wanted(checkpoint, launch.ranks, launch.world_size, launch.layout)
+            is_started = self._start()
+            self._wanted = wanted if is_started else None
+        if not is_started:
+            self._end(wanted)
 
     def save(self, wanted: Wanted, held: list[Image]) -> None:
         """Put these images, which are there already and held, on disk and storage."""
-        self._start()
-        self._jobs.put((wanted, held))
+        if self._start():
+            self._jobs.put((wanted, held))
+            return
+        for image in held:
+            image.close()
+        self._end(wanted)
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="srobust-flush", daemon=True)
-            self._thread.start()
+    def _start(self) -> bool:
+        if self._thread is None or not self._thread.started:
+            task = "puts snapshots on disk and storage"
+            self._thread = CopyThread("flush", task, self._run, self._notes, self._closed)
+        return self._thread.started
 
     def forget(self) -> None:
         """The generation is over: what has not come will not come."""
@@ -201,6 +211,7 @@ class Flusher:
     def close(self) -> None:
         """End the storage writer. What it was at does not count."""
         self.forget()
+        self._closed.set()
         self._jobs.put(None)
         self._writer.kill()
 
@@ -208,13 +219,15 @@ class Flusher:
         self._writer.warm_up()
         while (job := self._jobs.get()) is not None:
             wanted, held = job
-            copier = threading.Thread(target=self._copy, args=(held,), name="srobust-local", daemon=True)
-            copier.start()
-            self._write(wanted, held)
-            self._end(wanted)
-            copier.join()
-            for image in held:
-                image.close()
+            task = "copies snapshots to this node's disk"
+            copier = CopyThread("local", task, partial(self._copy, held), self._notes)
+            try:
+                self._write(wanted, held)
+            finally:
+                self._end(wanted)
+                copier.join()
+                for image in held:
+                    image.close()
 
     def _write(self, wanted: Wanted, held: list[Image]) -> None:
         order = FlushOrder(

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
@@ -72,8 +72,8 @@ class PeerSender:
         self._failing = False
         self.lag_s = 0.0  # from the first sight of the last image of this generation until the peer had it
         self.confirmed: CheckpointId | None = None
-        self._thread = threading.Thread(target=self._run, name="srobust-peer", daemon=True)
-        self._thread.start()
+        task = f"copies rank {peer.rank} to {peer.node}"
+        self._thread = CopyThread("peer", task, self._run, notes, self._stopped)
 
     def offer(self, image: FoundImage) -> None:
         """The newest image to copy; one that was offered before and not begun is passed over."""
@@ -118,6 +118,10 @@ class PeerSender:
                         f"({self._peer.address}:{self._peer.port}): {error}; tried again and again",
                     )
                 wait_s = retry_s
+            except BaseException:
+                self._hang_up()
+                self._again(taken)
+                raise
             self._failing = wait_s > 0
             retry_s = min(2 * retry_s, _LAST_RETRY_S) if self._failing else _FIRST_RETRY_S
             if self._failing:

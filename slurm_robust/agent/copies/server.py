@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 from slurm_robust.agent.copies.entrance import Entrance
-from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Image
 from slurm_robust.checkpoint.tiers import NodeTiers
@@ -62,16 +63,10 @@ class CopyServer:
                 channel.close()
                 return
             self._channels.add(channel)
-        thread = threading.Thread(
-            target=self._serve, args=(channel, address), name="srobust-copy", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:  # this node has too many threads now
-            with self._lock:
-                self._channels.discard(channel)
-            channel.close()
-            self._notes.say("threads", f"a connection of {address} for copies was refused: {error}", 600.0)
+        work = partial(self._serve, channel, address)
+        thread = CopyThread("copy", f"serves a connection of {address}", work, self._notes)
+        if not thread.started:
+            self._hang_up(channel)
 
     def _serve(self, channel: Channel, address: str) -> None:
         try:
@@ -81,9 +76,12 @@ class CopyServer:
             if not self._closed:
                 self._notes.say("broken", f"a connection of {address} for copies broke off: {error}", 600.0)
         finally:
-            with self._lock:
-                self._channels.discard(channel)
-            channel.close()
+            self._hang_up(channel)
+
+    def _hang_up(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.discard(channel)
+        channel.close()
 
     # -- requests ----------------------------------------------------------------------------------
 

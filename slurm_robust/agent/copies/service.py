@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import msgspec
 from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, Wanted
 from slurm_robust.agent.copies.leftovers import remove_leftovers
-from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
 from slurm_robust.agent.copies.server import CopyServer
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.agent.networks import interface_of, speed_of
 from slurm_robust.agent.ports import bind_free
@@ -95,7 +94,7 @@ class CopyService:
             return
         places = spec.tier_places(job)
         self._parts = NodeTiers(memory, kept_tiers(places, spec.run_id, self._seal_key))
-        remove_leftovers(self._parts.paths, lambda text: self._notes.say("leftovers", text, again_s=0.0))
+        remove_leftovers(self._parts.paths, self._notes)
         self._buffers = PeerBuffers(memory)
         self._flusher = Flusher(
             run_id=spec.run_id,
@@ -193,11 +192,11 @@ class CopyService:
         for plan in self._parts.memory.path.glob("plan-*.json"):
             plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
         self._check_disk_soon()
-        self._fetches = Fetches(launch, self._parts.memory, self._key)
+        self._fetches = Fetches(launch, self._parts.memory, self._key, self._notes)
         peers = launch.peers if self._spec.copies.peers else ()
         generation = Generation(self._spec.run_id, launch.generation, launch.restore)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
-        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.on_images)
+        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.on_images, self._notes)
         self._running = _Running(launch, senders, watch)
         if self._server is not None:
             self._server.expect(peer.address for peer in launch.peers)
@@ -284,7 +283,7 @@ class CopyService:
 
     def _check_disk_soon(self) -> None:
         if self._parts is not None and self._parts.kept:
-            threading.Thread(target=self._check_disk, name="srobust-disk", daemon=True).start()
+            CopyThread("disk", "reads which copies the disk holds", self._check_disk, self._notes)
 
     def _check_disk(self) -> None:
         assert self._parts is not None

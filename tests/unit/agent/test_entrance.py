@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.agent.copies import entrance
 from slurm_robust.agent.copies.entrance import Entrance, Waiting, _Stranger, group_of
-from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.threads import Notes
 from slurm_robust.agent.ports import bind_free
 from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake, derive_key
 from tests.waiting import wait_for
@@ -193,7 +193,7 @@ def test_who_says_too_little_in_time_is_shut_out(hall: Hall, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, SystemExit])
-def test_an_error_of_its_own_is_told_and_agents_come_in_again(
+def test_an_unexpected_error_is_noted_and_agents_come_in_again(
     hall: Hall, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     def fail(stranger: _Stranger) -> None:
@@ -204,7 +204,7 @@ def test_an_error_of_its_own_is_told_and_agents_come_in_again(
     with hall.stranger(HALF) as standing:
         wait_for(lambda: is_shut(standing))
     (note,) = wait_for(hall.notes.take)
-    assert f"an error of its own at the entrance to this node's copies: {kind.__name__}" in note
+    assert f"lets in connections for copies: {kind.__name__}: no more of it; it starts again" in note
     Channel.connect("127.0.0.1", hall.port, KEY).close()
     wait_for(lambda: len(hall.inside) == 1)
 
