@@ -81,8 +81,16 @@ class SharedFile:
         except BlockingIOError:
             raise BufferInUse(str(self.path)) from None
 
+    def share(self) -> bool:
+        """Let readers in, and no other writer; False if another writer has come in between."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
     def unlock(self) -> None:
-        """Let readers in."""
+        """Let everybody in."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def make_room(self, total: int) -> mmap.mmap:
@@ -272,7 +280,9 @@ class Buffer:
 
     def _publish(self) -> None:
         assert self._file.map is not None
-        self._file.map[:8] = MAGIC
+        # In this order: an agent that sees the image opens it at once, and takes a locked one for refilled.
+        if self._file.share():
+            self._file.map[:8] = MAGIC
         self._file.unlock()
 
 

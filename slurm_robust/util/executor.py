@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -15,7 +16,8 @@ T = TypeVar("T")
 class SerialExecutor(Generic[T]):
     """Runs functions one after the other in a thread; a loop collects what they return.
 
-    A function that raises is dropped: use it for what has a later chance, or is not needed.
+    A function that raises is dropped: use it for what has a later chance, or is not needed. What is not an
+    ``OSError`` is printed.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,7 +50,10 @@ class SerialExecutor(Generic[T]):
         while (work := self._work.get()) is not None:
             try:
                 result = work()
-            except Exception:  # noqa: BLE001 - what comes after it must still be done
+            except OSError:
+                continue
+            except BaseException as error:  # noqa: BLE001 - what comes after it must still be done
+                traceback.print_exception(error)
                 continue
             if result is not None:
                 self._results.put(result)

@@ -26,6 +26,7 @@ from slurm_robust.checkpoint.image import (
     ROOM_TO_GROW,
     Buffer,
     BufferInUse,
+    SharedFile,
     TensorSpec,
     image_bytes,
     open_image,
@@ -64,6 +65,22 @@ def test_what_was_committed_is_read_back(path: Path, sizes: list[int]) -> None:
     assert [bytes(view) for view in image.data()] == contents
     assert image.nbytes == image_bytes(image.tensors, b"tree") <= buffer.capacity
     image.close()
+
+
+def test_an_image_can_be_opened_as_soon_as_it_is_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PartHeader | None] = []
+
+    def unlock(file: SharedFile) -> None:
+        seen.append(read_header(path))
+        open_image(path).close()
+        with pytest.raises(BufferInUse):
+            Buffer(path).reserve(1)
+        real(file)
+
+    real = SharedFile.unlock
+    monkeypatch.setattr(SharedFile, "unlock", unlock)
+    fill(Buffer(path), [b"a"])
+    assert seen == [HEADER]
 
 
 def test_tensors_are_aligned_and_the_file_is_private(path: Path) -> None:
