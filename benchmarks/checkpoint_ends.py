@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_robust.agent.copies.notes import Notes
+
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.checkpoint.header import PartHeader

@@ -12,13 +12,12 @@ import msgspec
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
+from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.inspection.inspector import Inspector
 from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
-from slurm_robust.agent.networks import NoAddress, address_in
-from slurm_robust.agent.ports import PortHolder
-from slurm_robust.agent.runtime import RuntimeFolder
+from slurm_robust.agent.network import NoAddress, PortHolder, address_in
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.exitcodes import ExitCode

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from slurm_robust.model.record import Record
+from slurm_robust.util.proc import PROC, read_counters
 
 # Pages that device drivers have let go of, on the whole node (Linux 5.7; mm/gup.c).
 _RELEASED = "nr_foll_pin_released"
@@ -30,7 +31,7 @@ class Left(Record):
 class DeathWatch:
     """Follows the killed workers of one node. Times are monotonic seconds."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         self._left: Left | None = None
         self._moved = 0.0
@@ -51,12 +52,7 @@ class DeathWatch:
         return now - self._moved
 
     def _released(self) -> int | None:
-        try:
-            lines = (self._proc / "vmstat").read_text().splitlines()
-        except OSError:
-            return None
-        counters = dict(line.split(maxsplit=1) for line in lines)
-        return int(counters[_RELEASED]) if _RELEASED in counters else None
+        return read_counters(self._proc / "vmstat").get(_RELEASED)
 
     def _resident(self, pid: int) -> int:
         try:

@@ -10,6 +10,7 @@ import sys
 from typing import Protocol, TypeAlias
 
 from slurm_robust.model.record import Record
+from slurm_robust.util import proc
 from slurm_robust.worker import spawning
 from slurm_robust.worker.spawning import FromZygote, Prepare, Spawn, Sweep, ToZygote
 
@@ -192,9 +193,5 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # pid (name) state ...: the name may hold anything, so look behind its last bracket
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (OSError, IndexError):
-        return False
+    process = proc.read_process(pid)
+    return process is not None and process.state in proc.STOPPED

@@ -17,17 +17,16 @@ from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.dumps import Dumps, StackTaking
 from slurm_robust.agent.dying import DeathWatch
+from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch, read_tail
 from slurm_robust.agent.gpuwait import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.inspection.service import Inspection
-from slurm_robust.agent.jobfiles import EpochLooked, look_up, make_log_folders, read_tail
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.agent.link import ControllerLink
+from slurm_robust.agent.network import PortHolder, local_address, taken_by
 from slurm_robust.agent.oomkills import OomKills
 from slurm_robust.agent.orphan import OrphanWatch
-from slurm_robust.agent.ports import PortHolder, local_address, taken_by
 from slurm_robust.agent.progress import StepWatch
-from slurm_robust.agent.runtime import RuntimeFolder
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -113,7 +112,7 @@ class Agent:
         self._book.data_address = setup.data_address
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
-        self._files: SerialExecutor[EpochLooked | TailRead] = SerialExecutor("srobust-files")
+        self._files: SerialExecutor[EpochRead | TailRead] = SerialExecutor("srobust-files")
         self._dumps = Dumps(stacks, setup.node)
         self._steps = StepWatch()
         self._deaths = DeathWatch()
@@ -196,7 +195,7 @@ class Agent:
             return LauncherSaid(message=message)
         # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
         taken = taken_by(self._master_port) if message.rank == 0 else ""
-        return LauncherSaid(message=message, oom=self._oom_kills.words(), taken=taken)
+        return LauncherSaid(message=message, oom=self._oom_kills.reason(), taken=taken)
 
     def _wait(self) -> None:
         poller = zmq.Poller()
@@ -261,7 +260,7 @@ class Agent:
     def _follow_controller(self, now: float) -> None:
         self._orphan.tick(self._link.silence(now))
         if self._link.wants_lookup(now):
-            self._files.submit(partial(look_up, self._setup.job.epochs))
+            self._files.submit(partial(read_epoch, self._setup.job.epochs))
         if not self._setup.address and not self._book.address and self._socket.endpoint:
             self._learn_address(self._socket.endpoint)
 
@@ -274,7 +273,7 @@ class Agent:
         self._copies.pace_by(self._setup.data_address or self._book.address)
         self._heartbeat_wanted = True
 
-    def _on_result(self, result: EpochLooked | TailRead) -> None:
+    def _on_result(self, result: EpochRead | TailRead) -> None:
         if isinstance(result, TailRead):
             self._take(result)
         elif result.failed:

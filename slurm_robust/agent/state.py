@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from slurm_robust.agent.freeing import Freeing
+from slurm_robust.agent.gpuwait import Freeing
 from slurm_robust.agent.launcher import Gone
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,

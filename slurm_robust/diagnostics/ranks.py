@@ -14,7 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from slurm_robust.agent.ports import local_address
+from slurm_robust.agent.network import local_address
 from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import name_of
 from slurm_robust.diagnostics.part import Found, Part, failed, late, unknown, worst

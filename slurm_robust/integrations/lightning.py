@@ -30,8 +30,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, SequentialSampler
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.checkpoint.rng import capture_rng, restore_rng
-from slurm_robust.checkpoint.state import Stateful
+from slurm_robust.checkpoint.state import Stateful, capture_rng, restore_rng
 from slurm_robust.integrations.data import ResumableLoader
 from slurm_robust.model.pace import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer

@@ -15,8 +15,8 @@ import zmq
 
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.util.files import publish_once
 from slurm_robust.util.ours import make_own_folder, open_ours
-from slurm_robust.wire.publish import publish_once
 
 _SERVER = "controller.json"
 _CLIENT = "agent.json"

@@ -12,8 +12,7 @@ from zmq.utils import z85
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.wire import messages
-from slurm_robust.wire.attendant import Attendant
-from slurm_robust.wire.gate import Gate, listen
+from slurm_robust.wire.gate import Attendant, Gate, listen
 from slurm_robust.wire.keys import ServerKeys
 from slurm_robust.wire.messages import FromController, MalformedMessage, ToController
 from slurm_robust.wire.options import joined, pieces, set_common

@@ -19,8 +19,9 @@ from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import process
-from slurm_robust.worker import crash, dump, rendezvous, script, spawning, stepcount
+from slurm_robust.worker import crash, dump, rendezvous, script, spawning
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
+from slurm_robust.worker.step_record import RecordError, StepRecord
 
 _HIDDEN = script.RUNNER_FILES | {__file__}
 # The shell's codes for a program that is not there, or is no program.
@@ -145,7 +146,7 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
     if entry is not None:
         sys.path[0] = entry
-    stepcount.count_optimizer_steps(worker.record)
+    count_optimizer_steps(worker.record)
     dump.prepare(worker.record)
     if listener is not None:
         rendezvous.listen_on(listener)
@@ -223,3 +224,28 @@ def _renew_entropy() -> None:
         numpy.random.seed()
     if torch is not None:
         torch.default_generator.seed()
+
+
+def count_optimizer_steps(record: str) -> None:
+    """Count every ``step()`` of every torch optimizer of this process into the step record.
+
+    Does nothing in a process without torch, or whose record cannot be opened: training comes first.
+    """
+    if "torch" not in sys.modules:
+        return
+    try:
+        steps = StepRecord.open(record)
+    except (OSError, RecordError) as error:
+        print(f"slurm_robust: steps are not counted: {error}", file=sys.stderr)
+        return
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def count(optimizer: object, args: object, kwargs: object) -> None:
+        try:
+            steps.count_optimizer_step()
+        except Exception:  # noqa: BLE001 - nothing here may end a training of weeks
+            pass
+
+    # A compiled step() must not try to trace this: it is called between the graphs instead.
+    register_optimizer_step_post_hook(torch.compiler.disable(count))  # type: ignore[no-untyped-call]

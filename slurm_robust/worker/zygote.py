@@ -11,6 +11,7 @@ start the driver, each worker is an interpreter of its own.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -21,13 +22,15 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import openfiles
 from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
-from slurm_robust.worker import crash, driver, script, spawning
+from slurm_robust.worker import crash, script, spawning
 from slurm_robust.worker.bootstrap import become_worker
 from slurm_robust.worker.spawning import (
     Exited,
@@ -232,7 +235,7 @@ def prepare(order: Prepare) -> Prepared:
         prepared.notes.append(
             "OMP_NUM_THREADS is set to 1 for each worker, as torchrun does; set it yourself for more"
         )
-    with driver.asking_nvml(os.environ):
+    with asking_nvml(os.environ):
         _import_all(order, prepared)
     return prepared
 
@@ -247,7 +250,7 @@ def _import_all(order: Prepare, prepared: Prepared) -> None:
                 continue
         # The library's own half, so that importing it costs a restart nothing.
         _import("slurm_robust.worker.api", "slurm_robust cannot be imported")
-        _look_at_driver(prepared, "torch", "use another build of torch")
+        _check_driver(prepared, "torch", "use another build of torch")
     threads = _threads()
     for name in order.preload:
         _import(name, f"'{name}' of 'preload' cannot be imported")
@@ -256,11 +259,11 @@ def _import_all(order: Prepare, prepared: Prepared) -> None:
                 f"importing '{name}' started {found - threads} threads, which workers will lack"
             )
             threads = found
-        _look_at_driver(prepared, name, "take it out of 'preload'")
+        _check_driver(prepared, name, "take it out of 'preload'")
 
 
-def _look_at_driver(prepared: Prepared, name: str, fix: str) -> None:
-    if prepared.is_fit and driver.has_started():
+def _check_driver(prepared: Prepared, name: str, fix: str) -> None:
+    if prepared.is_fit and has_started_driver():
         prepared.is_fit = False
         prepared.notes.append(
             f"importing '{name}' starts the GPU's driver, which no fork can use then: each worker is an "
@@ -302,6 +305,54 @@ def main() -> None:
     arguments = parser.parse_args()
     openfiles.raise_limit()
     Zygote(socket.socket(fileno=arguments.channel)).serve()
+
+
+_CUDA = "libcuda.so.1"
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+# Opened by cuInit and by HIP's runtime; NVML, which a fork survives, opens other files of the driver.
+_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it ``torch.cuda.is_available()`` asks NVML instead of starting the driver (PyTorch, notes on CUDA)."""
+
+
+def has_started_driver() -> bool:
+    """Whether something in this process has called ``cuInit``, or uses a GPU otherwise: no fork could then.
+
+    torch's own flag does not tell: ``torch.cuda.is_available()`` and libraries that search for a device while
+    they are imported call ``cuInit`` and leave it false.
+    """
+    try:
+        # Only if somebody has loaded it: nobody has called what is not there.
+        cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return _uses_device()
+    count = ctypes.c_int()
+    return cuda.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED or _uses_device()
+
+
+@contextmanager
+def asking_nvml(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Have torch ask NVML for GPUs meanwhile; what the user has set stays."""
+    if ASK_NVML in environ:
+        yield
+        return
+    environ[ASK_NVML] = "1"
+    try:
+        yield
+    finally:
+        environ.pop(ASK_NVML, None)
+
+
+def _uses_device() -> bool:
+    folder = "/proc/self/fd"
+    for entry in os.listdir(folder):
+        try:
+            if os.readlink(f"{folder}/{entry}") in _DEVICES:
+                return True
+        except OSError:
+            continue  # the folder's own descriptor, closed by now
+    return False
 
 
 if __name__ == "__main__":

@@ -7,13 +7,9 @@ stdout.
 
 from __future__ import annotations
 
-import os
 import queue
-import select
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +24,12 @@ from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.checkpoint.tiers import KeptTier, Places
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import UNREADABLE
+from slurm_robust.util.child import LineProcess
 from slurm_robust.wire.messages import Launch
 
 WRITER = (sys.executable, "-m", "slurm_robust.checkpoint.flush")
 # Storage that takes longer than this for one node's part hangs.
 WRITE_S = 1800.0
-_END_S = 1.0
 _NOTE_EVERY_S = 600.0
 
 
@@ -42,20 +38,20 @@ class StorageWriter:
 
     def __init__(self, command: tuple[str, ...] = WRITER) -> None:
         self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self._process: LineProcess | None = None
 
     def write(self, order: FlushOrder, timeout_s: float = WRITE_S) -> str:
         """Have it done; the reason if it could not be, "" if it is. Blocks."""
         try:
             process = self._running()
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(order) + b"\n")
-            process.stdin.flush()
-            answer = self._answer(process, time.monotonic() + timeout_s)
+            process.send(msgspec.json.encode(order).decode())
+            answer = msgspec.json.decode(process.receive(timeout_s), type=FlushAnswer)
+        except TimeoutError:
+            return self._failed("no answer; the storage hangs")
+        except EOFError:
+            return self._failed("it died; see the agent's output")
         except (OSError, *UNREADABLE) as error:
-            self._bury()
-            return f"the storage writer: {error}"
+            return self._failed(str(error))
         return "" if answer.ok else answer.error or "no reason was given"
 
     def warm_up(self) -> None:
@@ -70,45 +66,20 @@ class StorageWriter:
         if self._process is not None:
             self._process.kill()
 
-    def _bury(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                _close(pipe.close)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            pass  # it hangs in the kernel with the storage
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._bury()
-            self._rest = b""
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # A signal that Slurm or a terminal sends to the agent's group is the agent's business.
-                start_new_session=True,
-            )
+    def _running(self) -> LineProcess:
+        if self._process is None or not self._process.alive:
+            self._close()
+            self._process = LineProcess(self._command, keep_errors=False)
         return self._process
 
-    def _answer(self, process: subprocess.Popen[bytes], deadline: float) -> FlushAnswer:
-        assert process.stdout is not None
-        poller = select.poll()
-        poller.register(process.stdout, select.POLLIN)
-        while b"\n" not in self._rest:
-            if not poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-                raise TimeoutError("no answer; the storage hangs")
-            piece = os.read(process.stdout.fileno(), 65536)
-            if not piece:
-                raise OSError("it died; see the agent's output")
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return msgspec.json.decode(line, type=FlushAnswer)
+    def _failed(self, reason: str) -> str:
+        self._close()
+        return f"the storage writer: {reason}"
+
+    def _close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
 @dataclass(frozen=True)
@@ -294,10 +265,3 @@ def _hold(chosen: list[FoundImage], wanted: Wanted) -> list[Image]:
             image.close()
         return []
     return held
-
-
-def _close(close: Callable[[], None]) -> None:
-    try:
-        close()
-    except OSError:
-        pass  # a pipe to a dead process

@@ -17,8 +17,7 @@ from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
-from slurm_robust.agent.networks import interface_of, speed_of
-from slurm_robust.agent.ports import bind_free
+from slurm_robust.agent.network import bind_free, interface_of, speed_of
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image

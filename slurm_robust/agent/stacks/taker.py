@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from msgspec import structs
 
-from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, ras, recorder
+from slurm_robust.agent.stacks import handler, pyspy, ras, recorder
 from slurm_robust.agent.stacks.pyspy import CannotTake
-from slurm_robust.agent.stacks.together import together
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Absent, Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.model.stacks import (
+    Absent,
+    Collective,
+    Frame,
+    ProcessKind,
+    ProcessStacks,
+    RankStacks,
+    ThreadStack,
+)
+from slurm_robust.util import proc
+from slurm_robust.util.executor import together
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
 BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
@@ -83,7 +92,7 @@ class _Look(Record):
     def seen(self, threads: tuple[ThreadStack, ...], source: str) -> _Look:
         kind = self.stacks.kind
         if kind is ProcessKind.OTHER:
-            kind = kinds.kind_by_stack(threads)
+            kind = kind_by_stack(threads)
         stacks = structs.replace(self.stacks, kind=kind, threads=threads, error="")
         return _Look(rank=self.rank, stacks=stacks, source=source)
 
@@ -185,7 +194,7 @@ class _Taking:
         if not worker.state or worker.state in proc.STOPPED | proc.DEAD:
             return ()
         try:
-            file = proc.stacks_file(worker.pid, known)
+            file = handler.stacks_file(worker.pid, known)
         except OSError:
             return ()
         if file is None:
@@ -208,7 +217,7 @@ def _candidates(workers: Mapping[int, int]) -> Iterator[_Look]:
         worker = ProcessStacks(pid=pid, kind=ProcessKind.WORKER, state=state, cpu_s=cpu_s)
         yield _Look(rank=rank, stacks=worker)
         for child in children:
-            kind = kinds.kind_by_name(child.name)
+            kind = kind_by_name(child.name)
             yield _Look(rank=rank, stacks=ProcessStacks(pid=child.pid, kind=kind, state=child.state))
 
 
@@ -228,3 +237,36 @@ def _too_late(look: _Look) -> _Look:
 def _urgency(look: _Look) -> int:
     """Workers first; last what may be anything, such as dozens of compilers."""
     return (ProcessKind.WORKER, ProcessKind.LOADER, ProcessKind.OTHER).index(look.stacks.kind)
+
+
+_LOADER_NAME = "pt_data_worker"
+"""The name that torch.utils.data gives its worker processes."""
+
+_PROCESS_FILE = "multiprocessing/process.py"
+_LOADER_FILE = "torch/utils/data/_utils/worker.py"
+_WRITER_WORD = "checkpoint"
+
+
+def kind_by_name(name: str) -> ProcessKind:
+    """The kind that the process's name tells; OTHER may still be anything."""
+    return ProcessKind.LOADER if name == _LOADER_NAME else ProcessKind.OTHER
+
+
+def kind_by_stack(threads: Iterable[ThreadStack]) -> ProcessKind:
+    """The kind that the first function of a process of ``multiprocessing`` tells.
+
+    A writer's is in a file of torch.distributed.checkpoint, of a library's ``checkpointing`` or of ours.
+    """
+    file = next((entry.file for thread in threads if thread.is_main and (entry := _entry(thread))), "")
+    if file.endswith(_LOADER_FILE):
+        return ProcessKind.LOADER
+    return ProcessKind.WRITER if _WRITER_WORD in file else ProcessKind.OTHER
+
+
+def _entry(thread: ThreadStack) -> Frame | None:
+    # Further out are the calls of the worker that has forked it: those say nothing about the process.
+    for inner, outer in zip(thread.frames, thread.frames[1:], strict=False):
+        # py-spy names the class too, the handler does not.
+        if outer.file.endswith(_PROCESS_FILE) and outer.function.rpartition(".")[2] == "run":
+            return inner
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from slurm_robust.agent.ports import PortHolder
+from slurm_robust.agent.network import PortHolder
 from slurm_robust.diagnostics.devices import gpus_of
 from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
 from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, rated, run_ranks

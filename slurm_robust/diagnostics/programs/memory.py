@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import psutil
 
 from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+from slurm_robust.util.proc import memory_cgroups
 
 _SHARE = 1 / 16  # of what is available: the node is somebody's
 _MOST = 8 << 30  # bytes
@@ -29,15 +29,13 @@ def run(part: Part) -> Found:
 
 
 def available() -> int:
-    """Bytes that may be taken without harm: what the machine and the process's cgroup have left."""
+    """Bytes that may be taken without harm: what the machine and the process's cgroups have left."""
     free = int(psutil.virtual_memory().available)
-    try:
-        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-        limit = int((folder / "memory.max").read_text())
-        return min(free, limit - int((folder / "memory.current").read_text()))
-    except (OSError, ValueError):
-        return free  # no limit, or none that can be seen
+    for group in memory_cgroups():
+        limit, usage = group.limit(), group.usage()
+        if limit is not None and usage is not None:
+            free = min(free, limit - usage)
+    return max(0, free)
 
 
 def walk(chunks: int, words: int, until: float) -> Found:

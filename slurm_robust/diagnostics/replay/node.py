@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.agent.ports import PortHolder, local_address
+from slurm_robust.agent.network import PortHolder, local_address
 from slurm_robust.agent.rankenv import prepare_inherited, torch_release
 from slurm_robust.diagnostics.replay.rank import PARENT
 from slurm_robust.diagnostics.replay.traces import leave_failure, output_path, trace_path

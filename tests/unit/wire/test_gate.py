@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from slurm_robust.wire import gate, portfilter
 from slurm_robust.wire.client import AgentSocket
-from slurm_robust.wire.gate import listen
+from slurm_robust.wire.gate import BAN_S, WINDOW_S, Strangers, listen
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
 from slurm_robust.wire.messages import Heartbeat, Phase, Ping, Pong
 from slurm_robust.wire.options import MAX_MESSAGE_BYTES, PIECE_BYTES, joined, pieces
 from slurm_robust.wire.server import ControllerSocket
-from slurm_robust.wire.strangers import BAN_S, WINDOW_S, Strangers
 from tests.waiting import wait_for
 
 STRANGER = "127.0.0.2"

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_robust.model.exitcodes import UNUSABLE_COPY
 from slurm_robust.model.job import CommandKind
-from slurm_robust.worker.driver import ASK_NVML
+from slurm_robust.worker.zygote import ASK_NVML
 from tests.unit.worker.zygotes import ScriptRunner, plain_python
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.agent.stacks import StackTaker
-from slurm_robust.agent.stacks.proc import descendants, process_table, read_process
 from slurm_robust.model.stacks import ProcessKind, RankStacks
+from slurm_robust.util.proc import descendants, process_table, read_process
 from tests.unit.agent.stacks.programs import HANG, PREPARE, program, state_of
 from tests.unit.agent.stacks.workers import functions, process
 from tests.waiting import wait_for
