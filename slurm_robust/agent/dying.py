@@ -12,14 +12,14 @@ from slurm_robust.util.proc import PROC, read_counters
 _RELEASED = "nr_foll_pin_released"
 
 
-class Left(Record):
+class Remaining(Record):
     """What is left of the workers: how many they are, their resident pages; ``released``: see above."""
 
     workers: int
     resident: int
     released: int
 
-    def follows(self, before: Left) -> bool:
+    def follows(self, before: Remaining) -> bool:
         """Whether something has moved since ``before``."""
         return (
             self.workers < before.workers
@@ -33,19 +33,19 @@ class DeathWatch:
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        self._left: Left | None = None
+        self._left: Remaining | None = None
         self._moved = 0.0
 
     def still_s(self, pids: Collection[int], now: float) -> float | None:
         """Seconds since something moved at the killed workers ``pids``.
 
-        None without any, and where the kernel does not count what drivers give back: then nobody can tell.
+        None without any, and where the kernel does not count what drivers give back: then nobody knows.
         """
         released = self._released() if pids else None
         if released is None:
             self._left = None
             return None
-        left = Left(workers=len(pids), resident=sum(map(self._resident, pids)), released=released)
+        left = Remaining(workers=len(pids), resident=sum(map(self._resident, pids)), released=released)
         if self._left is None or left.follows(self._left):
             self._moved = now
         self._left = left

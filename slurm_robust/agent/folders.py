@@ -27,7 +27,7 @@ class RuntimeFolder:
         _remove_dead(base, folder_name(""))
         self.path = Path(tempfile.mkdtemp(prefix=folder_name(run_id, "-"), dir=base))
         # Held as long as this process lives, whatever its process id means in other namespaces. It gets its
-        # name when it is locked: another agent that looks for dead ones finds it held, or not at all.
+        # name when it is locked: another agent that searches for dead ones finds it held, or not at all.
         beside = self.path / ".alive"
         self._lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from slurm_robust.health.gpus.nvml import LIBRARY
 
 FREE, NO_GPUS = "free", "no GPUs"
-"""The last words of the child."""
+"""The last line of the child."""
 
 
 class GpuWait:
@@ -37,7 +37,7 @@ class GpuWait:
                 [sys.executable, "-m", "slurm_robust.agent.gpumemory", "--parent", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # A signal to the agent's group is no order to it.
+                # A signal to the agent's group is not for it.
                 start_new_session=True,
             )
         except OSError:
@@ -60,18 +60,18 @@ class GpuWait:
         """What is still held, :data:`FREE` when nothing is; None without news."""
         if not self._is_asked:
             return None
-        said = FREE.encode()
+        line = FREE.encode()
         if self._process is not None and self._process.stdout is not None:
             try:
-                said = os.read(self._process.stdout.fileno(), 65536) or said
+                line = os.read(self._process.stdout.fileno(), 65536) or line
             except BlockingIOError:
                 return None
-        word = said.decode(errors="replace").splitlines()[-1]
-        if word == NO_GPUS:
-            self.possible, word = False, FREE
-        if word == FREE:
+        held = line.decode(errors="replace").splitlines()[-1]
+        if held == NO_GPUS:
+            self.possible, held = False, FREE
+        if held == FREE:
             self.end()
-        return word
+        return held
 
     def end(self) -> None:
         """Wait for nothing any more."""
@@ -121,7 +121,7 @@ class Freeing:
         self._since, self._held = now, "the driver does not answer"
 
     def hold(self, held: str) -> None:
-        """They hold ``held``, in words."""
+        """``held`` is what they hold, for people."""
         self._held = held
 
     def end(self, now: float) -> float:

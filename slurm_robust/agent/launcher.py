@@ -25,7 +25,7 @@ LauncherMessage: TypeAlias = FromZygote | Gone
 
 
 class Launcher(Protocol):
-    """Starts workers and tells at once how they end. No call waits for anything.
+    """Starts workers and reports at once how they end. No call blocks.
 
     After :meth:`start` comes Ready or Fatal. After :meth:`spawn` comes Spawned or SpawnFailed for each
     worker, and after Spawned, once, Exited. A worker leads a process group whose id is its pid; that
@@ -147,7 +147,7 @@ class ZygoteLauncher:
 
     def _send(self, message: ToZygote, listener: socket.socket | None = None) -> None:
         if self._channel is None:
-            return  # Gone was told; what needs doing is decided again after the next start
+            return  # Gone was reported; what needs doing is decided again after the next start
         try:
             passed = [] if listener is None else [listener.fileno()]
             socket.send_fds(self._channel, [spawning.encode(message)], passed)

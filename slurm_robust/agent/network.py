@@ -47,9 +47,9 @@ def interface_of(address: str) -> str:
 
 
 def speed_of(interface: str, interfaces: Path = INTERFACES) -> float:
-    """What it can carry in bytes per second, as the kernel tells; 0 where it does not.
+    """What it can carry in bytes per second, by the kernel; 0 where it does not say.
 
-    A virtual interface that stands on no other one tells a number that means nothing.
+    The number of a virtual interface that has no other one below it means nothing.
     """
     folder = interfaces / interface
     if not (folder / "device").exists() and not any(folder.glob("lower_*")):
@@ -57,7 +57,7 @@ def speed_of(interface: str, interfaces: Path = INTERFACES) -> float:
     try:
         megabits = int((folder / "speed").read_text())
     except (OSError, ValueError):
-        return 0.0  # not told, or it is down
+        return 0.0  # not known, or it is down
     return megabits * 1e6 / 8 if 0 < megabits < 2**31 else 0.0
 
 
@@ -115,7 +115,7 @@ class PortHolder:
             self._used.close()
         self._used = self._held
         if self._hand_over:
-            # Else whoever connects after the end of rank 0 would wait for an answer of nobody.
+            # Else a client that connects after the end of rank 0 would wait for ever.
             self._used.close()
             self._used = None
         self._held = self._take()
@@ -187,7 +187,7 @@ def _bound(port: int, reuse: bool) -> socket.socket:
 
 
 def taken_by(port: int) -> str:
-    """Which other user's process listens on ``port`` of this node, in words; "" if none is seen to."""
+    """Which other user's process listens on ``port`` of this node, for people; "" if none is seen to."""
     for name in ("tcp6", "tcp"):
         try:
             with open(f"/proc/net/{name}") as table:
@@ -200,7 +200,7 @@ def taken_by(port: int) -> str:
 
 
 def _listeners(table: Iterable[str], port: int) -> Iterator[int]:
-    """Uids of who listens on ``port``; as man 5 proc describes the table, which begins with who listens."""
+    """Uids of the listeners on ``port``, with which the table begins (proc_pid_net(5))."""
     for row in itertools.islice(table, 1, None):
         fields = row.split()
         if fields[3] != _LISTENS:

@@ -115,7 +115,7 @@ class Filling:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class UnreservedBuffer:
     """A buffer for which memory is still to be reserved, and how much."""
 
     owner: PartBuffers
@@ -165,7 +165,7 @@ class PartBuffers:
 
     def begin(
         self, step: int, specs: tuple[TensorSpec, ...], tree: bytes, *, stride: int, flush: int
-    ) -> Filling | Wanted:
+    ) -> Filling | UnreservedBuffer:
         """Give up the image that is needed least and lay out the next one; or what must be reserved before.
 
         Raises :class:`NotWritten` if all buffers are being read or cannot be made.
@@ -178,7 +178,7 @@ class PartBuffers:
             except BufferInUse:
                 continue
             except NotReserved:
-                return Wanted(self, number, buffer.total)
+                return UnreservedBuffer(self, number, buffer.total)
             except OSError as error:
                 raise self._not_written(number, error) from error
             self.held[number] = None
@@ -201,12 +201,12 @@ class PartBuffers:
         except OSError as error:
             raise self._not_written(number, error) from error
 
-    def wanted(self, total: int, *, stride: int = 1, flush: int = -1) -> Wanted | None:
+    def wanted(self, total: int, *, stride: int = 1, flush: int = -1) -> UnreservedBuffer | None:
         """The buffer that an image of ``total`` bytes takes next, if it still needs memory."""
         number = next(iter(self._order(stride, flush)), None)
         if number is None or (number in self._open and self._open[number].mapped >= total):
             return None
-        return Wanted(self, number, total)
+        return UnreservedBuffer(self, number, total)
 
     def close(self) -> None:
         """Let go of the buffers; the images in them stay."""
@@ -238,7 +238,7 @@ class PartBuffers:
     def _targets_in(
         self, number: int, specs: tuple[TensorSpec, ...], views: list[memoryview]
     ) -> list[Target]:
-        """The tensors that lie in a buffer; making thousands takes milliseconds, so they are kept."""
+        """The tensors that are in a buffer; making thousands takes milliseconds, so they are kept."""
         address = next((_address(view) for view in views if len(view)), 0)
         known = self._targets.get(number)
         if known is None or known[:2] != (specs, address):

@@ -1,4 +1,4 @@
-"""The flat format of one part of a checkpoint, as it lies in memory and on local disks.
+"""The flat format of one part of a checkpoint, as it is in memory and on local disks.
 
 Little-endian. Reading it executes nothing: there are numbers, names and raw tensor data::
 
@@ -287,7 +287,7 @@ class Buffer:
 
 
 class Image:
-    """A whole image, mapped; see :func:`open_image`. Tensors lie in the mapping."""
+    """A whole image, mapped; see :func:`open_image`. Tensors are in the mapping."""
 
     def __init__(self, path: Path, mapping: mmap.mmap, *, received: bool = False, file: int = -1) -> None:
         """Use :func:`open_image`. ``received``: the magic is not there yet."""
@@ -382,7 +382,7 @@ class Image:
         yield Piece(whole[begin:total], read=False)
 
     def close(self) -> None:
-        """Let go of the buffer; tensors that lie in the mapping keep it mapped."""
+        """Let go of the buffer; tensors that are in the mapping keep it mapped."""
         if self._file >= 0:
             # Closing is not enough: the mapping has a duplicate of the descriptor, which shares its lock.
             fcntl.flock(self._file, fcntl.LOCK_UN)

@@ -59,7 +59,7 @@ class Snapshot:
 
     ``shared`` is equal on all ranks, ``own`` is this rank's; an entry is the union of its two trees.
     Tensors share memory with the live ones: to keep a snapshot beyond the current step copy them.
-    Those of a snapshot that was read lie in a mapped file, but for ``placed`` (addresses of storages).
+    Those of a snapshot that was read are in a mapped file, but for ``placed`` (addresses of storages).
     """
 
     own: dict[str, Any]
@@ -268,7 +268,7 @@ def _as_stored(stored: Any, made: Any, cast_to: torch.dtype) -> Any:
 
 
 def _out_of(mapped: set[int | None], value: Any, old: Any) -> Any:
-    """``value`` without anything that lies in a mapped file; in the memory of ``old`` where that fits.
+    """``value`` without anything that is in a mapped file; in the memory of ``old`` where that fits.
 
     New memory costs several times what copying does, since the kernel clears it.
     """
@@ -306,7 +306,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _address(tensor: torch.Tensor) -> int | None:
-    """Where an ordinary CPU tensor lies; None for others, which never lie in a mapped file."""
+    """The address of an ordinary CPU tensor; None for others, which are never in a mapped file."""
     ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.untyped_storage().data_ptr() if ordinary else None
 

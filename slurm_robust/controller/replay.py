@@ -9,8 +9,7 @@ import sys
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.preflight import job_directory, sizes
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
-from slurm_robust.diagnostics.replay.steps import StepReplayer
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.model.job import CommandKind
 from slurm_robust.report.console import show
 from slurm_robust.report.replay import Code, code_of, render

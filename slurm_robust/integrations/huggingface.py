@@ -50,7 +50,7 @@ class RobustCallback(TrainerCallback):
     """Reports steps and takes snapshots of a ``transformers.Trainer``; :meth:`resume` goes on from one.
 
     The arguments are those of :class:`slurm_robust.Checkpointer`. The loss and the gradient norm are reported
-    for the steps that the Trainer logs (``logging_steps``), because it tells them to nobody otherwise.
+    for the steps that the Trainer logs (``logging_steps``), because it gives them to nobody otherwise.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: DeepSpeed, the
     first FSDP, models loaded sharded or quantized, ``ignore_data_skip``, ``auto_find_batch_size``.

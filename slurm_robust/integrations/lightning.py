@@ -125,7 +125,7 @@ class RobustCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """So may a checkpoint of Lightning's own, of which nobody tells when it is written."""
+        """So may a checkpoint of Lightning's own, which may be written at any time."""
         self._phase.begin(CHECKPOINT)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -32,7 +32,7 @@ class Attendant(threading.Thread):
         self._died: BaseException | None = None
 
     def attend(self) -> None:
-        """Wait for the next thing that ``source`` tells, and answer it."""
+        """Wait for the next message of ``source``, and answer it."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -64,7 +64,7 @@ S = TypeVar("S", bound=Hashable)
 class Strangers(Generic[S]):
     """Counts connections without the job's key by source, and bans sources with too many. Decides only.
 
-    ``allowance``: so many within 10 s are borne. Times are monotonic seconds.
+    ``allowance``: how many within 10 s are allowed. Times are monotonic seconds.
     """
 
     def __init__(self, allowance: int) -> None:
@@ -122,7 +122,7 @@ class Gate(Attendant):
         listener: socket.socket,
         agents: int,
     ) -> None:
-        """``agents``: so many descriptors are for them."""
+        """``agents``: how many descriptors are kept for them."""
         served.monitor(_MONITOR, zmq.EVENT_ACCEPTED)
         events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         # Never full: ZeroMQ would wait for us before it serves anybody.

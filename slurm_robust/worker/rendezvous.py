@@ -85,7 +85,7 @@ def listen_on(listener: int) -> None:
         return start(*args)
 
     store.__init__ = init
-    process_starts.spawnv_passfds = start_afresh  # of which Python tells no hook
+    process_starts.spawnv_passfds = start_afresh  # for which Python has no hook
     sys.addaudithook(on_event)
 
 

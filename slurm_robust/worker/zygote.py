@@ -45,7 +45,7 @@ from slurm_robust.worker.spawning import (
     WorkerSpec,
 )
 
-_MOST_SAID = 300  # characters of an error's message in the reason, which is told in one line
+_MOST_CHARS = 300  # characters of an error's message in the reason, which is one line
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
 # Releases of torch differ in the inner ones; a missing one is imported by whoever needs it.
@@ -104,7 +104,7 @@ class Zygote:
                     if not packet or not self._obey(spawning.decode_to_zygote(packet), passed):
                         return
         except (BrokenPipeError, ConnectionResetError):
-            return  # the agent died while we told it something
+            return  # the agent died while we sent it something
         finally:
             self._kill_all()
 
@@ -126,14 +126,14 @@ class Zygote:
         try:
             prepared = prepare(order)
         except CannotPrepare as error:
-            self._tell(Fatal(reason=str(error)))
+            self._send(Fatal(reason=str(error)))
             return False
         # Objects made so far will not be touched by the workers' garbage collections, so that their
         # memory stays shared.
         gc.collect()
         gc.freeze()
         self._is_fit = prepared.is_fit
-        self._tell(Ready(import_s=time.monotonic() - began, notes=tuple(prepared.notes)))
+        self._send(Ready(import_s=time.monotonic() - began, notes=tuple(prepared.notes)))
         return True
 
     def _fork(self, spawn: Spawn, worker: WorkerSpec, passed: list[int]) -> None:
@@ -152,7 +152,7 @@ class Zygote:
                 become_worker(spawn, worker, zygote, agent, blocked, is_fit=self._is_fit, listener=listener)
         except OSError as error:
             reason = f"fork: {error.strerror}; see ulimit -u and the memory of the node"
-            self._tell(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
+            self._send(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -162,7 +162,7 @@ class Zygote:
         except (PermissionError, ProcessLookupError):
             pass  # it was first and has executed another program, or has ended
         self._children[pid] = _Child(spawn.generation, worker)
-        self._tell(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
+        self._send(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
 
     def _forget_parent(self) -> None:
         signal.set_wakeup_fd(-1)
@@ -180,7 +180,7 @@ class Zygote:
                 continue
             child.ended = True
             by_itself = result.si_code == os.CLD_EXITED
-            self._tell(
+            self._send(
                 Exited(
                     generation=child.generation,
                     rank=child.worker.rank,
@@ -202,7 +202,7 @@ class Zygote:
         for pid in self._children:
             _kill_group(pid)
 
-    def _tell(self, message: FromZygote) -> None:
+    def _send(self, message: FromZygote) -> None:
         self._channel.send(spawning.encode(message))
 
 
@@ -275,14 +275,14 @@ def _import(name: str, problem: str) -> None:
     try:
         importlib.import_module(name)
     except BaseException as error:  # a module may also call sys.exit()
-        # The reason is told in tables and logs, a line each; the agent's log has room for the rest.
+        # The reason goes into tables and logs, a line each; the agent's log has room for the rest.
         traceback.print_exception(error)
         print(f"sys.path was {sys.path}", file=sys.stderr, flush=True)
         frames = [
             f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")
         ]
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames[2:] else ""
-        said = one_line(f"{type(error).__name__}: {error}", _MOST_SAID)
+        said = one_line(f"{type(error).__name__}: {error}", _MOST_CHARS)
         where = "its traceback is in agents/ of the job's folder"
         raise CannotPrepare(f"{problem}: {said}{at}; {where}") from error
 
@@ -319,8 +319,8 @@ ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 def has_started_driver() -> bool:
     """Whether something in this process has called ``cuInit``, or uses a GPU otherwise: no fork could then.
 
-    torch's own flag does not tell: ``torch.cuda.is_available()`` and libraries that search for a device while
-    they are imported call ``cuInit`` and leave it false.
+    torch's own flag does not show it: ``torch.cuda.is_available()`` and libraries that search for a device
+    while they are imported call ``cuInit`` and leave it false.
     """
     try:
         # Only if somebody has loaded it: nobody has called what is not there.

@@ -1,6 +1,6 @@
 """The entrance to this node's copies: one thread lets in connections that prove to be of the job.
 
-Anybody who reaches the port can open connections, faster than they can be served. So strangers get no thread
+Anybody that reaches the port can open connections, faster than they can be served. So strangers get no thread
 and no memory to speak of, and each address only half of the places: one that needs more loses its oldest, and
 first of those that are silent. Where all places are taken, the address that has most of them loses one, those
 of the job's agents last. An agent says at once all that it has to, and is through before it comes to that.
@@ -27,7 +27,7 @@ from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake
 PLACES = 2048
 """For connections that have not proven themselves, but a quarter of what this process may open at most."""
 BACKLOG = 64
-"""How many the kernel keeps for us. Whoever comes behind a flood waits for these to be taken in."""
+"""How many connections the kernel queues for us. Those behind a flood wait for these to be accepted."""
 
 _AT_ONCE = 64
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -82,7 +82,7 @@ class Waiting:
         return leaving
 
     def remove(self, stranger: _Stranger) -> None:
-        """It is no stranger any more, or gone; before its descriptor is closed."""
+        """It has proven itself, or is gone; before its descriptor is closed."""
         descriptor = stranger.connection.fileno()
         self._all.pop(descriptor, None)
         group = self._by_address.get(stranger.address, {})

@@ -13,7 +13,7 @@ from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Source
 from slurm_robust.util.files import write_atomically
-from slurm_robust.wire.copychannel import Answer, Channel, Get, Verdict
+from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get
 from slurm_robust.wire.messages import Launch
 
 TRIES = 3
@@ -88,20 +88,20 @@ class Fetches:
             get = Get(run_id=self._run_id, rank=source.rank, checkpoint=checkpoint)
             channel.send(get)
             answer = channel.answer()
-            if answer.verdict is not Verdict.GO:
+            if answer.verdict is not CopyVerdict.GO:
                 raise MissingCheckpoint(answer.reason)
             _write(self._folder.fetch_size(source.rank), str(answer.total))
             with _reserved(channel, self._folder.fetched(source.rank), answer.total) as filling:
-                channel.send(Answer(verdict=Verdict.GO))
+                channel.send(CopyAnswer(verdict=CopyVerdict.GO))
                 channel.receive_into(filling.view)
                 try:
                     header = filling.adopt()
                 except CorruptPart as error:
                     # So that the sender checks its own copy, and no longer reports it if it is damaged.
-                    channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
+                    channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
                     raise
             self._check(header, source.rank, checkpoint)
-            channel.send(Answer(verdict=Verdict.GO))
+            channel.send(CopyAnswer(verdict=CopyVerdict.GO))
         finally:
             self._channels.discard(channel)
             channel.close()
@@ -117,7 +117,7 @@ def _reserved(channel: Channel, path: Path, total: int) -> _Filling:
     try:
         return _Filling(path, total)
     except (OSError, BufferInUse) as error:
-        channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
+        channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
         raise
 
 

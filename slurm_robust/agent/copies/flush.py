@@ -83,7 +83,7 @@ class StorageWriter:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FlushRequest:
     """Parts of which ranks of which checkpoint are to be put on storage."""
 
     checkpoint: CheckpointId
@@ -117,9 +117,9 @@ class Flusher:
         self._on_local = on_local
         self._writer = writer or StorageWriter()
         self._lock = threading.Lock()
-        self._wanted: Wanted | None = None
+        self._wanted: FlushRequest | None = None
         self._asked: CheckpointId | None = None
-        self._jobs: queue.SimpleQueue[tuple[Wanted, list[Image]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[FlushRequest, list[Image]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread: CopyThread | None = None
         self.flushed: CheckpointId | None = None  # what is on storage
@@ -132,13 +132,13 @@ class Flusher:
             if self._asked == checkpoint:
                 return
             self._asked = checkpoint
-            wanted = Wanted(checkpoint, launch.ranks, launch.world_size, launch.layout)
+            wanted = FlushRequest(checkpoint, launch.ranks, launch.world_size, launch.layout)
             is_started = self._start()
             self._wanted = wanted if is_started else None
         if not is_started:
             self._end(wanted)
 
-    def save(self, wanted: Wanted, held: list[Image]) -> None:
+    def save(self, wanted: FlushRequest, held: list[Image]) -> None:
         """Put these images, which are there already and held, on disk and storage."""
         if self._start():
             self._jobs.put((wanted, held))
@@ -200,7 +200,7 @@ class Flusher:
                 for image in held:
                     image.close()
 
-    def _write(self, wanted: Wanted, held: list[Image]) -> None:
+    def _write(self, wanted: FlushRequest, held: list[Image]) -> None:
         order = FlushOrder(
             images={i.header.rank: str(i.path) for i in held},
             checkpoint=wanted.checkpoint,
@@ -227,7 +227,7 @@ class Flusher:
         if self._kept:
             self._on_local()
 
-    def _end(self, wanted: Wanted) -> None:
+    def _end(self, wanted: FlushRequest) -> None:
         self.over = wanted.checkpoint
         self._on_done()
 
@@ -252,7 +252,7 @@ def choose(images: list[FoundImage], ranks: tuple[int, ...], step: int) -> list[
     return chosen
 
 
-def _hold(chosen: list[FoundImage], wanted: Wanted) -> list[Image]:
+def _hold(chosen: list[FoundImage], wanted: FlushRequest) -> list[Image]:
     """The images, locked; none if one was refilled meanwhile."""
     held: list[Image] = []
     try:

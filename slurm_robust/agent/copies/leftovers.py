@@ -1,6 +1,6 @@
 """When copies on this node are of no use any more, and nobody else removes them.
 
-Told to end by Slurm, an agent asks whether the job comes back. Where it could not (killed, no answer), the
+When Slurm ends it, an agent asks whether the job comes back. Where it could not (killed, no answer), the
 prolog of slurm_robust removes the copies, and where the administrator has not installed it, the user's next
 job does.
 """

@@ -11,7 +11,7 @@ from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import CheckpointId, Peer
-from slurm_robust.wire.copychannel import Answer, Channel, ChannelError, Put, Verdict
+from slurm_robust.wire.copychannel import Channel, ChannelError, CopyAnswer, CopyVerdict, Put
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 5.0
@@ -20,7 +20,7 @@ _REFUSED_RETRY_S = 30.0
 _BEHIND_NOTE_S = 60.0
 
 
-class Pace:
+class RateLimit:
     """A limit in bytes per second for all senders of a node; 0 for none."""
 
     def __init__(self, bytes_s: float) -> None:
@@ -56,7 +56,7 @@ class Generation:
 class PeerSender:
     """One rank's thread. Nothing that happens here disturbs training or the other ranks."""
 
-    def __init__(self, peer: Peer, generation: Generation, key: bytes, pace: Pace, notes: Notes) -> None:
+    def __init__(self, peer: Peer, generation: Generation, key: bytes, pace: RateLimit, notes: Notes) -> None:
         self._peer = peer
         self._generation = generation
         self._key = key
@@ -174,7 +174,7 @@ class PeerSender:
             answer, sent = self._put(put, opened.fileno)
         finally:
             opened.close()
-        if answer.verdict is not Verdict.REFUSED:
+        if answer.verdict is not CopyVerdict.REFUSED:
             self.confirmed = image.checkpoint
             if header.generation == self._generation.number:
                 self.lag_s = time.monotonic() - seen
@@ -188,12 +188,12 @@ class PeerSender:
         # One that was damaged on the way, or is so here, is given up: the next one may be better.
         return 0.0 if sent else _REFUSED_RETRY_S
 
-    def _put(self, put: Put, file: int) -> tuple[Answer, bool]:
+    def _put(self, put: Put, file: int) -> tuple[CopyAnswer, bool]:
         """The last answer, and whether the image was sent."""
         channel = self._channel or self._connect()
         channel.send(put)
         answer = channel.answer(put.total)
-        if answer.verdict is not Verdict.GO:
+        if answer.verdict is not CopyVerdict.GO:
             return answer, False
         channel.send_file(file, put.total, self._wait_turn, self._pace.piece)
         return channel.answer(put.total), True

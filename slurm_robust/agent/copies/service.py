@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.agent.copies.fetch import Fetches
-from slurm_robust.agent.copies.flush import Flusher, Wanted
+from slurm_robust.agent.copies.flush import Flusher, FlushRequest
 from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
-from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
+from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
@@ -72,7 +72,7 @@ class CopyService:
         self._wake: Callable[[], None] = lambda: None
         self._running: _Running | None = None
         self._fetches: Fetches | None = None
-        self._pace = Pace(spec.copies.peer_bytes_s)
+        self._pace = RateLimit(spec.copies.peer_bytes_s)
         self._on_disk: tuple[Copy, ...] = ()
         self._parts: NodeTiers | None = None
         self._server: CopyServer | None = None
@@ -245,7 +245,7 @@ class CopyService:
             for image in held:
                 image.close()
             return
-        wanted = Wanted(checkpoint, order.ranks, order.world_size, order.layout)
+        wanted = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout)
         self._flusher.save(wanted, held)
 
     def close(self, *, remove: bool) -> None:
@@ -297,7 +297,7 @@ class CopyService:
 
 
 def _write_run(folder: Path) -> None:
-    """Tell the epilog, which knows the job's restarts at its end, how many there were at our begin."""
+    """Leave the job's restarts at this begin for the epilog, which knows those at its end."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     write_atomically(folder / "run", restarts.encode(), durable=False, mode=0o600)
 

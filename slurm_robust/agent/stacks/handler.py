@@ -1,7 +1,7 @@
 """Stacks by the signal handler in the worker, where nobody may read its memory.
 
-:mod:`slurm_robust.worker.dump` has installed it, with :mod:`faulthandler`: C code that runs whoever holds the
-interpreter, in the worker and in the processes that it has forked.
+:mod:`slurm_robust.worker.dump` has installed it, with :mod:`faulthandler`: C code that runs although another
+thread holds the interpreter, in the worker and in the processes that it has forked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def take(pid: int, known: Path | None, deadline: float) -> tuple[ThreadStack, ..
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:
-    """The threads in what faulthandler has written; lines that are none of its are left out."""
+    """The threads in what faulthandler has written; lines of others are left out."""
     threads: list[tuple[str, list[Frame]]] = []
     cut = False
     for line in text.splitlines():

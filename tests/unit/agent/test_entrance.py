@@ -170,7 +170,7 @@ def test_an_agent_comes_in_past_any_number_of_strangers(hall: Hall, says: bytes)
 
 
 @pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n", HALF + bytes(32), os.urandom(300)])
-def test_who_is_none_of_the_job_is_shut_out_at_once(hall: Hall, says: bytes) -> None:
+def test_a_stranger_is_shut_out_at_once(hall: Hall, says: bytes) -> None:
     with hall.stranger(says) as connection:
         wait_for(lambda: is_shut(connection))
     assert hall.inside == []
@@ -178,14 +178,16 @@ def test_who_is_none_of_the_job_is_shut_out_at_once(hall: Hall, says: bytes) -> 
     assert "was refused" in note
 
 
-def test_who_only_knocks_is_no_news(hall: Hall) -> None:
+def test_a_knock_is_not_noted(hall: Hall) -> None:
     hall.stranger().close()
     Channel.connect("127.0.0.1", hall.port, KEY).close()
     wait_for(lambda: len(hall.inside) == 1)
     assert hall.notes.take() == []
 
 
-def test_who_says_too_little_in_time_is_shut_out(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_says_too_little_in_time_is_shut_out(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slurm_robust.wire.copychannel.HANDSHAKE_S", 0.1)
     with hall.stranger(HALF) as connection:
         wait_for(lambda: is_shut(connection))

@@ -21,7 +21,7 @@ def listen(port: int) -> socket.socket:
     return server
 
 
-def test_a_held_port_can_be_listened_on_by_who_shares_it() -> None:
+def test_a_held_port_can_be_listened_on_by_a_socket_that_shares_it() -> None:
     holder = PortHolder()
     with pytest.raises(OSError, match="in use"):
         listen(holder.port)  # nobody, before it is for somebody
