@@ -97,7 +97,7 @@ def follow(
     """Show the progress of ``job`` until it has ended, and play the tricks on the way."""
     bar = progress.add_task(title, total=steps, note="waiting for the first step")
     waiting, deadline = list(tricks), time.monotonic() + LIMIT_S
-    told = ""
+    shown = ""
     while True:
         state, step = job.state(), job.step()
         note = f"generation {state.generation}, {len(state.slots)} nodes"
@@ -105,8 +105,8 @@ def follow(
             note = f"incident {state.incident.number}: {state.incident.symptom.value}"
         progress.update(bar, completed=step + 1, note=note)
         line = f"{title}: step {(step + 1) // 50 * 50} of {steps}, {note}"
-        if line != told and not progress.console.is_terminal:
-            told = line  # a log has no bar that moves
+        if line != shown and not progress.console.is_terminal:
+            shown = line  # a log has no bar that moves
             progress.console.print(line)
         if waiting and step >= waiting[0].at_step and state.incident is None:
             trick = waiting.pop(0)

@@ -17,7 +17,7 @@ def register(commands: Commands) -> None:
     _register_check(commands)
     _register_diagnose(commands)
     _register_nodes(commands)
-    own = add_group(commands, "admin", "install the node's side, test nodes that were drained")
+    own = add_group(commands, "admin", "install the hooks and checks of nodes, and test drained nodes")
     _register_quarantine(own)
     _register_install(own)
     _register_verify(own)
@@ -83,7 +83,11 @@ def _register_diagnose(commands: Commands) -> None:
     )
     parser.add_argument("--storage", metavar="DIR", default="", help="also write and read in this folder")
     parser.add_argument(
-        "--budget", metavar="S", type=float, default=300.0, help="seconds in all (default: %(default)g)"
+        "--budget",
+        metavar="S",
+        type=float,
+        default=300.0,
+        help="seconds for all tests together (default: %(default)g)",
     )
 
 
@@ -105,7 +109,7 @@ def _register_nodes(commands: Commands) -> None:
     parser = add_command(commands, "nodes", _nodes, text, json=True)
     _add_nodes(parser)
     parser.add_argument("--lemons", action="store_true", help="score every node by its failures")
-    parser.add_argument("--days", type=float, default=28.0, help="how far back (default: %(default)g)")
+    parser.add_argument("--days", type=float, default=28.0, help="days to look back (default: %(default)g)")
     parser.add_argument(
         "--log",
         metavar="FILE",
@@ -134,10 +138,12 @@ def _nodes(args: argparse.Namespace) -> int:
 
 
 def _register_quarantine(commands: Commands) -> None:
-    text = "test the nodes that srobust drained; return those that pass, keep the others with a report"
+    text = "test the nodes that srobust drained; resume those that pass and report the others"
     parser = add_command(commands, "quarantine", _quarantine, text, json=True)
     _add_nodes(parser)
-    parser.add_argument("--once", action="store_true", help="one test decides, instead of drain.pass_runs")
+    parser.add_argument(
+        "--once", action="store_true", help="one passed test is enough (default: drain.pass_runs of them)"
+    )
     _add_node_config(parser)
 
 
@@ -148,9 +154,11 @@ def _quarantine(args: argparse.Namespace) -> int:
 
 
 def _register_install(commands: Commands) -> None:
-    text = "write the node's side to this machine and show what slurm.conf needs"
+    text = "write hooks and configuration to this machine and show what slurm.conf needs"
     parser = add_command(commands, "install", _install, text)
-    parser.add_argument("--prefix", metavar="DIR", help="where scripts and manual pages go (/usr/local)")
+    parser.add_argument(
+        "--prefix", metavar="DIR", help="where scripts and manual pages go (default: /usr/local)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
         "--apply", action="store_true", help="change slurm.conf, with a backup, and run scontrol reconfigure"
@@ -223,5 +231,5 @@ def _uninstall(args: argparse.Namespace) -> int:
 
 def _add_slurm_conf(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slurm-conf", metavar="FILE", default="", help="slurm.conf, if it cannot be found by itself"
+        "--slurm-conf", metavar="FILE", default="", help="slurm.conf, if it is not found by itself"
     )

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import add_config_options, settings_of
+from slurm_robust.cli.parsing import add_command, add_config_options, add_group, settings_of
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
@@ -16,23 +16,18 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the command and its two sub-commands."""
     text = "check a configuration file, or show the configuration in force"
-    parser = commands.add_parser("config", help=text, description=text.capitalize() + ".")
-    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parts = add_group(commands, "config", text)
 
     text = (
         "check configuration files of jobs or nodes: unknown keys, types, values that contradict each other"
     )
-    check = parts.add_parser("check", help=text, description=text.capitalize() + ".")
-    check.add_argument("files", metavar="FILE", nargs="+", type=Path)
-    check.set_defaults(handler=handle_check)
+    check = add_command(parts, "check", _check, text)
+    check.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a YAML file")
 
-    text = "print every key with its value and where the value is from"
-    show = parts.add_parser("show", help=text, description=text.capitalize() + ".")
-    add_config_options(show)
-    show.set_defaults(handler=handle_show)
+    add_config_options(add_command(parts, "show", _show, "print every key with its value and its source"))
 
 
-def handle_check(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> int:
     """Check each file by itself, and the files it names. All problems are reported together."""
     from slurm_robust.config.errors import InvalidSettings, Problem
     from slurm_robust.model.errors import SrobustError
@@ -83,7 +78,7 @@ def is_node_file(text: bytes) -> bool:
     return len(node) > len(job)
 
 
-def handle_show(args: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace) -> int:
     """Print YAML that can be used as a file, with the source of each value as a comment."""
     from slurm_robust.config.jobfile import collect
     from slurm_robust.config.reader import as_yaml

@@ -130,7 +130,7 @@ def _incident(args: argparse.Namespace) -> int:
     )
 
 
-# -- what asks the controller ----------------------------------------------------------------------
+# -- stacks, drill: these ask the controller -----------------------------------------------------------------
 
 
 def _register_stacks(commands: Commands) -> None:
@@ -170,7 +170,7 @@ def _register_drill(commands: Commands) -> None:
     text = "break a worker of your own running job, to see that the job recovers"
     parser = add_command(commands, "drill", _drill, text, of_job=True)
     parser.add_argument(
-        "fault", choices=("kill-rank", "stop-rank"), help="SIGKILL, or SIGSTOP so that the worker hangs"
+        "fault", choices=("kill-rank", "stop-rank"), help="SIGKILL; or SIGSTOP, so that the worker hangs"
     )
     parser.add_argument("--rank", metavar="R", type=int, default=0, help="its global rank (default: 0)")
 

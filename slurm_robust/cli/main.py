@@ -46,9 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parse(words)
+        args = _parse(list(sys.argv[1:] if argv is None else argv))
         code: int = args.handler(args)
         sys.stdout.flush()
         return code
@@ -68,16 +67,16 @@ def _main(argv: Sequence[str] | None) -> int:
         return ExitCode.INTERNAL
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
+def _parse(argv: list[str]) -> argparse.Namespace:
     command: tuple[str, ...] = ()
     verbatim = False
-    if words[:1] in (["run"], ["replay"]):
-        own, command, verbatim = run.split_command(words[1:])
-        words = [words[0], *own]
+    if argv[:1] in (["run"], ["replay"]):
+        own, command, verbatim = run.split_command(argv[1:])
+        argv = [argv[0], *own]
     given = argparse.Namespace(command=command, verbatim=verbatim)
-    args, unknown = make_parser().parse_known_args(words, given)
+    args, unknown = make_parser().parse_known_args(argv, given)
     if unknown:
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=f"see srobust {words[0]} --help")
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=f"see srobust {argv[0]} --help")
     return args
 
 

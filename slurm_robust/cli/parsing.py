@@ -1,4 +1,4 @@
-"""What the commands share: the parser with its error, and the arguments that several of them take."""
+"""The parser with its error, and the arguments that several commands take."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 Handler = Callable[[argparse.Namespace], int]
-"""What carries out a command; returns the exit code."""
+"""Carries out a command; returns the exit code."""
 
 
 def add_command(
@@ -69,19 +69,24 @@ def add_command(
     return parser
 
 
-def add_group(commands: Commands, name: str, text: str) -> Commands:
-    """A command that consists of the commands that are added to what this returns."""
+def add_group(commands: Commands, name: str, text: str, *, member: str = "command") -> Commands:
+    """A command that consists of the commands that are added to what this returns.
+
+    Help calls them ``member``; the one that was given is in the attribute ``<member>_name``.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
-    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    return parser.add_subparsers(
+        title=f"{member}s", dest=f"{member}_name", metavar=member.upper(), required=True
+    )
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """The argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
     text = "Slurm's job id, an array's task as squeue shows it (38_1), or the job's folder"
     parser.add_argument("job", metavar="JOB", help=text)
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir of 'srobust run', if it had one")
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir that 'srobust run' had, if any")
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +103,7 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Layers[JobConfig]:
-    """Return what ``--set`` options set; one without a value is among the problems."""
+    """The values of ``--set`` options; one without a value is among the problems."""
     from slurm_robust.config.errors import Problem
     from slurm_robust.config.job import JobConfig
     from slurm_robust.config.jobfile import add_text

@@ -22,7 +22,7 @@ def register(commands: Commands) -> None:
         help="find the node that computes wrongly, by a training in small groups",
         description="Run a few steps of a training in small groups of the nodes of this Slurm job, in two "
         "phases, and name the node that the groups with other results have in common. docs/replay.md says "
-        "what the script must do. Options end at the script: all that follows belongs to it.",
+        "what the script must do. Options end at the script: everything after it belongs to the script.",
         epilog="Exit codes: 0 all groups agree, 1 a node is named, 3 no verdict.",
         usage=USAGE,
     )

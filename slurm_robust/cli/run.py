@@ -44,34 +44,36 @@ def register(commands: Commands) -> None:
         "run",
         help="run a training inside a Slurm job, protected",
         description="Run a training on the nodes of this Slurm job and keep it going. "
-        "Options end at the script: all that follows belongs to it.",
+        "Options end at the script: everything after it belongs to the script.",
         usage=USAGE,
     )
     for option, (key, kind, metavar, text) in OWN_OPTIONS.items():
         parser.add_argument(option, dest=key, type=kind, metavar=metavar, help=text)
     parser.add_argument(
-        "--name", default="", help="tells several runs in one job apart; part of the job's folder"
+        "--name",
+        default="",
+        help="distinguishes several runs in one job; part of its folder's name",
     )
     parser.add_argument(
-        "--observe", action="store_true", help="only watch and say what would be done (mode: observe)"
+        "--observe", action="store_true", help="only watch, and log what would be done (mode: observe)"
     )
     parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")
     add_config_options(parser)
     parser.set_defaults(handler=handle)
 
 
-def split_command(words: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
+def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
     """Part our options from the user's command: (options, command, whether ``--`` stood before it).
 
     Done before argparse sees anything, because argparse gives ``--`` and options after a positional
     argument different meanings in different Python versions.
     """
     index = 0
-    while index < len(words) and words[index].startswith("-"):
-        if words[index] == "--":
-            return words[:index], tuple(words[index + 1 :]), True
-        index += 2 if words[index] in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
-    return words[:index], tuple(words[index:]), False
+    while index < len(argv) and argv[index].startswith("-"):
+        if argv[index] == "--":
+            return argv[:index], tuple(argv[index + 1 :]), True
+        index += 2 if argv[index] in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
+    return argv[:index], tuple(argv[index:]), False
 
 
 def handle(args: argparse.Namespace) -> int:
@@ -93,7 +95,7 @@ def _run(args: argparse.Namespace) -> int:
 def configured(args: argparse.Namespace, kind: CommandKind, own: OwnSettings) -> JobConfig:
     """The configuration of a command that runs a training. Raises ConfigError.
 
-    All that is wrong with it, with the options and with the user's command is told at once.
+    All that is wrong with it, with the options and with the user's command is reported at once.
     """
     from slurm_robust.config.errors import Problem
     from slurm_robust.config.jobfile import collect

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Names on the command line, each a method of Faults with - for _, grouped by their target.
 NODE_FAULTS = {
-    "power-cut": "kill a node at once: nothing leaves it any more",
-    "boot": "power a dead node on",
+    "power-cut": "cut a node's power: everything on it dies at once",
+    "boot": "power on a node after power-cut",
     "cut-network": "unplug a node's cable; its processes go on",
     "heal-network": "plug the cable in again",
     "kill-slurmd": "kill a node's slurmd; its jobs go on",
@@ -47,8 +47,8 @@ def register(commands: Commands) -> None:
     own = add_group(commands, "sandbox", text)
     _register_up(own)
     _register_down(own)
-    _register_looking(own)
-    _register_using(own)
+    _register_views(own)
+    _register_commands(own)
     _register_fault(own)
 
 
@@ -69,11 +69,11 @@ def _attach(args: argparse.Namespace) -> Sandbox:
 
 def _register_up(commands: Commands) -> None:
     default = SandboxConfig()
-    up = _add(commands, "up", _up, "boot a cluster; returns when all its nodes are idle")
+    up = _add(commands, "up", _up, "boot a cluster and wait until all its nodes are idle")
     numbers = (
         ("--nodes", default.nodes, "compute nodes n1..nN"),
-        ("--cpus", default.cpus, "CPUs that each node claims"),
-        ("--memory", default.memory_mb, "memory that each node claims, MiB"),
+        ("--cpus", default.cpus, "CPUs that each node claims to have"),
+        ("--memory", default.memory_mb, "memory that each node claims to have, MiB"),
         ("--gpus-per-node", default.gpus_per_node, "fake GPUs per node"),
         ("--shm", default.shm_mb, "size of each node's /dev/shm, MiB"),
         ("--tmp", default.tmp_mb, "size of each node's /tmp, MiB"),
@@ -88,7 +88,7 @@ def _register_up(commands: Commands) -> None:
     up.add_argument("--no-accounting", action="store_true", help="without slurmdbd and MariaDB")
     for option, metavar, text in (
         ("--slurm-conf-line", "KEY=VALUE", "a further line of slurm.conf; may be repeated"),
-        ("--bind", "PATH", "a path of this machine that users inside must reach; may be repeated"),
+        ("--bind", "PATH", "a path of this machine that users inside may read and write; may be repeated"),
     ):
         up.add_argument(option, action="append", default=[], metavar=metavar, help=text)
 
@@ -135,7 +135,7 @@ def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
 
 
 def _register_down(commands: Commands) -> None:
-    down = _add(commands, "down", _down, "end a cluster and remove all of it; succeeds also when none is up")
+    down = _add(commands, "down", _down, "end a cluster and remove all of it; also succeeds when none is up")
     down.add_argument("--all", action="store_true", help="every sandbox of this machine")
     down.add_argument("--cache", action="store_true", help="also remove the cached empty database")
 
@@ -155,10 +155,10 @@ def _down(args: argparse.Namespace) -> int:
     return ExitCode.SUCCESS
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- status, list, logs ------------------------------------------------------------------------------
 
 
-def _register_looking(commands: Commands) -> None:
+def _register_views(commands: Commands) -> None:
     status = _add(commands, "status", _status, "show nodes and daemons; exit code 1 when one is missing")
     status.add_argument("--json", action="store_true", help="as one JSON object")
     add_command(commands, "list", _list, "show the sandboxes of this machine")
@@ -190,41 +190,43 @@ def _logs(args: argparse.Namespace) -> int:
     return ExitCode.SUCCESS
 
 
-# -- using -----------------------------------------------------------------------------------------
+# -- exec, submit, heal ----------------------------------------------------------------------------
 
 
-def _register_using(commands: Commands) -> None:
-    run = _add(commands, "exec", _exec, "run a command inside; without one, a shell")
+def _register_commands(commands: Commands) -> None:
+    run = _add(commands, "exec", _exec, "run a command inside")
     run.add_argument("--node", default="head", help="head or n1..nN (default: %(default)s)")
     run.add_argument("--user", help="root or one of --users (default: the first of them)")
-    run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command")
+    run.add_argument(
+        "argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command (default: a shell)"
+    )
     text = "submit a batch script from the head node and print the job's id"
     submit = _add(commands, "submit", _submit, text)
     submit.add_argument("--user", help="one of --users (default: the first of them)")
     submit.add_argument(
-        "words",
+        "argv",
         nargs=argparse.REMAINDER,
         metavar="[-- --OPTION=VALUE ...] SCRIPT [ARG ...]",
-        help="after --, sbatch's options in one word each; then the script and its words, as they are",
+        help="after --, sbatch's options, each as --OPTION=VALUE; then the script with its arguments",
     )
     _add(commands, "heal", _heal, "undo all faults, cancel all jobs, and wait until every node is idle")
 
 
 def _exec(args: argparse.Namespace) -> int:
-    words = _without_dashes(args.words) or ["bash", "-l"]
-    command = [*_attach(args).enter_command(args.node, args.user), *words]
+    argv = _without_dashes(args.argv) or ["bash", "-l"]
+    command = [*_attach(args).enter_command(args.node, args.user), *argv]
     sys.stdout.flush()
     # In place of this process: signals, the terminal and the exit code are the command's own.
     os.execvp(command[0], command)
 
 
 def _submit(args: argparse.Namespace) -> int:
-    words = _without_dashes(args.words)
-    first = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
+    argv = _without_dashes(args.argv)
+    first = next((i for i, arg in enumerate(argv) if not arg.startswith("-")), None)
     if first is None:
         raise UsageError("no batch script", fix="srobust sandbox submit train.sbatch")
     sandbox = _attach(args)
-    print(sandbox.submit(words[first], *words[first + 1 :], options=words[:first], user=args.user))
+    print(sandbox.submit(argv[first], *argv[first + 1 :], options=argv[:first], user=args.user))
     return ExitCode.SUCCESS
 
 
@@ -235,17 +237,16 @@ def _heal(args: argparse.Namespace) -> int:
     return ExitCode.SUCCESS
 
 
-def _without_dashes(words: Sequence[str]) -> list[str]:
-    return list(words[1:] if words[:1] == ["--"] else words)
+def _without_dashes(argv: Sequence[str]) -> list[str]:
+    return list(argv[1:] if argv[:1] == ["--"] else argv)
 
 
 # -- faults ----------------------------------------------------------------------------------------
 
 
 def _register_fault(commands: Commands) -> None:
-    text = "break something on purpose, or repair it; prints what was done and when as JSON"
-    parser = commands.add_parser("fault", help=text, description=text.capitalize() + ".")
-    faults = parser.add_subparsers(title="faults", dest="fault", metavar="FAULT", required=True)
+    text = "inject a fault, or undo one; prints it with its time as JSON"
+    faults = add_group(commands, "fault", text, member="fault")
     for name, text in NODE_FAULTS.items():
         fault = _add(faults, name, _fault, text)
         fault.add_argument("node", metavar="NODE", help="n1..nN")
@@ -263,6 +264,6 @@ def _register_fault(commands: Commands) -> None:
 def _fault(args: argparse.Namespace) -> int:
     given = vars(args)
     aims = {key: given[key] for key in ("node", "path", "mb", "job_id", "rank") if key in given}
-    inject = getattr(_attach(args).fault, args.fault.replace("-", "_"))
+    inject = getattr(_attach(args).fault, args.fault_name.replace("-", "_"))
     print(inject(**aims).to_json())
     return ExitCode.SUCCESS

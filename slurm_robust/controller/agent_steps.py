@@ -12,7 +12,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient, StepHandle
 from slurm_robust.slurm.records import Allocation, Node
 from slurm_robust.slurm.requests import whole_node_steps
-from slurm_robust.slurm.stepwords import step_end, task_ends
+from slurm_robust.slurm.step_output import step_end, task_ends
 
 _MAX_READ = 1 << 20
 _MOST_LINES = 100  # of a step's output; what says why it ended is at its end

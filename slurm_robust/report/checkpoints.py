@@ -241,9 +241,9 @@ def render(listing: Listing) -> RenderableType:
 def ranks_text(ranks: Sequence[int]) -> str:
     """``rank 0, 2 and shared``; ``-`` for none."""
     own = ", ".join(str(rank) for rank in ranks if rank != SHARED)
-    words = [f"rank {own}"] if own else []
-    words += ["shared"] if SHARED in ranks else []
-    return " and ".join(words) or "-"
+    parts = [f"rank {own}"] if own else []
+    parts += ["shared"] if SHARED in ranks else []
+    return " and ".join(parts) or "-"
 
 
 class Verified(Record):

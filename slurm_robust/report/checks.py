@@ -124,7 +124,7 @@ def headline(report: Report, conclusion: Conclusion) -> str:
     """The line that a monitoring system shows."""
     code = nagios(conclusion)
     worst = next(iter((*conclusion.causes, *conclusion.warnings, *conclusion.unknown)), None)
-    words = f": {f'{worst.subject} {worst.text}'.strip() or worst.check}" if worst else ""
+    cause = f": {f'{worst.subject} {worst.text}'.strip() or worst.check}" if worst else ""
     parts = [
         f"{len(found)} {name}"
         for name, found in (
@@ -134,7 +134,7 @@ def headline(report: Report, conclusion: Conclusion) -> str:
         if found
     ]
     checks = len({finding.check for finding in report.findings})
-    return f"{code.name}{words} ({', '.join([count(checks, 'check'), *parts])} on {report.node})"
+    return f"{code.name}{cause} ({', '.join([count(checks, 'check'), *parts])} on {report.node})"
 
 
 def render(whole: Whole, *, is_root: bool) -> RenderableType:
@@ -185,15 +185,15 @@ def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:
 
 def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Finding]) -> None:
     first, names = group[0], list(dict.fromkeys(finding.check for finding in group))
-    words = [", ".join(names), first.text, first.value, first.limit, first.suggestion.value]
+    cells = [", ".join(names), first.text, first.value, first.limit, first.suggestion.value]
     if outcome is Outcome.PASS:
-        words = [names[0]] if len(names) == 1 else [f"{len(names)} checks", ", ".join(names)]
+        cells = [names[0]] if len(names) == 1 else [f"{len(names)} checks", ", ".join(names)]
     elif outcome is Outcome.FAIL:
-        words[-1] += f" ({first.blame.value})"
+        cells[-1] += f" ({first.blame.value})"
     else:
-        words[-1] = ""
+        cells[-1] = ""
     # Text, because a driver's message may contain what rich takes for markup.
-    table.add_row(one_line(subject), Text(outcome.value, style=STYLES[outcome]), *map(one_line, words))
+    table.add_row(one_line(subject), Text(outcome.value, style=STYLES[outcome]), *map(one_line, cells))
 
 
 def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:

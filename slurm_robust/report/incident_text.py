@@ -120,7 +120,7 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
 
 
 def blamed(report: IncidentReport) -> str:
-    """What is to blame, in a few words."""
+    """What is to blame, in short."""
     verdict = report.verdict
     if report.testing and report.status is IncidentStatus.OPEN:
         return "not known yet"
@@ -297,14 +297,14 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
 
 
 def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:
-    words = [f"generation {event.generation}"]
+    parts = [f"generation {event.generation}"]
     if event.exits:
-        words.append(f"{count(len(event.exits), 'rank')} failed")
+        parts.append(f"{count(len(event.exits), 'rank')} failed")
     if event.generation == report.generations[0] and report.root is not None:
-        words.append(f"root cause: {report.root.exit.describe()} on {report.root.node}")
+        parts.append(f"root cause: {report.root.exit.describe()} on {report.root.node}")
     if event.sealed_step >= 0:
-        words.append(f"newest usable checkpoint: step {event.sealed_step}")
-    return "; ".join(words)
+        parts.append(f"newest usable checkpoint: step {event.sealed_step}")
+    return "; ".join(parts)
 
 
 def _verdict(event: ev.Decided) -> str:

@@ -247,8 +247,8 @@ def _files(bundle: Bundle) -> Iterator[RenderableType]:
     logs = [name for name in bundle.files if name.startswith("logs/")]
     names = [name for name in bundle.files if name not in logs]
     size = sum(bundle.files.values())
-    log_words = [f"the ends of {count(len(logs), 'log')} in logs/"] if logs else []
-    yield indented(f"{', '.join([*names, *log_words])}; {size / 1e3:.0f} kB")
+    ends = [f"the ends of {count(len(logs), 'log')} in logs/"] if logs else []
+    yield indented(f"{', '.join([*names, *ends])}; {size / 1e3:.0f} kB")
     for name, why in bundle.damaged.items():
         yield indented(f"{name} cannot be read: {why}", "red")
 

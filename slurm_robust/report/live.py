@@ -90,9 +90,9 @@ def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
     view = ask_slurm(slurm, job_id)
     if view.is_over:
         return NotLive(
-            f"job {job_id} has ended: Slurm says {view.in_words()}", fix="choose a job that is running"
+            f"job {job_id} has ended: Slurm says {view.describe()}", fix="choose a job that is running"
         )
-    says = f"; Slurm: {view.in_words()}" if view.in_words() else ""
+    says = f"; Slurm: {view.describe()}" if view.describe() else ""
     return NotLive(
         f"the controller of job {job_id} ({epoch.host}, port {epoch.port}) does not answer{says}",
         fix="check that the job is running (srobust status) and that this host can reach that node",
@@ -300,8 +300,8 @@ def _groups(groups: Sequence[StackGroup]) -> Table:
     for each in groups:
         style = "bold red" if each.is_outlier else ""
         ranks = f"{count(len(each.ranks), 'rank')}: {fold_ranks(each.ranks)}"
-        words = each.doing + (" (unlike most)" if each.is_outlier else "")
-        table.add_row(" ", Text(ranks, style=style), Text(one_line(each.nodes)), Text(one_line(words)))
+        doing = each.doing + (" (unlike most)" if each.is_outlier else "")
+        table.add_row(" ", Text(ranks, style=style), Text(one_line(each.nodes)), Text(one_line(doing)))
     return table
 
 

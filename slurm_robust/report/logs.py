@@ -89,9 +89,9 @@ def _print(line: Line, wanted: Wanted) -> None:
     if wanted.json:
         text = as_json(line, indent=None)
     else:
-        # A progress bar writes over itself: what stood there last counts.
-        words = visible(without_escapes(settled(line.line)).expandtabs())
-        text = (f"rank {line.rank} | " if wanted.rank is None else "") + words
+        # A progress bar overwrites itself: its last state counts.
+        shown = visible(without_escapes(settled(line.line)).expandtabs())
+        text = (f"rank {line.rank} | " if wanted.rank is None else "") + shown
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -18,7 +18,7 @@ ANSWER_S = 10.0
 
 
 class SlurmView(Record):
-    """What Slurm says of a job. Without ``job``, ``row`` and ``silent`` Slurm does not know the job.
+    """A job as Slurm knows it. Without ``job``, ``row`` and ``silent`` Slurm does not know the job.
 
     ``row``: slurmdbd's record of its newest run, where it was asked. ``silent``: why there is no answer, as
     the end of a sentence that begins with "Slurm"; ``away``: it may answer later.
@@ -43,7 +43,7 @@ class SlurmView(Record):
             return self.job.is_finished
         return self.row is not None and self.row.state in TERMINAL_STATES
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """For a table: ``PENDING (Resources)``, ``does not answer (…)``; "" for an unknown job."""
         reason = self.job.reason if self.job is not None else ""
         return self.silent or self.state + (f" ({reason})" if reason not in ("", "None") else "")
@@ -55,7 +55,7 @@ def make_slurm() -> SlurmClient:
 
 
 def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
-    """What Slurm says of a job now. Never raises."""
+    """The job as Slurm knows it now. Never raises."""
     try:
         return SlurmView(job=slurm.job(job_id))
     except JobNotFound:
@@ -76,7 +76,7 @@ def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
 
 
 def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
-    """What Slurm says of the job of a journal; nothing where its id now belongs to another job."""
+    """The job of a journal as Slurm knows it; empty where its id now belongs to another job."""
     view = ask_slurm(slurm, fold(events).job_id)
     job = view.job
     if job is not None and another_job(events, "", job.restart_count, job.submit_time):

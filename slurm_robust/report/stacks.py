@@ -157,7 +157,7 @@ def placed(localisation: Localisation) -> str:
 
 
 def title(each: StackGroup) -> str:
-    """``2 ranks (12-13 on n7)``, with a word if they are not like most."""
+    """``2 ranks (12-13 on n7)``, with a remark if they are not like most."""
     text = f"{count(len(each.ranks), 'rank')} ({fold_ranks(each.ranks)} on {each.nodes})"
     return text + (", unlike most" if each.is_outlier else "")
 
@@ -233,10 +233,10 @@ def _line(name: str, group: _Group, recorded: set[int]) -> str:
     absent = [] if pairs else group.absent(recorded)
     if len(group.places) == 1 and not absent and not pairs:
         return ""
-    words = [_at(*item) for item in sorted(group.places.items())]
-    words += [f"{named_ranks(absent)} in none so far"] if absent else []
+    parts = [_at(*item) for item in sorted(group.places.items())]
+    parts += [f"{named_ranks(absent)} in none so far"] if absent else []
     size = f" ({count(len(group.members), 'rank')})" if group.members else ""
-    return f"{one_line(name)}{size}: {'; '.join(words)}"
+    return f"{one_line(name)}{size}: {'; '.join(parts)}"
 
 
 def _at(place: tuple[int, str, str], ranks: list[int]) -> str:

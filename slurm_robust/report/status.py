@@ -103,7 +103,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
 
 
 def phase_of(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
-    """What a job is doing, in one word, and why."""
+    """A job's activity, and the reason for it."""
     state = fold(events)
     if state.ended is not None:
         return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
@@ -137,7 +137,7 @@ def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
     advice = ""
     if view.job is not None:
         advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return status_at(events, time.time(), view.in_words(), advice)
+    return status_at(events, time.time(), view.describe(), advice)
 
 
 INCIDENT_STYLES = {

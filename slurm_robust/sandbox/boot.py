@@ -20,11 +20,10 @@ from slurm_robust.sandbox.database import cache_folder, prepare_database
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed
 from slurm_robust.sandbox.folder import MADE, StateFolder
 from slurm_robust.sandbox.gpus import Gpus
-from slurm_robust.sandbox.procs import INIT_MODULE, listens
+from slurm_robust.sandbox.procs import INIT_MODULE, listens, wait_until
 from slurm_robust.sandbox.services import SYSTEM_PATH, user_path
 from slurm_robust.sandbox.teardown import take_down, undisturbed
 from slurm_robust.sandbox.view import View
-from slurm_robust.sandbox.waiting import wait_until
 
 Progress = Callable[[str], None]
 
@@ -106,9 +105,9 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
 
 def _copy_etc(folder: StateFolder, config: SandboxConfig) -> None:
     """The machine's /etc as it is now: what is installed there while the sandbox runs does not reach it."""
-    words = ["cp", "--archive", "--one-file-system", "/etc", str(folder.node_etc)]
+    command = ["cp", "--archive", "--one-file-system", "/etc", str(folder.node_etc)]
     # A file that goes while it is copied is no harm; whatever the sandbox needs is written below.
-    subprocess.run(words, check=False, capture_output=True, timeout=COPY_S)
+    subprocess.run(command, check=False, capture_output=True, timeout=COPY_S)
     texts = {
         "passwd": etcfiles.passwd(config, Path("/etc/passwd").read_text()),
         "group": etcfiles.group(config, Path("/etc/group").read_text()),
@@ -165,7 +164,7 @@ def slurm_version() -> tuple[int, int]:
     try:
         return int(numbers[0]), int(numbers[1])
     except (ValueError, IndexError):
-        raise BootFailed(f"slurmd -V names no release: {done.stdout!r} {done.stderr!r}") from None
+        raise BootFailed(f"slurmd -V prints no release: {done.stdout!r} {done.stderr!r}") from None
 
 
 def launch_init(folder: StateFolder, view: View) -> None:

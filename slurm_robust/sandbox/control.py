@@ -29,7 +29,7 @@ class Control:
         return int(str(self._order(order="boot", node=node)["pid"]))
 
     def start(self, node: str, daemon: str, *args: str) -> None:
-        """Start a daemon on a node that is on; ``args`` are further words for it."""
+        """Start a daemon on a node that is on; ``args`` are further arguments for it."""
         self._order(order="start", node=node, daemon=daemon, args=list(args))
 
     def power_cut(self, node: str) -> None:

@@ -20,7 +20,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 
 
 class SandboxError(SrobustError):
-    """Base of this unit's errors; ``fix`` tells the way out."""
+    """Base of this unit's errors; ``fix`` says what to do."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(f"{message}\n{fix}" if fix else message)

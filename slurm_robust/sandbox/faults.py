@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -12,9 +11,10 @@ from pathlib import PurePosixPath
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.config import HEAD
 from slurm_robust.sandbox.errors import BootFailed, FaultRefused, NotThere, SandboxError
+from slurm_robust.sandbox.procs import wait_until
 from slurm_robust.sandbox.slurmconf import SLURMCTLD_PORT, SLURMD_PORT
 from slurm_robust.sandbox.view import View
-from slurm_robust.sandbox.waiting import wait_until
+from slurm_robust.util.text import as_json
 
 DAEMON_S = 20.0
 STOP_S = 10.0
@@ -33,7 +33,7 @@ class Fault:
 
     def to_json(self) -> str:
         """The line in faults.jsonl."""
-        return json.dumps(asdict(self))
+        return as_json(asdict(self), indent=None)
 
 
 class Faults:

@@ -68,12 +68,12 @@ class StateFolder:
 
     @property
     def forgotten(self) -> Path:
-        """There while slurmctld may give the ids of jobs again that it forgot when it was killed."""
+        """Exists while slurmctld may give new jobs the ids of jobs that it forgot when it was killed."""
         return self.path / "slurmctld-killed"
 
     @property
     def passed(self) -> Path:
-        """The last id of those that were passed over for the sake of forgotten jobs."""
+        """The last job id that was used up so that no new job gets that of a forgotten one."""
         return self.path / "last-id-passed-over"
 
     @property

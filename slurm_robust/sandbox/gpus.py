@@ -25,12 +25,12 @@ class Gpus:
         self._count = count
 
     def uuid(self, index: int) -> str:
-        """No other node has it."""
+        """Unique over all nodes."""
         digest = hashlib.sha256(f"{self._node}/{index}".encode()).hexdigest()
         return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
     def reset(self) -> None:
-        """All GPUs as new."""
+        """Make all GPUs healthy again."""
         lines = [f"{DRIVER} count {self._count}"]
         lines += [f"{index} uuid {self.uuid(index)}" for index in range(self._count)]
         new = self.path.with_name(f"{self.path.name}.new")
@@ -41,14 +41,14 @@ class Gpus:
     def set(self, index: int | None = None, **values: object) -> None:
         """Change values of one GPU, or of all. None: the hardware does not have it."""
         target = ALL if index is None else str(self._known(index))
-        self._append(f"{target} {key} {_word(value)}" for key, value in values.items())
+        self._append(f"{target} {key} {_value(value)}" for key, value in values.items())
 
     def driver(self, **values: object) -> None:
         """Change values of the driver: ``count``, ``driver``, ``init``, ``hang``."""
-        self._append(f"{DRIVER} {key} {_word(value)}" for key, value in values.items())
+        self._append(f"{DRIVER} {key} {_value(value)}" for key, value in values.items())
 
     def xid(self, index: int, code: int) -> None:
-        """An event for whoever waits for one."""
+        """Report an XID to programs that wait for events."""
         self.set(index, xid=code)
 
     def _known(self, index: int) -> int:
@@ -62,7 +62,7 @@ class Gpus:
             file.write("".join(f"{line}\n" for line in lines))
 
 
-def _word(value: object) -> str:
+def _value(value: object) -> str:
     if value is None:
         return "-"
     return str(int(value)) if isinstance(value, bool) else str(value).replace("\n", " ")

@@ -12,8 +12,8 @@ from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.config import HEAD
 from slurm_robust.sandbox.errors import BootFailed, SandboxError
 from slurm_robust.sandbox.faults import FILLABLE
+from slurm_robust.sandbox.procs import wait_until
 from slurm_robust.sandbox.sandbox import Sandbox
-from slurm_robust.sandbox.waiting import wait_until
 
 EMPTY_S = 30.0
 SETTLE_S = 2.0
@@ -30,7 +30,7 @@ done
 echo $id
 """
 
-# sinfo's words for a node that comes back by an administrator's order only.
+# sinfo's states of a node that only an administrator's order brings back.
 _RESUMABLE = ("down", "drain", "fail", "error")
 
 
@@ -85,8 +85,8 @@ def _pass_over_lost_ids(sandbox: Sandbox) -> bool:
     """
     passed = sandbox.folder.passed
     last = int(passed.read_text()) if passed.exists() else 0
-    words = ["sh", "-c", PASS_OVER, "sh", str(last + LOST_IDS)]
-    done = sandbox.exec(words, user="root", timeout_s=30, check=False)
+    command = ["sh", "-c", PASS_OVER, "sh", str(last + LOST_IDS)]
+    done = sandbox.exec(command, user="root", timeout_s=30, check=False)
     if done.returncode == 0:
         passed.write_text(done.stdout)
     return done.returncode == 0
@@ -152,8 +152,8 @@ def _owner(pid: int) -> int | None:
 
 def _empty(folder: str) -> None:
     """Not what is mounted below: that is bound from the machine, and somebody's own."""
-    words = ["find", folder, "-xdev", "-mindepth", "1", "-depth", "-delete"]
-    subprocess.run(words, stderr=subprocess.DEVNULL, check=False, timeout=EMPTY_S)
+    command = ["find", folder, "-xdev", "-mindepth", "1", "-depth", "-delete"]
+    subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=EMPTY_S)
 
 
 def _resume(sandbox: Sandbox) -> bool:

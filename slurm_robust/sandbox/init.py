@@ -181,8 +181,8 @@ def obey(rack: Rack, order: dict[str, object]) -> dict[str, object]:
         if kind == "boot":
             return {"pid": rack.boot(node)}
         if kind == "start":
-            words = [str(word) for word in args] if isinstance(args, list) else []
-            return rack.start(node, str(order["daemon"]), words)
+            argv = [str(arg) for arg in args] if isinstance(args, list) else []
+            return rack.start(node, str(order["daemon"]), argv)
         if kind == "power-cut":
             rack.power_cut(node)
         elif kind == "link":

@@ -120,9 +120,9 @@ def _reap() -> None:
 
 def _obey(node: str, order: dict[str, object]) -> dict[str, object]:
     args = order.get("args")
-    words = tuple(str(word) for word in args) if isinstance(args, list) else ()
+    argv = tuple(str(arg) for arg in args) if isinstance(args, list) else ()
     try:
-        return {"pid": _start(node, str(order["start"]), words)}
+        return {"pid": _start(node, str(order["start"]), argv)}
     except (OSError, ValueError) as error:
         return {"error": str(error)}
 

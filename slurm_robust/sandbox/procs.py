@@ -1,4 +1,4 @@
-"""The machine's processes as /proc shows them: who belongs to a sandbox, and which one is a rank.
+"""The machine's processes: those of a sandbox, those of a rank, and waiting for them.
 
 Reading (``read_process``, ``members``) is apart from choosing (``find_rank``), which is pure.
 """
@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 INIT_MODULE = "slurm_robust.sandbox.init"
 _LISTEN = "0A"
+_DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 @dataclass(frozen=True)
@@ -22,39 +25,38 @@ class Process:
 
     pid: int
     parent: int
-    state: str
     comm: str
+    is_live: bool = True
+    """Neither a zombie nor dead."""
     nspids: tuple[int, ...] = ()
     cmdline: tuple[str, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
 
 
-def all_pids() -> tuple[int, ...]:
-    """Every process id that this machine shows."""
-    return tuple(int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-
-
 def read_process(pid: int) -> Process | None:
     """The process, or None when it is gone (a zombie is shown, without command line and environment)."""
-    folder = Path("/proc") / str(pid)
     try:
-        status = dict(
-            line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line
-        )
-        cmdline = _strings((folder / "cmdline").read_bytes())
-        environ = (folder / "environ").read_bytes()
-    except OSError:
+        found = psutil.Process(pid).as_dict(["ppid", "name", "status", "cmdline", "environ"])
+        nspids = _nspids(pid)
+    except (psutil.NoSuchProcess, OSError):
         return None
-    pairs = (item.partition("=") for item in _strings(environ))
     return Process(
         pid=pid,
-        parent=int(status["PPid"]),
-        state=status["State"].split()[0],
-        comm=status["Name"].strip(),
-        nspids=tuple(int(word) for word in status.get("NSpid", str(pid)).split()),
-        cmdline=cmdline,
-        environ={key: value for key, _, value in pairs},
+        parent=found["ppid"],
+        comm=found["name"],
+        is_live=found["status"] not in _DEAD,
+        nspids=nspids,
+        cmdline=tuple(found["cmdline"] or ()),
+        environ=found["environ"] or {},
     )
+
+
+def _nspids(pid: int) -> tuple[int, ...]:
+    """The process's pid in each nested PID namespace, this machine's first. Raises ``OSError``."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return tuple(map(int, line.split()[1:]))
+    return (pid,)
 
 
 def pid_namespace(pid: int) -> int | None:
@@ -70,44 +72,21 @@ def members(init_pid: int) -> tuple[int, ...]:
     namespace = pid_namespace(init_pid)
     if namespace is None:
         return ()
-    return tuple(pid for pid in all_pids() if pid_namespace(pid) == namespace)
+    return tuple(pid for pid in psutil.pids() if pid_namespace(pid) == namespace)
 
 
 def find_child(parent: int, fits: Callable[[Process], bool]) -> Process | None:
     """The first live child of ``parent`` that fits; None when there is none."""
-    # The kernel's own list of children is quick, but may leave some out while others come and go.
-    for pids in (_listed_children, _scanned_children):
-        for pid in pids(parent):
-            process = read_process(pid)
-            if process and process.state not in "ZX" and fits(process):
-                return process
-    return None
+    return next((child for child in children(parent) if child.is_live and fits(child)), None)
 
 
 def children(parent: int) -> tuple[Process, ...]:
     """All children, zombies too."""
-    found = (read_process(pid) for pid in _scanned_children(parent))
-    return tuple(process for process in found if process is not None)
-
-
-def _listed_children(parent: int) -> tuple[int, ...]:
     try:
-        return tuple(int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
-    except OSError:
+        pids = [child.pid for child in psutil.Process(parent).children()]
+    except psutil.NoSuchProcess:
         return ()
-
-
-def _scanned_children(parent: int) -> tuple[int, ...]:
-    return tuple(pid for pid in all_pids() if _parent(pid) == parent)
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name in parentheses may hold anything, parentheses too.
-    return int(text.rpartition(")")[2].split()[1])
+    return tuple(process for pid in pids if (process := read_process(pid)) is not None)
 
 
 def daemon(node_init: int, name: str) -> int | None:
@@ -121,16 +100,16 @@ def sandbox_processes(state: Path) -> tuple[int, ...]:
 
     Looked up by the command line, so that it also finds those of an ``up`` that was killed half way.
     """
-    return tuple(pid for pid in all_pids() if runs_init(pid, state))
+    return tuple(pid for pid in psutil.pids() if runs_init(pid, state))
 
 
 def runs_init(pid: int, state: Path) -> bool:
     """Whether the process is alive and runs the init of the sandbox in ``state``."""
     try:
-        words = _strings(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
+        command = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return False
-    return words[-3:] == ("-m", INIT_MODULE, str(state))
+    return command[-3:] == ["-m", INIT_MODULE, str(state)]
 
 
 def sandbox_init(state: Path) -> int | None:
@@ -146,18 +125,30 @@ def sandbox_init(state: Path) -> int | None:
 def is_gone(pid: int) -> bool:
     """Whether nothing of the process is left but, at most, a zombie that its parent has not reaped."""
     process = read_process(pid)
-    return process is None or process.state in "ZX"
+    return process is None or not process.is_live
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> bool:
+    """Whether the condition came true in time; it is asked at least once."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
     """Wait until all are gone; returns those that still are there at the end."""
-    deadline = time.monotonic() + timeout_s
     left = tuple(pids)
-    while left := tuple(pid for pid in left if not is_gone(pid)):
-        if time.monotonic() > deadline:
-            return left
-        time.sleep(0.01)
-    return ()
+
+    def all_gone() -> bool:
+        nonlocal left
+        left = tuple(pid for pid in left if not is_gone(pid))
+        return not left
+
+    wait_until(all_gone, timeout_s, poll_s=0.01)
+    return left
 
 
 def listens(pid: int, port: int) -> bool:
@@ -168,8 +159,8 @@ def listens(pid: int, port: int) -> bool:
         except OSError:
             continue
         for line in lines:
-            words = line.split()
-            if words[3] == _LISTEN and int(words[1].rpartition(":")[2], 16) == port:
+            fields = line.split()
+            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                 return True
     return False
 
@@ -184,7 +175,7 @@ def find_rank(processes: Iterable[Process], job_id: int, rank: int) -> Process |
         process.pid: process
         for process in processes
         if process.environ.get("SLURM_JOB_ID") == str(job_id)
-        and process.state not in "ZX"
+        and process.is_live
         and (process.comm == f"srobust-rank{rank}"[:15] or process.environ.get("RANK") == str(rank))
     }
     # A forked worker of another rank may have inherited a wrong RANK: its own name is the better witness.
@@ -209,7 +200,3 @@ def ranks_of(processes: Iterable[Process], job_id: int) -> tuple[int, ...]:
 def _names_other_rank(process: Process, rank: int) -> bool:
     named = re.fullmatch(r"srobust-rank(\d+)", process.comm)
     return bool(named) and process.comm != f"srobust-rank{rank}"[:15]
-
-
-def _strings(raw: bytes) -> tuple[str, ...]:
-    return tuple(part.decode(errors="replace") for part in raw.split(b"\0") if part)

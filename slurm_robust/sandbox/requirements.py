@@ -1,4 +1,4 @@
-"""What the machine must have before a sandbox can boot: told at once, with the command that helps."""
+"""What a machine needs for a sandbox: all that is missing is reported at once, with the fix."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from slurm_robust.sandbox.errors import BootFailed, NotThere, NotUp, SandboxErro
 from slurm_robust.sandbox.faults import Faults
 from slurm_robust.sandbox.folder import MADE, StateFolder, state_root
 from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.procs import wait_until
 from slurm_robust.sandbox.requirements import check_machine, check_root
 from slurm_robust.sandbox.teardown import take_down, undisturbed
 from slurm_robust.sandbox.view import View
-from slurm_robust.sandbox.waiting import wait_until
 
 IDLE_S = 60.0
 
@@ -51,7 +51,7 @@ class Sandbox(View):
         name: str = "default",
         progress: Callable[[str], None] = _silent,
     ) -> Sandbox:
-        """Boot a cluster and return when all nodes are idle. ``progress`` is told each phase.
+        """Boot a cluster and return when all nodes are idle. ``progress`` gets each phase.
 
         Raises :class:`RequirementMissing`, :class:`AlreadyUp`, or :class:`BootFailed` with the log of what
         did not come up. Whatever interrupts it, nothing is left behind.
@@ -113,12 +113,12 @@ class Sandbox(View):
     ) -> int:
         """``sbatch options script args`` on the head node, in the user's home; returns the job id.
 
-        A script of this machine is copied into the user's home first, unless it lies there already; one
-        that this machine does not have is taken for a path inside. Raises :class:`ExecFailed`.
+        A script of this machine is copied into the user's home first, unless it is there already; one
+        that this machine does not have is a path inside. Raises :class:`ExecFailed`.
         """
         user = user or self.config.users[0]
-        words = ["sbatch", "--parsable", *options, self._script_inside(Path(script), user), *args]
-        done = self.exec(words, user=user)
+        command = ["sbatch", "--parsable", *options, self._script_inside(Path(script), user), *args]
+        done = self.exec(command, user=user)
         return int(done.stdout.strip().partition(";")[0])
 
     def _script_inside(self, script: Path, user: str) -> str:
@@ -133,7 +133,7 @@ class Sandbox(View):
         return f"/home/{user}/{script.name}"
 
     def node_states(self) -> dict[str, str]:
-        """Slurm's state of every node in sinfo's long words (``idle``, ``down*``, ``drained`` ...)."""
+        """Slurm's state of every node in sinfo's long form (``idle``, ``down*``, ``drained`` ...)."""
         done = self.exec(["sinfo", "--noheader", "--Node", "--format=%N %T"], user="root", timeout_s=30)
         return dict(line.split(None, 1) for line in done.stdout.splitlines() if line.strip())
 

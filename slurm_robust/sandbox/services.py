@@ -1,4 +1,4 @@
-"""The daemons of a node: what is started, with which words, and where its output goes. Pure."""
+"""The daemons of a node: their command lines, environments and output files. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Service:
 
 
 def service(node: str, name: str, args: tuple[str, ...] = ()) -> Service:
-    """The daemon ``name`` of ``node`` with further words ``args``. Raises ``ValueError`` for others."""
+    """The daemon ``name`` of ``node`` with more arguments. Raises ``ValueError`` if it is unknown."""
     known = head_services() if node == HEAD else node_services(node)
     if name not in known:
         raise ValueError(f"no daemon {name!r} on {node}; there are: {', '.join(known)}")
@@ -84,5 +84,5 @@ def node_services(node: str) -> dict[str, Service]:
 
 
 def user_path(prefix: str) -> str:
-    """PATH of everybody inside: the environment that runs srobust first."""
+    """PATH of all users inside, beginning with the environment that runs srobust."""
     return os.path.join(prefix, "bin") + ":" + SYSTEM_PATH

@@ -13,14 +13,14 @@ SLURMDBD_PORT = 6819
 # The first release that can do without a cgroup plugin.
 _CGROUP_DISABLED_SINCE = (24, 11)
 
-# Keys that hold a list of words: a line of the user's adds to the sandbox's own words.
-_WORD_LISTS = ("authinfo", "schedulerparameters", "slurmdparameters", "slurmctldparameters", "prologflags")
+# Keys whose value is a list: a line of the user's adds items to the sandbox's own.
+_LISTS = ("authinfo", "schedulerparameters", "slurmdparameters", "slurmctldparameters", "prologflags")
 # Keys that name a new object in each line.
 _REPEATED = ("nodename", "partitionname", "nodeset", "downnodes", "include")
 
 
 def slurm_conf(config: SandboxConfig) -> str:
-    """slurm.conf. The user's lines replace those of the same key, or add to lists of words."""
+    """slurm.conf. The user's lines replace those of the same key, or add to lists."""
     auth = f"socket={MUNGE_SOCKET}"
     if config.cred_expire_s is not None:
         auth += f",cred_expire={config.cred_expire_s}"
@@ -162,15 +162,14 @@ def _merge(settings: dict[str, str], lines: tuple[str, ...]) -> list[str]:
             extra.append(line)
             continue
         own = spelled.setdefault(key.lower(), key)
-        if key.lower() in _WORD_LISTS and settings.get(own):
-            settings[own] = _join_words(settings[own], value.strip())
+        if key.lower() in _LISTS and settings.get(own):
+            settings[own] = _join_lists(settings[own], value.strip())
         else:
             settings[own] = value.strip()
     return extra
 
 
-def _join_words(own: str, added: str) -> str:
-    """Comma-separated words, the added one winning over an own one of the same key."""
-    words = {word.partition("=")[0]: word for word in own.split(",")}
-    words |= {word.partition("=")[0]: word for word in added.split(",")}
-    return ",".join(words.values())
+def _join_lists(own: str, added: str) -> str:
+    """Comma-separated items; an added one replaces an own one of the same key."""
+    items = {item.partition("=")[0]: item for item in (*own.split(","), *added.split(","))}
+    return ",".join(items.values())

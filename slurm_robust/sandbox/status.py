@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import asdict, dataclass
 
@@ -12,20 +11,21 @@ from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import Sandbox
 from slurm_robust.sandbox.services import head_services, node_services
+from slurm_robust.util.text import as_json
 
 SINFO_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node: its machine, and what Slurm thinks of it."""
+    """One node: its machine, and its state in Slurm."""
 
     name: str
     address: str
     on: bool
     connected: bool
     state: str
-    """sinfo's long word; empty for the head, ``unknown`` when slurmctld does not answer."""
+    """sinfo's long form; empty for the head, ``unknown`` when slurmctld does not answer."""
 
     reason: str
     daemons: tuple[str, ...]
@@ -52,7 +52,7 @@ class SandboxStatus:
 
     def to_json(self) -> str:
         """As one JSON object."""
-        return json.dumps(asdict(self) | {"healthy": self.healthy}, indent=1)
+        return as_json(asdict(self) | {"healthy": self.healthy})
 
 
 def read_status(sandbox: Sandbox) -> SandboxStatus:
@@ -107,7 +107,7 @@ def _ask_slurm(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
 
 def _daemons(sandbox: Sandbox, node: str) -> tuple[str, ...]:
     known = head_services() if node == HEAD else node_services(node)
-    running = {child.comm for child in procs.children(sandbox.node_pid(node)) if child.state not in "ZX"}
+    running = {child.comm for child in procs.children(sandbox.node_pid(node)) if child.is_live}
     return tuple(name for name in known if name in running)
 
 

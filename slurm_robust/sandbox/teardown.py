@@ -14,7 +14,7 @@ from pathlib import Path
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.errors import NotOurs, SandboxError
 from slurm_robust.sandbox.folder import DEFAULT_ROOT, MADE, StateFolder
-from slurm_robust.sandbox.waiting import wait_until
+from slurm_robust.sandbox.procs import wait_until
 
 DOWN_S = 15.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,7 +28,7 @@ def take_down(name: str) -> None:
     """
     folder = StateFolder(name)
     deadline = time.monotonic() + DOWN_S
-    # Again until none is seen: a launcher may have forked PID 1 between the look and the kill.
+    # Again until none is seen: a launcher may have forked PID 1 between the scan and the kill.
     while begun := procs.sandbox_processes(folder.path):
         _kill(begun, deadline, name)
     _remove(folder.path)
@@ -68,7 +68,7 @@ def _remove(path: Path) -> None:
                 fix="take another --name, or another folder for sandboxes in SROBUST_SANDBOX_DIR",
             ) from None
         return
-    # Last words of daemons may still appear while the tree is being removed.
+    # Daemons may still write their last log lines while the tree is being removed.
     if not wait_until(lambda: _rmtree(path), DOWN_S, poll_s=0.1):
         raise SandboxError(f"{path} cannot be removed", fix=f"see what holds it: ls -lR {path}")
 

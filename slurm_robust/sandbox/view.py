@@ -68,10 +68,10 @@ class View:
     def enter_command(
         self, node: str = HEAD, user: str | None = None, env: Mapping[str, str] | None = None
     ) -> tuple[str, ...]:
-        """Words to put before a command so that it runs on the node as the user, in the user's home.
+        """The beginning of a command line that runs the rest on the node as the user, in the user's home.
 
-        The command gets a fresh environment plus ``env`` and dies with the process that these words
-        become. Good until the node's next boot. ``user`` None is the first user.
+        The command gets a fresh environment plus ``env`` and dies with the process that this
+        starts. Good until the node's next boot. ``user`` None is the first user.
         """
         user = user or self.config.users[0]
         uid = self.config.uid(user)
@@ -91,8 +91,8 @@ class View:
         target = str(self.node_pid(node))
         enter = ("nsenter", "--target", target, "--mount", "--uts", "--ipc", "--net", "--pid", "--")
         become = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--init-groups", "--pdeathsig=KILL", "--")
-        words = (f"{key}={value}" for key, value in variables.items())
-        return (*enter, *become, "env", "--ignore-environment", f"--chdir={home}", *words)
+        assignments = (f"{key}={value}" for key, value in variables.items())
+        return (*enter, *become, "env", "--ignore-environment", f"--chdir={home}", *assignments)
 
     def popen(
         self,

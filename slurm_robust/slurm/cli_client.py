@@ -189,7 +189,8 @@ class CliSlurmClient:
 
     def config(self) -> dict[str, str]:
         """See the protocol."""
-        return text.parse_config(self._output(commands.show_config()))
+        found = text.parse_config(self._output(commands.show_config()))
+        return {key: ", ".join(values) for key, values in found.items()}
 
     # -- writes: jobs ------------------------------------------------------------------------------
 

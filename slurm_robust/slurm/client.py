@@ -123,7 +123,7 @@ class SlurmClient(Protocol):
         ...
 
     def config(self) -> dict[str, str]:
-        """slurm.conf as slurmctld runs it: names as in slurm.conf(5), ``(null)`` is ``""``."""
+        """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
         ...
 
     # -- writes: jobs ------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class SlurmClient(Protocol):
     def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
         """Run a command as a job of its own, wait for its end, and return its output and exit code.
 
-        A job that cannot start has exit code 1 and Slurm's words in ``stderr``. Raises SlurmTimeout after
+        A job that cannot start has exit code 1 and Slurm's message in ``stderr``. Raises SlurmTimeout after
         ``timeout_s`` seconds, waiting for a start included. Its srun is killed then; give the request a time
         limit and ``--immediate`` so that the job ends as well.
         """

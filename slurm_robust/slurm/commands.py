@@ -186,18 +186,18 @@ def create_reservation(request: ReservationRequest) -> list[str]:
     """A reservation. scontrol takes ``now`` from the clock of its own host."""
     minutes = "UNLIMITED" if request.duration_s is None else str(_minutes(request.duration_s))
     start = "now" if request.start_time is None else f"uts{int(request.start_time)}"
-    words = ["scontrol", "create", "reservation", f"reservationname={request.name}"]
-    words += [f"starttime={start}", f"duration={minutes}"]
+    command = ["scontrol", "create", "reservation", f"reservationname={request.name}"]
+    command += [f"starttime={start}", f"duration={minutes}"]
     if request.nodes:
-        words.append(f"nodes={fold(request.nodes)}")
+        command.append(f"nodes={fold(request.nodes)}")
     if request.node_count is not None:
-        words.append(f"nodecnt={request.node_count}")
+        command.append(f"nodecnt={request.node_count}")
     for key, values in (("users", request.users), ("accounts", request.accounts), ("flags", request.flags)):
         if values:
-            words.append(f"{key}={','.join(values)}")
+            command.append(f"{key}={','.join(values)}")
     if request.partition:
-        words.append(f"partition={request.partition}")
-    return words
+        command.append(f"partition={request.partition}")
+    return command
 
 
 def delete_reservation(name: str) -> list[str]:
@@ -207,7 +207,7 @@ def delete_reservation(name: str) -> list[str]:
 
 def sbatch(request: SubmitRequest) -> list[str]:
     """``sbatch --parsable …``; prints the job id."""
-    words = ["sbatch", "--parsable", "--requeue" if request.requeue else "--no-requeue"]
+    command = ["sbatch", "--parsable", "--requeue" if request.requeue else "--no-requeue"]
     options: tuple[tuple[str, str], ...] = (
         ("--job-name", request.name),
         ("--nodes", "" if request.nodes is None else str(request.nodes)),
@@ -221,13 +221,13 @@ def sbatch(request: SubmitRequest) -> list[str]:
         ("--nodelist", fold(request.required_nodes)),
         ("--gres", request.gres),
     )
-    words += [f"{name}={value}" for name, value in options if value]
-    words += ["--hold"] if request.hold else []
-    words += ["--exclusive"] if request.exclusive else []
-    words += request.options
+    command += [f"{name}={value}" for name, value in options if value]
+    command += ["--hold"] if request.hold else []
+    command += ["--exclusive"] if request.exclusive else []
+    command += request.options
     if request.wrap:
-        return [*words, "--wrap", _shell_line(request.command)]
-    return [*words, *request.command]
+        return [*command, "--wrap", _shell_line(request.command)]
+    return [*command, *request.command]
 
 
 def srun(request: StepRequest) -> list[str]:
@@ -246,7 +246,7 @@ def srun(request: StepRequest) -> list[str]:
     * ``--input=none``: srun must not read the batch script's standard input.
     """
     count = len(request.nodes)
-    words = [
+    command = [
         "srun",
         f"--jobid={request.job_id}",
         f"--job-name={request.name}",
@@ -261,17 +261,17 @@ def srun(request: StepRequest) -> list[str]:
         "--input=none",
         "--export=ALL",
     ]
-    words += ["--overlap"] if request.overlap else []
-    words += ["--no-kill"] if request.no_kill else []
-    words += ["--whole", "--mem=0"] if request.whole_node else []
+    command += ["--overlap"] if request.overlap else []
+    command += ["--no-kill"] if request.no_kill else []
+    command += ["--whole", "--mem=0"] if request.whole_node else []
     if request.gpus_per_node is not None:
-        words.append(f"--gres=gpu:{request.gpus_per_node}" if request.gpus_per_node else "--gres=none")
-    return [*words, *request.command]
+        command.append(f"--gres=gpu:{request.gpus_per_node}" if request.gpus_per_node else "--gres=none")
+    return [*command, *request.command]
 
 
 def srun_job(request: SubmitRequest) -> list[str]:
     """``srun`` as a job of its own, one task, which ends with the command."""
-    words = ["srun", "--ntasks=1", "--input=none", "--mpi=none", "--cpu-bind=none", "--quiet"]
+    command = ["srun", "--ntasks=1", "--input=none", "--mpi=none", "--cpu-bind=none", "--quiet"]
     options: tuple[tuple[str, str], ...] = (
         ("--job-name", request.name),
         ("--nodes", "" if request.nodes is None else str(request.nodes)),
@@ -282,9 +282,9 @@ def srun_job(request: SubmitRequest) -> list[str]:
         ("--nodelist", fold(request.required_nodes)),
         ("--gres", request.gres),
     )
-    words += [f"{name}={value}" for name, value in options if value]
-    words += ["--exclusive"] if request.exclusive else []
-    return [*words, *request.options, *request.command]
+    command += [f"{name}={value}" for name, value in options if value]
+    command += ["--exclusive"] if request.exclusive else []
+    return [*command, *request.options, *request.command]
 
 
 # Variables of Slurm that a step may inherit. All others that begin like Slurm's are removed, because
@@ -337,5 +337,5 @@ def _minutes(seconds: float) -> int:
 
 
 def _shell_line(command: Sequence[str]) -> str:
-    """sbatch runs what ``--wrap`` holds with sh; one word is taken as such a line already."""
+    """sbatch runs what ``--wrap`` holds with sh; a single argument counts as such a line."""
     return command[0] if len(command) == 1 else shlex.join(command)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.slurm import text
 from slurm_robust.slurm.process import CommandTimeout, Run, run_command
-
-_LINE = re.compile(r"(?P<key>[A-Za-z0-9_]+)(?:\[\d+\])?\s*=\s?(?P<value>.*)")
-_NOTHING = ("(null)", "n/a")
 
 
 class ConfigurationRefused(SrobustError):
@@ -30,7 +27,8 @@ class LiveConfiguration:
 
     def read(self) -> dict[str, tuple[str, ...]]:
         """Values by key in lower case; several where a key has several. Raises ConfigurationRefused."""
-        return parse(self._scontrol("show", "config"))
+        found = text.parse_config(self._scontrol("show", "config"))
+        return {key.lower(): values for key, values in found.items()}
 
     def reconfigure(self) -> None:
         """Let all daemons read their files again. Raises ConfigurationRefused."""
@@ -40,24 +38,13 @@ class LiveConfiguration:
         """Raise ConfigurationRefused if Slurm cannot parse this file; no daemon is asked."""
         self._scontrol("show", "hostnames", "localhost", SLURM_CONF=path)
 
-    def _scontrol(self, *words: str, **environ: str) -> str:
-        command = ("scontrol", *words)
+    def _scontrol(self, *args: str, **environ: str) -> str:
+        command = ("scontrol", *args)
         try:
             done = self._run(command, timeout_s=self._timeout_s, env={**self._environ, **environ})
         except (CommandTimeout, OSError) as error:
             raise ConfigurationRefused(f"{' '.join(command)}: {error}") from error
         if done.exit_code != 0:
-            said = " / ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
-            raise ConfigurationRefused(f"{' '.join(command)}: {said or f'exit code {done.exit_code}'}")
+            message = " / ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
+            raise ConfigurationRefused(f"{' '.join(command)}: {message or f'exit code {done.exit_code}'}")
         return done.stdout
-
-
-def parse(text: str) -> dict[str, tuple[str, ...]]:
-    """What ``scontrol show config`` prints. Releases that allow several prologs number them."""
-    found: dict[str, tuple[str, ...]] = {}
-    for line in text.splitlines():
-        match = _LINE.fullmatch(line.rstrip())
-        if match and match["value"].lower() not in _NOTHING:
-            key = match["key"].lower()
-            found[key] = (*found.get(key, ()), match["value"])
-    return found

@@ -22,7 +22,7 @@
          ├─ PermissionDenied        only an operator, the owner or root may do that
          └─ CommandFailed           anything else; the text is Slurm's own
 
-Slurm says the same thing in different words in different releases and commands; :func:`classify`
+Releases and commands word the same error differently; :func:`classify`
 is the one place that knows them.
 """
 
@@ -216,8 +216,8 @@ def classify(done: CompletedCommand) -> SlurmCommandError:
     text = f"{done.stderr}\n{done.stdout}"
     low = text.lower()
     kind: type[SlurmCommandError] = CommandFailed
-    for words, candidate in _TEXTS:
-        if words in low:
+    for part, candidate in _TEXTS:
+        if part in low:
             kind = candidate
             break
     else:
@@ -228,7 +228,7 @@ def classify(done: CompletedCommand) -> SlurmCommandError:
         elif "node" in low and "not found" in low:
             kind = InvalidNode
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    what = lines[-1] if lines else f"{done.command[0]} failed without a word"
+    what = lines[-1] if lines else f"{done.command[0]} failed without a message"
     return kind(
         what,
         command=done.command,

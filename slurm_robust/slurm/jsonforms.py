@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import TERMINAL_STATES, Allocation, Job, Node, Reservation, Step
-from slurm_robust.slurm.values import parse_gres, parse_names, parse_states, parse_words
+from slurm_robust.slurm.values import parse_gres, parse_list, parse_names, parse_states
 
 # What json.loads gives for an object; its values are checked where they are read.
 Object: TypeAlias = Mapping[str, Any]
@@ -74,20 +74,20 @@ def _string(value: object) -> str:
 
 
 def _states(*values: object) -> frozenset[str]:
-    """Words of ``"idle"``, ``["IDLE", "DRAIN"]`` and ``state_flags``."""
-    words: set[str] = set()
+    """States in ``"idle"``, ``["IDLE", "DRAIN"]`` and ``state_flags``."""
+    states: set[str] = set()
     for value in values:
-        for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str):
-                words |= parse_states(word)
-    return frozenset(words)
+        for state in value if isinstance(value, list) else [value]:
+            if isinstance(state, str):
+                states |= parse_states(state)
+    return frozenset(states)
 
 
 def _listed(value: object) -> tuple[str, ...]:
     """A list of names, or one string with commas."""
     if isinstance(value, list):
         return tuple(str(item) for item in value)
-    return parse_words(_string(value))
+    return parse_list(_string(value))
 
 
 # -- nodes ---------------------------------------------------------------------------------------------

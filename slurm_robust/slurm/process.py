@@ -63,7 +63,7 @@ def run_command(
 
     The command gets a process group of its own, so that a time-out also ends its children. Signals
     that this process ignores stay ignored in the command: a dying controller that ignores SIGTERM
-    can finish its last words to Slurm.
+    can finish what it asks of Slurm.
     """
     begun = time.monotonic()
     process = subprocess.Popen(

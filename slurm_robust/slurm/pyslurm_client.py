@@ -60,14 +60,14 @@ class PyslurmHelper:
 
     def call(self, method: str, **params: object) -> object:
         """One call. Raises SlurmCommandError types, Unsupported and BackendUnavailable."""
-        words = ("pyslurm", method, *(f"{k}={v}" for k, v in params.items()))
+        command = ("pyslurm", method, *(f"{k}={v}" for k, v in params.items()))
         with self._lock:
-            reply = self._ask(self._started(), {"method": method, "params": params}, words)
+            reply = self._ask(self._started(), {"method": method, "params": params}, command)
         if "missing" in reply:
             raise Unsupported(reply["missing"])
         if "error" in reply:
             done = CompletedCommand(
-                command=words, exit_code=int(reply.get("errno") or 1), stdout="", stderr=str(reply["error"])
+                command=command, exit_code=int(reply.get("errno") or 1), stdout="", stderr=str(reply["error"])
             )
             raise classify(done)
         return reply.get("value")
@@ -92,26 +92,26 @@ class PyslurmHelper:
             raise BackendUnavailable(f"import pyslurm: {error}") from error
         except EOFError as error:
             process.close()
-            last = str(error).splitlines()[-1:] or ["the interpreter ended without a word"]
+            last = str(error).splitlines()[-1:] or ["the interpreter ended without a message"]
             raise BackendUnavailable(f"import pyslurm: {last[0]}") from error
         self._process = process
         self._release = str(hello["pyslurm"])
         return process
 
-    def _ask(self, process: LineProcess, request: object, words: tuple[str, ...]) -> dict[str, Any]:
+    def _ask(self, process: LineProcess, request: object, command: tuple[str, ...]) -> dict[str, Any]:
         try:
             process.send(msgspec.json.encode(request).decode())
             reply = msgspec.json.decode(process.receive(self._timeout_s))
         except TimeoutError as error:
             self._drop()
             raise SlurmTimeout(
-                f"pyslurm gave no answer within {self._timeout_s:g} s", command=words
+                f"pyslurm gave no answer within {self._timeout_s:g} s", command=command
             ) from error
         except (EOFError, BrokenPipeError) as error:
             self._drop()
-            raise CommandFailed("the pyslurm helper died", command=words, stderr=str(error)) from error
+            raise CommandFailed("the pyslurm helper died", command=command, stderr=str(error)) from error
         if not isinstance(reply, dict):
-            raise CommandFailed(f"the pyslurm helper said {reply!r}", command=words)
+            raise CommandFailed(f"the pyslurm helper said {reply!r}", command=command)
         return reply
 
     def _drop(self) -> None:

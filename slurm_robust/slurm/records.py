@@ -52,7 +52,7 @@ class Gres(Record):
 class Node(Record):
     """One node as slurmctld sees it.
 
-    ``states`` holds Slurm's upper-case words without decoration: one base state (IDLE, ALLOCATED,
+    ``states`` holds Slurm's upper-case names without suffixes: one base state (IDLE, ALLOCATED,
     MIXED, DOWN, ERROR, FUTURE, UNKNOWN) and any flags (DRAIN, NOT_RESPONDING, RESERVED,
     COMPLETING, FAIL, MAINTENANCE, POWERED_DOWN, REBOOT_REQUESTED, …). Flag names are those of
     ``scontrol show node``. ``reason`` may outlive its state (Slurm without accounting keeps it after
@@ -116,7 +116,7 @@ class Job(Record):
     ``states``: the base state (PENDING, RUNNING, …) and flags (COMPLETING, REQUEUE_HOLD, …). Releases
     before 23.02 print COMPLETING *instead of* the base state in text, so ask the properties.
     ``reason`` is what ``scontrol`` shows: slurmctld's description with ``_`` for blanks where there
-    is one (``launch_failed_requeued_held``), else the word of squeue(1) (``BeginTime``, ``None``).
+    is one (``launch_failed_requeued_held``), else that of squeue(1) (``BeginTime``, ``None``).
     ``required_nodes``/``excluded_nodes`` are what ``--nodelist``/``--exclude`` ask for. ``expedited``:
     submitted with ``--requeue=expedite`` (25.11 on).
     """
@@ -182,7 +182,7 @@ class Job(Record):
     def held_by_slurm(self) -> bool:
         """Held by slurmctld itself because a start failed (prolog error), not by a person."""
         failed_start = ("launch_failed", "prolog")
-        return self.held and any(word in self.reason.lower() for word in failed_start)
+        return self.held and any(text in self.reason.lower() for text in failed_start)
 
     @property
     def held_by_administrator(self) -> bool:
@@ -219,7 +219,7 @@ class Allocation(Record):
 
 
 class Reservation(Record):
-    """One reservation. ``flags`` are Slurm's words (IGNORE_JOBS, SPEC_NODES, …)."""
+    """One reservation. ``flags`` are Slurm's names (IGNORE_JOBS, SPEC_NODES, …)."""
 
     name: str
     nodes: tuple[str, ...]
@@ -236,7 +236,7 @@ class AccountingRow(Record):
     """One line of ``sacct --duplicates``: one run of the job, or one step of it.
 
     ``step`` is empty for the job itself. ``run`` counts the runs of the job from 0, which is what
-    SLURM_RESTART_COUNT was in that run as long as slurmdbd lost none. ``state`` is the first word
+    SLURM_RESTART_COUNT was in that run as long as slurmdbd lost none. ``state`` is the first name
     (``CANCELLED by 1000`` is CANCELLED; a run that was requeued is REQUEUED, NODE_FAIL or
     PREEMPTED; a job that lost or gave back a node gets a row RESIZING).
     """
@@ -255,8 +255,8 @@ class AccountingRow(Record):
 class NodeEvent(Record):
     """One line of ``sacctmgr show event``: a time in which the node could not be used, or only drained.
 
-    ``state`` is in Slurm's words (``DOWN``, ``DRAIN``, ``IDLE``) without signs; ``end_time`` is None while it
-    lasts. Slurm begins a new event when the state changes within one, with the same reason.
+    ``state`` holds Slurm's names (``DOWN``, ``DRAIN``, ``IDLE``) without suffixes; ``end_time`` is None
+    while it lasts. Slurm begins a new event when the state changes within one, with the same reason.
     """
 
     node: str

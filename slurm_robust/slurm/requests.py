@@ -56,7 +56,7 @@ class StepRequest(Record):
 class ReservationRequest(Record):
     """A reservation to be created.
 
-    Either ``nodes`` or ``node_count``. ``duration_s`` None is UNLIMITED. ``flags`` are Slurm's words
+    Either ``nodes`` or ``node_count``. ``duration_s`` None is UNLIMITED. ``flags`` are Slurm's names
     (``IGNORE_JOBS``, ``REPLACE_DOWN``, …); REPLACE_DOWN needs ``node_count``. ``start_time`` is for a new
     one, by slurmctld's clock, in seconds since 1970, cut to whole ones; None is now by this host's clock.
     """

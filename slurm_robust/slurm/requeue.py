@@ -34,7 +34,7 @@ once after ``requeue``, so ignore SIGTERM before (children inherit that); SIGKIL
 rest within milliseconds: ``exec`` the controller, or ``trap '' TERM``. And ``scontrol requeue``
 revives a job that was cancelled, so it is sent only to a job that is seen running.
 
-:func:`~slurm_robust.slurm.requeue_plan.decide` is pure and looks only at the job as it is, so every
+:func:`~slurm_robust.slurm.requeue_plan.decide` is pure and uses only the job as it is, so every
 part may be repeated, by the same process or another one.
 """
 
@@ -120,7 +120,7 @@ def requeue_without(
 
     ``ending_run`` is SLURM_RESTART_COUNT of the run that is to end. With ``until=EXCLUDED`` it does what
     a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
-    Never raises for what Slurm answers: ``report`` is told of every order, the outcome says how it
+    Never raises for what Slurm answers: ``report`` gets every order, the outcome says how it
     ended. ``timeout_s`` bounds the whole, polls are ``poll_s`` apart.
     """
     order = Order(job_id=job_id, ending_run=ending_run, exclude=tuple(exclude), until=until, hold=hold)
@@ -140,7 +140,7 @@ def watch_until_running(
     report: Callable[[StageOutcome], None] = lambda outcome: None,
     max_releases: int = 3,
 ) -> Outcome:
-    """See the job through from its requeue until it runs again (or is told to, ``until=STARTED``).
+    """See the job through from its requeue until it runs again (or is ordered to, ``until=STARTED``).
 
     Finishes what :func:`requeue_without` began, and may be started before it: a run that has not ended
     is waited for, not ended. A job that Slurm holds because a prolog failed

@@ -1,4 +1,4 @@
-"""What to tell Slurm next on a job's way out and back in: pure, from the job as it is.
+"""The next order to Slurm on a job's way out and back in. Pure, from the job as it is.
 
 Why in this order, and what must never be done: see :mod:`slurm_robust.slurm.requeue`.
 """
@@ -23,11 +23,11 @@ from slurm_robust.slurm.errors import (
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.util.hostlist import fold
 
-# How long a job is left pending before it is told to start: see "deadly" above. One second is what
-# Slurm needs, the other is for the age of what we see.
+# How long a job is left pending before it is ordered to start, since a too early start kills it (see
+# requeue.py). One second is what Slurm needs, the other is for the age of what we see.
 SETTLE_S = 2.0
 
-# A stage that Slurm refuses so often is given up, so that no error text unknown today loops for ever.
+# A stage that Slurm refuses this often is given up: no unknown error text may loop for ever.
 _ATTEMPTS = 5
 
 
@@ -80,9 +80,9 @@ class Memory(Record):
     attempts: dict[Stage, int] = {}
     started: bool = False
     pending_for_s: float = 0.0
-    waits: int = 0  # looks at the pending job since it was last told to start
-    nudge_at: int = 8  # tell it again after so many; doubled each time
-    words: str = ""  # of Slurm's newest refusal
+    waits: int = 0  # polls of the pending job since the last order to start
+    nudge_at: int = 8  # order it again after so many; doubled each time
+    refusal: str = ""  # Slurm's newest one
     releases: int = 0
     extra_exclude: tuple[str, ...] = ()
 
@@ -95,7 +95,7 @@ class Do(Record):
 
 
 class Wait(Record):
-    """Look again soon."""
+    """Poll again soon."""
 
     why: str
 
@@ -123,7 +123,7 @@ def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job) -> tuple
 
 
 def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
-    """The next step for a job that looks like ``job``."""
+    """The next step for ``job`` as it is now."""
     if job.is_running:
         return _decide_running(order, job, memory)
     if job.is_finished and not job.is_completing:
@@ -146,7 +146,7 @@ def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
     if not order.may_requeue:
         return Wait(why=f"run {job.restart_count} has not ended yet")
     if Stage.REQUEUE in memory.refused:
-        return End(ok=False, why=f"Slurm does not requeue the job: {memory.words}")
+        return End(ok=False, why=f"Slurm does not requeue the job: {memory.refusal}")
     return Do(stage=Stage.REQUEUE)
 
 
@@ -182,7 +182,7 @@ def _start(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
         return Wait(why="the last run has only just ended")
     due = job.reason == "BeginTime" or not memory.started
     # slurmctld's answer to the first order may be "Resources" although nodes are free (they were
-    # just given back), and it looks again only after 60 s, unless something asks it to.
+    # just given back), and it tries again only after 60 s, unless something asks it to.
     nudge = memory.waits >= memory.nudge_at
     if (due or nudge) and Stage.START not in memory.refused:
         return Do(stage=Stage.START)
@@ -207,12 +207,12 @@ def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory
             nudge_at=memory.nudge_at * 2 if nudged else memory.nudge_at,
         )
     if isinstance(error, (ControllerUnreachable, SlurmTimeout, JobNotPending, JobFinished)):
-        # No answer, or the job moved on meanwhile: look again and decide anew.
+        # No answer, or the job moved on meanwhile: poll again and decide anew.
         return memory
     attempts = {**memory.attempts, stage: memory.attempts.get(stage, 0) + 1}
     final = isinstance(error, (PermissionDenied, RequeueDisabled)) or attempts[stage] >= _ATTEMPTS
     refused = memory.refused | {stage} if final else memory.refused
-    return msgspec.structs.replace(memory, attempts=attempts, refused=refused, words=error.what)
+    return msgspec.structs.replace(memory, attempts=attempts, refused=refused, refusal=error.what)
 
 
 def newly_drained(before: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:

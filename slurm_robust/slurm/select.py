@@ -24,7 +24,7 @@ def make_client(
 
     ``auto`` takes pyslurm when it imports (in a process of its own) and was built for the site's
     series of Slurm, else the command line. ``pyslurm`` raises :class:`BackendUnavailable` with the
-    reason when that is not so. ``installed`` and ``helper`` replace the look at this interpreter.
+    reason when that is not so. ``installed`` and ``helper`` replace the check of this interpreter.
     """
     if backend not in BACKENDS:
         raise ValueError(f"slurm.backend is {backend!r}; choose one of {', '.join(BACKENDS)}")

@@ -29,10 +29,10 @@ from slurm_robust.slurm.values import (
     parse_duration,
     parse_gres,
     parse_job_states,
+    parse_list,
     parse_names,
     parse_states,
     parse_time,
-    parse_words,
 )
 
 # Fields that take the rest of their line.
@@ -46,6 +46,7 @@ _PER_NODE_LINE = re.compile(r"\s+Nodes=\S+ CPU_IDs=")
 _REASON = re.compile(r"(?m)^   Reason=(.*(?:\n {10}.*)*)$")
 _STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\]$")
 _CPUS = re.compile(r"(\d+)/\d+/\d+/(\d+)")  # allocated, idle, other, all
+_SETTING = re.compile(r"(?P<key>\w+)(?:\[\d+\])?\s*=\s?(?P<value>.*)")
 _EVENT_START = re.compile(r"\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_/:.]*)=")
 
@@ -101,7 +102,7 @@ def _line_fields(line: str) -> Iterator[tuple[str, str]]:
         if match is None:
             return
         name = match[1]
-        # Reason of a job is one word followed by others; that of a node is free text.
+        # A job's Reason is one word and other fields follow it; a node's is free text.
         if name in _FREE_TEXT and not (name == "Reason" and position > 0):
             yield name, stripped[match.end() :]
             return
@@ -132,8 +133,8 @@ def _in_one_line(reason: str) -> str:
     """A reason as Slurm prints it, with the stamp behind all of it."""
     first, _, others = reason.partition("\n")
     stamp = _STAMP.search(first)
-    words = first[: stamp.start()] if stamp else first
-    lines = (line.strip() for line in f"{words}\n{others}".splitlines())
+    first = first[: stamp.start()] if stamp else first
+    lines = (line.strip() for line in f"{first}\n{others}".splitlines())
     return " ".join(filter(None, lines)) + (stamp[0] if stamp else "")
 
 
@@ -155,8 +156,8 @@ def _node(fields: dict[str, str]) -> Node:
         memory_mb=_integer(fields, "RealMemory"),
         gres=parse_gres(fields.get("Gres", "")),
         gres_used=_used(fields.get("AllocTRES", "")),
-        partitions=parse_words(fields.get("Partitions", "")),
-        features=parse_words(fields.get("ActiveFeatures", "")),
+        partitions=parse_list(fields.get("Partitions", "")),
+        features=parse_list(fields.get("ActiveFeatures", "")),
         boot_time=parse_time(fields.get("BootTime", "")),
         slurmd_start_time=parse_time(fields.get("SlurmdStartTime", "")),
         version=_string(fields, "Version"),
@@ -333,10 +334,10 @@ def _reservation(fields: dict[str, str]) -> Reservation:
         name=fields["ReservationName"],
         nodes=parse_names(fields.get("Nodes", "")),
         node_count=_integer(fields, "NodeCnt"),
-        users=parse_words(fields.get("Users", "")),
-        accounts=parse_words(fields.get("Accounts", "")),
+        users=parse_list(fields.get("Users", "")),
+        accounts=parse_list(fields.get("Accounts", "")),
         partition=_string(fields, "PartitionName"),
-        flags=frozenset(parse_words(fields.get("Flags", ""))),
+        flags=frozenset(parse_list(fields.get("Flags", ""))),
         start_time=parse_time(fields.get("StartTime", "")),
         end_time=parse_time(fields.get("EndTime", "")),
     )
@@ -360,13 +361,16 @@ def parse_topology(text: str) -> tuple[Switch, ...]:
     return tuple(found)
 
 
-def parse_config(text: str) -> dict[str, str]:
-    """Output of ``scontrol show config``: ``Name = value`` lines, ``(null)`` read as empty."""
-    found: dict[str, str] = {}
+def parse_config(text: str) -> dict[str, tuple[str, ...]]:
+    """Output of ``scontrol show config``: the values of each key that has one.
+
+    A key may have several: some releases number prologs (``Prolog[0]``), all number hosts.
+    """
+    found: dict[str, tuple[str, ...]] = {}
     for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        if equals and not line.startswith(" ") and " " not in name.strip():
-            found[name.strip()] = "" if value.strip() == "(null)" else value.strip()
+        match = _SETTING.fullmatch(line.rstrip())
+        if match and match["value"].lower() not in ("(null)", "n/a"):
+            found[match["key"]] = (*found.get(match["key"], ()), match["value"])
     return found
 
 

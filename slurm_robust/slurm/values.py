@@ -9,7 +9,7 @@ from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import Gres, SlurmVersion
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
-# A job is PENDING beside these, but text shows one word of all its states.
+# A job in one of these is also PENDING, but text output shows only one state.
 _WAITING = frozenset({"EXPEDITING", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "none"})
 
@@ -45,36 +45,36 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_states(text: str) -> frozenset[str]:
-    """``DOWN*+DRAIN`` to DOWN, DRAIN, NOT_RESPONDING: the signs of sinfo(1) as words, or dropped."""
-    words: set[str] = set()
-    for word in text.upper().split("+"):
-        bare = word.rstrip("*~#!%$@^-")
-        if "*" in word[len(bare) :]:
-            words.add("NOT_RESPONDING")
+    """``DOWN*+DRAIN`` to DOWN, DRAIN, NOT_RESPONDING: sinfo(1)'s suffixes as states, or dropped."""
+    states: set[str] = set()
+    for state in text.upper().split("+"):
+        bare = state.rstrip("*~#!%$@^-")
+        if "*" in state[len(bare) :]:
+            states.add("NOT_RESPONDING")
         if bare:
-            words.add(bare)
-    return frozenset(words)
+            states.add(bare)
+    return frozenset(states)
 
 
 def parse_job_states(text: str) -> frozenset[str]:
     """As ``parse_states``, and PENDING where Slurm's text names in its place what the job waits in."""
-    words = parse_states(text)
-    return words | {"PENDING"} if words & _WAITING else words
+    states = parse_states(text)
+    return states | {"PENDING"} if states & _WAITING else states
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
     """``gpu:h200:8(S:0-1),gpu:8(IDX:0-7),nic:2`` to records; ``gres/gpu:8`` and ``gres:gpu:8`` too."""
     found: list[Gres] = []
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
-        words = [w for w in re.split(r"[:/=]", part.strip()) if w and w != "gres"]
-        if not words or words[0] in _UNSET:
+        fields = [field for field in re.split(r"[:/=]", part.strip()) if field and field != "gres"]
+        if not fields or fields[0] in _UNSET:
             continue
         count = 1
-        if len(words) > 1 and re.fullmatch(r"\d+[KkMmGgTt]?", words[-1]):
-            last = words.pop()
+        if len(fields) > 1 and re.fullmatch(r"\d+[KkMmGgTt]?", fields[-1]):
+            last = fields.pop()
             scale = 1024 ** ("kmgt".find(last[-1].lower()) + 1)
             count = int(last.rstrip("KkMmGgTt")) * scale
-        found.append(Gres(name=words[0], type=":".join(words[1:]), count=count))
+        found.append(Gres(name=fields[0], type=":".join(fields[1:]), count=count))
     return tuple(found)
 
 
@@ -86,6 +86,6 @@ def parse_names(text: str) -> tuple[str, ...]:
         raise UnparsableOutput(str(error), stdout=text) from error
 
 
-def parse_words(text: str) -> tuple[str, ...]:
+def parse_list(text: str) -> tuple[str, ...]:
     """``a,b`` to a, b; nothing for ``(null)`` and the like."""
-    return tuple(w for w in text.split(",") if w not in _UNSET)
+    return tuple(item for item in text.split(",") if item not in _UNSET)

@@ -8,8 +8,8 @@ Started by a controller before it ends, in one of two ways (:func:`arrange_watch
   It survives the job under proctrack/linuxproc and pgid; under proctrack/cgroup, which most sites
   have, Slurm kills it with the job.
 * :func:`watcher_job`: a job of its own, one CPU for some seconds on a node that the other job did not
-  have, which ends as soon as that is told to start. It works where there is such a node, and shows up in
-  the user's job list.
+  have, which ends as soon as it has ordered the other to start. It works where there is such a node, and
+  shows up in the user's job list.
 
 Without either nothing is lost but the two minutes of Slurm's own begin time. Orders and outcome are
 written to ``--log``, one JSON object a line.
@@ -67,7 +67,7 @@ def watcher_job(
     log: Path,
     partition: str = "",
 ) -> SubmitRequest:
-    """A small job that tells ``job_id`` to start, on none of the nodes ``keep_off`` and ``exclude``. Slurm
+    """A small job that orders ``job_id`` to start, on none of the nodes ``keep_off`` and ``exclude``. Slurm
     drops it if it cannot run within two minutes, for then the begin time is over anyway.
     """
     command = watcher_command(job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=150.0)
@@ -111,7 +111,7 @@ def arrange_watcher(
     log: Path,
     partition: str = "",
 ) -> str:
-    """Start the watcher that works on this site and say which, in words.
+    """Start the watcher that works on this site and say which one.
 
     ``keep_off``: the nodes that the job holds and may get again, so that a watcher job takes none of them;
     ``log`` must be on shared storage; ``partition`` is that for a watcher job. Raises SlurmCommandError

@@ -1,4 +1,4 @@
-"""A clock that only moves when told to, or when somebody sleeps by it."""
+"""A clock that moves only when a test moves it or something sleeps by it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Program: TypeAlias = Callable[[SubmitRequest, tuple[str, ...]], CompletedCommand
 
 
 def silent(request: SubmitRequest, _: tuple[str, ...]) -> CompletedCommand:
-    """A program that succeeds without a word."""
+    """A program that succeeds without output."""
     return CompletedCommand(command=request.command, exit_code=0, stdout="", stderr="")
 
 
@@ -133,7 +133,7 @@ class FakeCluster:
             self._end_steps(job_id)
             self.put(job, states=frozenset({state}), end_time=self.clock.time(), reason="None")
 
-    # -- looking up ----------------------------------------------------------------------------------
+    # -- lookups ----------------------------------------------------------------------------------
 
     def find(self, job_id: int) -> Job:
         """Raises JobNotFound."""
@@ -201,7 +201,7 @@ class FakeCluster:
         self._silent_until[name] = self.clock.time() + RESUME_SILENT_S
 
     def begin_event(self, name: str, state: str) -> None:
-        """What slurmdbd is told when a node cannot be used any more."""
+        """The record in slurmdbd when a node cannot be used any more."""
         self.end_event(name)
         node = self.nodes[name]
         begun = NodeEvent(
@@ -210,7 +210,7 @@ class FakeCluster:
         self.events.append(begun)
 
     def end_event(self, name: str) -> None:
-        """What slurmdbd is told when it can."""
+        """The record in slurmdbd when it can be used again."""
         for i, event in enumerate(self.events):
             if event.node == name and event.end_time is None:
                 self.events[i] = msgspec.structs.replace(event, end_time=self.clock.time())

@@ -50,8 +50,8 @@ class _FakePlace:
         programs = command[command.index("slurm_robust.diagnostics") + 1].split(",")
         groups = [(node,) for node in nodes]
         if "--groups" in command:
-            words = command[command.index("--groups") + 1].split()
-            groups = [tuple(word.partition("=")[2].split(",")) for word in words]  # type: ignore[misc]
+            given = command[command.index("--groups") + 1].split()
+            groups = [tuple(group.partition("=")[2].split(",")) for group in given]  # type: ignore[misc]
         return _Ended([self._line(p, n, group) for group in groups for n in group for p in programs])
 
     def _line(self, test: str, node: str, group: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""A launcher whose workers are only told about: for tests of agents without processes."""
+"""A launcher that only reports workers: for tests of agents without processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FakeLauncher:
         return self._read if self._up or self._messages else -1
 
     def read(self) -> list[LauncherMessage]:
-        """Everything told since the last call."""
+        """Everything reported since the last call."""
         try:
             os.read(self._read, 4096)
         except BlockingIOError:

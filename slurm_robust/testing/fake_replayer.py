@@ -1,4 +1,4 @@
-"""A replayer without nodes: it forms the real groups and is told what each node does in them."""
+"""A replayer without nodes: it forms the real groups, and a test sets what each node does in them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Rpc(str, Enum):
-    """What a client asks, in Slurm's words."""
+    """A client's request as Slurm names it."""
 
     PARTITIONS = "REQUEST_PARTITION_INFO"
     """Goes with each question about nodes, of sinfo as of scontrol."""

@@ -68,7 +68,7 @@ class FaultyDisk(Disk):
         super().sync(fd)
 
     def close(self, fd: int) -> None:
-        """As the file system does: the descriptor is gone also where it tells an error."""
+        """As the file system does: the descriptor is gone also where it reports an error."""
         super().close(fd)
         self._meet("close")
 

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed, NotUp
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.heal import heal
-from slurm_robust.sandbox.procs import all_pids, is_gone, read_process, sandbox_processes
+from slurm_robust.sandbox.procs import is_gone, read_process, sandbox_processes
 from slurm_robust.sandbox.teardown import take_down
 from tests.conftest import SandboxPool
 from tests.waiting import wait_for
@@ -44,7 +45,7 @@ def links() -> set[str]:
 
 def describe(pid: int) -> str:
     process = read_process(pid)
-    return f"{pid} {process.state} {process.comm} {process.cmdline}" if process else f"{pid} gone"
+    return f"{pid} {process.comm} {process.cmdline}" if process else f"{pid} gone"
 
 
 class Traces:
@@ -62,15 +63,15 @@ class Traces:
         for pid in inits:
             self._namespaces |= namespaces_of(pid) - self._own
         # A process in any namespace of the sandbox belongs to it, wherever it was started.
-        self._pids |= {pid for pid in all_pids() if namespaces_of(pid) & self._namespaces} | set(inits)
+        self._pids |= {pid for pid in psutil.pids() if namespaces_of(pid) & self._namespaces} | set(inits)
 
     def assert_none(self) -> None:
         """Nothing that was seen is left, and no new process carries the sandbox's name."""
         assert [pid for pid in self._pids if not is_gone(pid)] == []
-        inside = [pid for pid in all_pids() if namespaces_of(pid) & self._namespaces]
+        inside = [pid for pid in psutil.pids() if namespaces_of(pid) & self._namespaces]
         # A zombie still names its PID namespace; this machine's PID 1 reaps when it likes.
         assert [describe(pid) for pid in inside if not is_gone(pid)] == []
-        named = [pid for pid in all_pids() if pid != os.getpid() and self._is_named(pid)]
+        named = [pid for pid in psutil.pids() if pid != os.getpid() and self._is_named(pid)]
         assert named == []
         assert not self.folder.path.exists()
         assert str(self.folder.path) not in Path("/proc/mounts").read_text()

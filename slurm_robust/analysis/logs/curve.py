@@ -14,7 +14,7 @@ from statistics import median
 
 from slurm_robust.analysis.logs.text import Line
 
-WORDS = ("loss", "norm")
+LITERALS = ("loss", "norm")
 """Lines without these have no values."""
 
 JUMP = 1.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from slurm_robust.analysis.logs.text import Line
 
@@ -13,7 +13,7 @@ _FOREIGN = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python\d|^<(?!stdin|
 _SPAN = 400
 """A traceback is so many lines long at most."""
 
-# What destructors and the like raise nobody gets to know; a handler's failure to write a log line neither.
+# Nobody learns what destructors and the like raise; a handler's failure to write a log line neither.
 _ANNOUNCED = ("exception ignored in", "--- logging error ---")
 _HEAD = "Traceback (most recent call last)"
 # Where multiprocessing prints an exception and goes on, by its outermost frame and the exceptions that do no
@@ -31,7 +31,7 @@ def place(lines: Sequence[Line], at: int) -> str:
     """``train.py:12``: the innermost frame of the traceback that ends at line ``at``, or holds it.
 
     Frames outside of installed packages come first, since the bug is mostly there. Only the file's name is
-    told, because folders differ from node to node and from release to release. "" without a traceback.
+    given, because folders differ from node to node and from release to release. "" without a traceback.
     """
     frames = _above(lines, at) or _below(lines, at)
     own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
@@ -44,18 +44,24 @@ def place(lines: Sequence[Line], at: int) -> str:
 def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:
     """The lines of exceptions that end nothing: with what announces them, and their traceback if any.
 
-    ``having``: the lines that may have a word.
+    ``having``: the lines that may have a literal.
     """
-    for word in _ANNOUNCED:
-        for at in having(word):
+    for literal in _ANNOUNCED:
+        for at in having(literal):
             yield range(at, at + 1 + _length(lines, at + 1))
-    for word, file, harmless in _PRINTED:
-        for at in having(word):
+    for literal, file, harmless in _PRINTED:
+        for at in having(literal):
             begin = at - 1
             if file in lines[at].text and begin >= 0 and _HEAD in lines[begin].text:
                 end = begin + _length(lines, begin)
                 if harmless.search(lines[end - 1].text):
                     yield range(begin, end)
+
+
+def explained(lines: Sequence[Line], found: Container[int]) -> list[int]:
+    """The first lines of tracebacks whose exception itself is among the lines that rules ``found``."""
+    heads = (at for at, line in enumerate(lines) if _HEAD in line.text and at in found)
+    return [at for at in heads if (length := _length(lines, at)) > 1 and at + length - 1 in found]
 
 
 def _length(lines: Sequence[Line], begin: int) -> int:

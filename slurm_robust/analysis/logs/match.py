@@ -1,4 +1,4 @@
-"""Which rules see what in a log."""
+"""The rules that match a log, and signs of trouble and of life in one that no rule knows. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,54 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-from slurm_robust.analysis.logs import curve, frames, signs
-from slurm_robust.analysis.logs.patterns import compiled, words_of
+from slurm_robust.analysis.logs import curve, frames
+from slurm_robust.analysis.logs.patterns import compiled, literals_of
 from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
 from slurm_robust.analysis.logs.text import Line
 from slurm_robust.nodes.kernel import shapes, xid
 
 MOST_LINES = 400
-"""So many lines with a word are looked at, half of them the first and half the last ones."""
+"""Of the lines with one literal so many are read: the first half of them, and the last."""
 
 MOST_TROUBLE = 5
-"""So many of the last lines are shown of a log that no rule knows."""
+"""Number of last lines that are shown of a log that no rule knows."""
 
 # What dmesg, journalctl and syslog write in front of the kernel's own text.
 _BEFORE_KERNEL = re.compile(
     r"(?:.{0,60}?\bkernel: ?)?(?:<\d>)?(?:\[[^\]]{1,40}\] ?)?(?:T\d+\] )?", re.IGNORECASE
 )
 
-# Health checks, device plugins and people retell the driver's codes in their own words.
+# Health checks, device plugins and people repeat the driver's codes in other forms.
 _XID = re.compile(
     r"\bXid(?:[ _-]?(?:error|code|event)s?)?\W{1,3}(?:\(?PCI[:\w.]{1,20}\)?\W{1,3})?(\d{1,3})\b",
     re.IGNORECASE,
 )
 
 _NUMBER = re.compile(r"[0-9]+")
+
+# Too little for a verdict, and enough to tell a healthy training from a log that nobody understands.
+_TROUBLE = re.compile(
+    r"(?<![\w-])(?:[\w.]*(?:error|exception)s?|traceback|fatal|fail(?:s|ed|ures?)?|abort(?:ed|ing)?|panic"
+    r"|seg(?:mentation )?fault|core dumped|killed|crash(?:ed)?|died|lost|unreachable|denied|refused|rejected"
+    r"|cannot|can't|could(?: not|n't)|unable to|no such|not found|timed out|timeout (?:after|expired)"
+    r"|out of memory|corrupt(?:ed)?|illegal|invalid)(?![\w-])"
+)
+"""Lines that look like a failure. For lines in lower case, with 0 for each number."""
+
+_HARMLESS = re.compile(
+    r"\b(?:no|0|without) (?:[a-z]+ )?(?:errors?|failures?|failed|exceptions?)\b|error[ _]rates?"
+    r"|(?:errors?|fail\w*|exceptions?)['\"]?\W{1,3}(?:0(?:\.\d+)?|none|false)(?![\d.])",
+    re.IGNORECASE,
+)
+"""Lines that only count or configure something. For lines as they are."""
+
+_LIFE = re.compile(
+    r"\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,4}0|(?:loss|norm)\w*['\"]?\W{0,4}[-+]?0|\b0%\|"
+    r"|0 ?(?:it|s|step|sample|token)s?/(?:s|sec|it)\b|\bsuccess(?:ful(?:ly)?)?\b|\bcompleted\b"
+    r"|\b(?:training|run|job|epoch|worker group|validation|evaluation)\b.{0,40}"
+    r"\b(?:finished|complete|done|ended)\b"
+)
+"""A training that goes on, or that has ended well. For lines in lower case, with 0 for each number."""
 
 
 class Sighting(NamedTuple):
@@ -49,12 +73,11 @@ class Sighting(NamedTuple):
 
 
 class Sightings(NamedTuple):
-    """What is seen in a log. ``decided``: all that the rules see, the deciding one first.
+    """The matches in a log. ``decided``: all that count, the deciding one first.
 
-    Only where that is nothing there is more: ``trouble``, the last lines that look like failures and that no
-    rule knows as harmless, and ``is_well``: no such line, but one that tells of a training that goes on or
-    ended well, or one that a rule knows. What is not a program's own log tells of failures only, so that
-    without one it is well.
+    Only without any there is more: ``trouble``, the last lines that look like failures and that no rule knows
+    as harmless, and ``is_well``: no such line, but one that shows a training that goes on or ended well, or
+    one that a rule knows. A log that is not a program's own reports failures only, so without one it is well.
     """
 
     decided: list[Sighting]
@@ -63,18 +86,20 @@ class Sightings(NamedTuple):
 
 
 def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
-    """Have the rules look at a log. Of the rules on one line only the weightiest speak."""
+    """Match a log against the rules. Of those that match a line only the ones of the highest weight count."""
     log = _Log(lines)
     harmless = {at for span in frames.ignored(lines, log.having) for at in span}
     found: dict[int, dict[str, Rule]] = defaultdict(dict)
-    for word, triggers in rules.triggers.items():
-        for at in log.having(word):
+    for literal, triggers in rules.triggers.items():
+        for at in log.having(literal):
             if at in harmless:
                 continue
             for rule in _matching(triggers, lines[at].text, stream):
                 found[at][rule.name] = rule
     for rule, at in log.curved(rules.curves):
         found[at][rule.name] = rule
+    for at in frames.explained(lines, found):
+        del found[at]
     times = Counter(name for there in found.values() for name in there)
     decided: list[Sighting] = []
     for at, there in found.items():
@@ -85,7 +110,7 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
     if decided:
         return Sightings(sorted(decided, key=lambda sighting: sighting.order))
     trouble = log.trouble(harmless)
-    is_well = bool(harmless) or log.has(signs.LIFE) or (stream != "program" and bool(lines[0].text))
+    is_well = bool(harmless) or log.has(_LIFE) or (stream != "program" and bool(lines[0].text))
     return Sightings([], trouble, is_well and not trouble)
 
 
@@ -99,7 +124,7 @@ def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[R
 
 
 def _heard(rules: Sequence[Rule]) -> list[Rule]:
-    """Who speaks for a line: a site's rules before ours, then the weightiest; noise alone if one says so."""
+    """The rules that count for a line: a site's before ours, then the highest weight; noise hides others."""
     known = [rule for rule in rules if rule.site] or list(rules)
     most = max((rule.weight for rule in known), default=0)
     heard = [rule for rule in known if rule.weight == most]
@@ -123,12 +148,12 @@ def _code(message: str) -> int | None:
 
 
 def _shape(text: str) -> str:
-    """In lower case, and each number is 0: a word in a line is also in the line's shape."""
+    """In lower case, and each number is 0: a literal in a line is also in the line's shape."""
     return _NUMBER.sub("0", text.lower())
 
 
 class _Log:
-    """Lines by their words. Lines that differ only in numbers, as most do, are searched once."""
+    """Lines by their literals. Lines that differ only in numbers, as most do, are searched once."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
@@ -140,18 +165,18 @@ class _Log:
         self._starts = list(accumulate((len(shape) + 1 for shape in self._shapes), initial=0))
         self._known: dict[str, bool] = {}
 
-    def having(self, word: str) -> list[int]:
-        """The first and the last lines that may have ``word``."""
-        found = sorted(at for shape in self._walk(_shape(word)) for at in self._alike[shape])
+    def having(self, literal: str) -> list[int]:
+        """The first and the last lines that may have ``literal``."""
+        found = sorted(at for shape in self._walk(_shape(literal)) for at in self._alike[shape])
         half = MOST_LINES // 2
         return found if len(found) <= MOST_LINES else [*found[:half], *found[-half:]]
 
-    def _walk(self, word: str) -> Iterator[str]:
-        place = self._whole.find(word)
+    def _walk(self, literal: str) -> Iterator[str]:
+        place = self._whole.find(literal)
         while place >= 0:
             index = bisect_right(self._starts, place) - 1
             yield self._shapes[index]
-            place = self._whole.find(word, self._starts[index + 1])
+            place = self._whole.find(literal, self._starts[index + 1])
 
     def has(self, pattern: re.Pattern[str]) -> bool:
         """Whether the shape of any line is like that."""
@@ -159,16 +184,14 @@ class _Log:
 
     def trouble(self, harmless: Set[int]) -> tuple[Line, ...]:
         """The last lines that look like failures, without ``harmless`` ones and those that are like them."""
-        alike = (ats for shape, ats in self._alike.items() if signs.TROUBLE.search(shape))
+        alike = (ats for shape, ats in self._alike.items() if _TROUBLE.search(shape))
         suspicious = sorted(at for ats in alike if harmless.isdisjoint(ats) for at in ats)
         lines = (self._lines[at] for at in reversed(suspicious))
-        return tuple(islice((line for line in lines if not signs.HARMLESS.search(line.text)), MOST_TROUBLE))[
-            ::-1
-        ]
+        return tuple(islice((line for line in lines if not _HARMLESS.search(line.text)), MOST_TROUBLE))[::-1]
 
     def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
         """Where losses and gradient norms do what rules name."""
-        chosen = sorted({at for word in curve.WORDS for at in self.having(word)}) if rules else []
+        chosen = sorted({at for literal in curve.LITERALS for at in self.having(literal)}) if rules else []
         lines = [self._lines[at] for at in chosen]
         for rule in rules:
             at = (curve.jump if rule.curve is Curve.JUMP else curve.non_finite)(lines)
@@ -182,6 +205,6 @@ class _Log:
     def _holds(self, pattern: str) -> bool:
         if pattern not in self._known:
             search = compiled(pattern).search
-            places = {at for word in words_of(pattern) for at in self.having(word)}
+            places = {at for literal in literals_of(pattern) for at in self.having(literal)}
             self._known[pattern] = any(search(self._lines[at].text) for at in places)
         return self._known[pattern]

@@ -1,7 +1,7 @@
 """Requirements on the patterns of rules, so that scanning a log is fast and a hostile log cannot stall it.
 
-A pattern needs a *word*: characters that every line it matches contains. :meth:`str.find` finds lines by
-their words; the regular expression is tried on those lines only.
+A pattern needs a *literal*: characters that every line it matches contains. :meth:`str.find` finds lines by
+their literals; the regular expression is tried on those lines only.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-SHORTEST_WORD = 3
+SHORTEST_LITERAL = 3
 
 _TOKEN = re.compile(
     r"(?P<escape>\\.)|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<open>\((?:\?(?:P<\w+>|<?[=!]|[:>]|-?[a-z]+:))?)"
     r"|(?P<close>\))|(?P<repeat>[*+?]|\{\d*,?\d*\})|(?P<bar>\|)|(?P<any>[.^$])|(?P<plain>.)",
     re.DOTALL,
 )
-_LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
+_LOOKAROUNDS = ("(?=", "(?!", "(?<=", "(?<!")
 _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
 
 
@@ -45,46 +45,46 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def check(pattern: str) -> None:
-    """Raise :class:`BadPattern` for a pattern that is invalid, too slow, or has no word."""
+    """Raise :class:`BadPattern` for a pattern that is invalid, too slow, or has no literal."""
     compiled(pattern)
     if _nests(pattern):
         raise BadPattern("repeats a repetition, which can take forever", "write bounds such as {0,80}")
-    if not words_of(pattern):
+    if not literals_of(pattern):
         raise BadPattern(
-            f"has a match without a word of {SHORTEST_WORD} plain characters or more",
-            "add one, so that lines are found fast",
+            f"has a match without {SHORTEST_LITERAL} plain characters in a row",
+            "add some, so that lines are found fast",
         )
 
 
 @cache
-def words_of(pattern: str) -> tuple[str, ...]:
-    """Return words, in lower case, of which every match contains one; () if none is long enough."""
+def literals_of(pattern: str) -> tuple[str, ...]:
+    """Literals, in lower case, of which every match contains one; () if none is long enough."""
     tokens = list(_tokens(pattern))
-    words = _choices(tokens)
-    return tuple(dict.fromkeys(words)) if _least(words) >= SHORTEST_WORD else ()
+    literals = _choices(tokens)
+    return tuple(dict.fromkeys(literals)) if _least(literals) >= SHORTEST_LITERAL else ()
 
 
 def _choices(tokens: list[tuple[str, str]]) -> list[str]:
-    """A word for each alternative, up to the end of the group. The tokens are used up."""
-    words: list[str] = []
-    parts: list[list[str]] = [[""]]  # runs of characters, and groups with a word for each alternative
+    """A literal for each alternative, up to the end of the group. The tokens are used up."""
+    literals: list[str] = []
+    parts: list[list[str]] = [[""]]  # runs of characters, and groups with a literal for each alternative
     while tokens:
         kind, token = tokens.pop(0)
         if kind == "close":
             break
         if kind == "bar":
-            words += max(parts, key=_least)
+            literals += max(parts, key=_least)
             parts = [[""]]
         elif kind == "open":
             inner = _choices(tokens)
-            parts += [[""] if token in _LOOKS else inner, [""]]
+            parts += [[""] if token in _LOOKAROUNDS else inner, [""]]
         elif kind == "repeat" and token[0] in "*?{":
             _forget_last(parts)
-        elif char := _literal(kind, token):
+        elif char := _plain(kind, token):
             parts[-1] = [parts[-1][0] + char.lower()]
         else:
             parts += [[""], [""]]
-    return words + max(parts, key=_least)
+    return literals + max(parts, key=_least)
 
 
 def _forget_last(parts: list[list[str]]) -> None:
@@ -96,11 +96,11 @@ def _forget_last(parts: list[list[str]]) -> None:
     parts += [[""], [""]]
 
 
-def _least(words: Iterable[str]) -> int:
-    return min(map(len, words))
+def _least(literals: Iterable[str]) -> int:
+    return min(map(len, literals))
 
 
-def _literal(kind: str, token: str) -> str:
+def _plain(kind: str, token: str) -> str:
     if kind == "plain":
         return token
     return token[1] if kind == "escape" and not token[1].isalnum() else ""

@@ -62,7 +62,7 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     """Whose failure explains that of the others; empty when nobody failed.
 
     The tier decides first (``_ROOTS``), then the weight, then who is behind in the collectives and then the
-    time of the deciding line, each where all contenders tell it, then the order in which they are given.
+    time of the deciding line, each where all contenders have it, then the order in which they are given.
     Several ranks are roots if each names the same cause of its own at about the same time. Where they name
     somebody else who is in another collective, that one is it.
     """
@@ -97,11 +97,10 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
     return next(key for key, operation in operations.items() if counts[operation] == 1)
 
 
-def _where_all(lines: Mapping[Key, str], tell: Callable[[str], float | None]) -> dict[Key, float]:
-    """What each line tells; nothing counts unless all tell it."""
-    told = {key: tell(line) for key, line in lines.items()}
-    known = {key: value for key, value in told.items() if value is not None}
-    return known if len(known) == len(told) else dict.fromkeys(lines, 0.0)
+def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) -> dict[Key, float]:
+    """The value in each line; nothing counts unless all lines have one."""
+    values = {key: value for key, line in lines.items() if (value := read(line)) is not None}
+    return values if len(values) == len(lines) else dict.fromkeys(lines, 0.0)
 
 
 def _strength(reading: Reading) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import ClassVar, Literal, NamedTuple, get_args
 
-from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, words_of
+from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, literals_of
 from slurm_robust.config.section import Contradiction, Section
 from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.nodes.kernel import shapes
@@ -146,15 +146,15 @@ class Rule(Section):
         for key in ("any", "all", "unless", "without"):
             for index, pattern in enumerate(getattr(self, key)):
                 try:
-                    # ``unless`` is tried on few lines only, so its patterns need no word.
+                    # ``unless`` is tried on few lines only, so its patterns need no literal.
                     (compiled if key == "unless" else check)(pattern)
                 except BadPattern as error:
                     text = f"{pattern!r} {error}"
                     yield Contradiction(keys=(f"{key}.{index}",), text=text, fix=error.fix)
 
     @property
-    def kernel_words(self) -> Iterator[str]:
-        """Words, in lower case, of which every kernel line that this rule matches contains one."""
+    def kernel_literals(self) -> Iterator[str]:
+        """Literals, in lower case, of which every kernel line that this rule matches contains one."""
         if self.xids:
             yield from ("nvrm: ", "xid")
         for name in self.shapes:
@@ -175,7 +175,7 @@ class Trigger(NamedTuple):
 
 
 class RuleSet:
-    """Rules by the words that trigger them. A later rule of the same name replaces an earlier one."""
+    """Rules by the literals that trigger them. A later rule of the same name replaces an earlier one."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         named = {rule.name: rule for rule in rules}
@@ -184,9 +184,9 @@ class RuleSet:
         self.triggers: dict[str, list[Trigger]] = defaultdict(list)
         for rule in self.rules:
             for pattern in rule.any:
-                for word in words_of(pattern):
-                    self.triggers[word].append(Trigger(rule, pattern))
-            for word in set(rule.kernel_words):
-                self.triggers[word].append(Trigger(rule, None))
+                for literal in literals_of(pattern):
+                    self.triggers[literal].append(Trigger(rule, pattern))
+            for literal in set(rule.kernel_literals):
+                self.triggers[literal].append(Trigger(rule, None))
         for triggers in self.triggers.values():
             triggers[:] = dict.fromkeys(triggers)

@@ -163,14 +163,14 @@ def _not_needed(
     """Those of jobs that Slurm says need them no more."""
     # Here, because on most nodes there is nothing to ask about.
     from slurm_robust.nodes.hooks.drainer import slurm_environment
-    from slurm_robust.slurm.glance import Glance, glance
+    from slurm_robust.slurm.squeue import QueuedJob, queued_job
 
     end = time.monotonic() + limit_s
     slurm = slurm_environment(config, os.environ.get)
 
-    def ask(one: int) -> Glance | None:
+    def ask(one: int) -> QueuedJob | None:
         left_s = min(config.hooks.slurm_s, end - time.monotonic())
-        return glance(one, environ=slurm, timeout_s=left_s) if left_s > 0 else None
+        return queued_job(one, environ=slurm, timeout_s=left_s) if left_s > 0 else None
 
     # An answer that does not know the job whose prolog this is says nothing about others either.
     if (own := ask(job)) is None or not own.state:
@@ -206,10 +206,10 @@ def _comes_back(
         count = int(environ["SLURM_JOB_RESTART_COUNT"])
     else:
         from slurm_robust.nodes.hooks.drainer import slurm_environment
-        from slurm_robust.slurm.glance import restarts
+        from slurm_robust.slurm.squeue import restart_count
 
         slurm = slurm_environment(config, os.environ.get)
-        count = restarts(copies.job, environ=slurm, timeout_s=min(config.hooks.slurm_s, limit_s))
+        count = restart_count(copies.job, environ=slurm, timeout_s=min(config.hooks.slurm_s, limit_s))
     return count is None or count > int(began)
 
 

@@ -1,4 +1,4 @@
-"""The stand-in for ``libnvidia-ml.so.1``: compiled once per machine, told what to say by a text file."""
+"""The stand-in for ``libnvidia-ml.so.1``: compiled once per machine, controlled by a text file."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from slurm_robust.admin.site import Site
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.nodes.runner import node_name
-from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration, parse
+from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -500,11 +500,6 @@ def test_a_rule_for_no_check_is_told_with_the_nearest_name() -> None:
 def test_verify_without_an_installation_says_so(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine.verify() == 1
     assert "not installed on this node" in capsys.readouterr().out
-
-
-def test_live_values_are_read_in_the_forms_of_all_releases() -> None:
-    text = "Configuration data as of x\nProlog[0]   = /a\nProlog[1]  = /b\nEpilog = (null)\nX = a=b\n"
-    assert parse(text) == {"prolog": ("/a", "/b"), "x": ("a=b",)}
 
 
 def test_what_scontrol_says_is_in_the_error(machine: Machine) -> None:

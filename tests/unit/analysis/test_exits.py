@@ -21,6 +21,18 @@ def test_broken_collectives_blame_a_peer(message: str) -> None:
     assert blames_peer(WorkerExit(rank=0, code=1, error=WorkerError(type="RuntimeError", message=message)))
 
 
+@pytest.mark.parametrize("message", PEER[:2])
+def test_a_traceback_does_not_hide_that_a_peer_was_lost(message: str) -> None:
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/alice/train.py", line 157, in train\n'
+        "    loss.backward()\n"
+        f"RuntimeError: {message}\n"
+    )
+    error = WorkerError(type="RuntimeError", message=message, traceback=traceback)
+    assert blames_peer(WorkerExit(rank=0, code=1, error=error))
+
+
 @pytest.mark.parametrize("message", ["CUDA out of memory", "shape mismatch", "No space left on device"])
 def test_own_faults_blame_nobody_else(message: str) -> None:
     assert not blames_peer(

@@ -20,7 +20,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, NodeExit, TestResult
 from slurm_robust.model.journal import fold
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
-from slurm_robust.slurm.stepwords import step_end, task_ends
+from slurm_robust.slurm.step_output import step_end, task_ends
 from slurm_robust.wire.messages import (
     Flush,
     Heartbeat,

@@ -9,16 +9,16 @@ from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.procs import Process, find_rank, ranks_of
 
 
-def worker(pid: int, rank: int, *, parent: int = 1, job: int = 7, state: str = "S") -> Process:
+def worker(pid: int, rank: int, *, parent: int = 1, job: int = 7, is_live: bool = True) -> Process:
     """A worker that was started with its rank in the environment."""
     environ = {"SLURM_JOB_ID": str(job), "RANK": str(rank)}
-    return Process(pid=pid, parent=parent, state=state, comm="python", environ=environ)
+    return Process(pid=pid, parent=parent, is_live=is_live, comm="python", environ=environ)
 
 
 def forked(pid: int, rank: int, *, parent: int = 1, job: int = 7) -> Process:
     """A worker that was forked from a zygote: only its name tells the rank."""
     name = f"srobust-rank{rank}"[:15]
-    return Process(pid=pid, parent=parent, state="S", comm=name, environ={"SLURM_JOB_ID": str(job)})
+    return Process(pid=pid, parent=parent, comm=name, environ={"SLURM_JOB_ID": str(job)})
 
 
 def found(processes: list[Process], job: int, rank: int) -> int | None:
@@ -44,13 +44,13 @@ def test_helpers_of_a_worker_are_not_the_worker() -> None:
 
 def test_the_own_name_beats_an_inherited_environment() -> None:
     environ = {"SLURM_JOB_ID": "7", "RANK": "0"}
-    misled = Process(pid=30, parent=1, state="S", comm="srobust-rank5", environ=environ)
+    misled = Process(pid=30, parent=1, comm="srobust-rank5", environ=environ)
     assert found([misled], 7, 0) is None
     assert found([misled], 7, 5) == 30
 
 
 def test_the_dead_are_no_ranks() -> None:
-    assert found([worker(10, 0, state="Z")], 7, 0) is None
+    assert found([worker(10, 0, is_live=False)], 7, 0) is None
 
 
 def test_all_ranks_are_told_for_the_message() -> None:

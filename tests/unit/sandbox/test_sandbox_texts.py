@@ -1,9 +1,11 @@
-"""Files, words and refusals that need neither root nor Slurm."""
+"""Files, command lines and refusals that need neither root nor Slurm."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,7 @@ def test_accounts_are_one_load() -> None:
     ]
 
 
-def test_missing_programs_are_told_as_packages() -> None:
+def test_missing_programs_are_reported_as_packages() -> None:
     assert missing_packages(accounting=True, has=lambda program: True) == ()
     assert missing_packages(accounting=True, has=lambda program: program not in ("slurmd", "mariadbd")) == (
         "mariadb-server-core",
@@ -73,9 +75,13 @@ def test_a_fault_is_one_line_of_json() -> None:
     assert json.loads(fault.to_json()) == {"t": 1.5, "fault": "power-cut", "target": "n3"}
 
 
-@pytest.mark.parametrize("name", [*cli.NODE_FAULTS, *cli.HEAD_FAULTS, *cli.RANK_FAULTS])
-def test_every_fault_of_the_command_line_exists(name: str) -> None:
-    assert callable(getattr(Faults, name.replace("-", "_")))
+def test_every_fault_is_on_the_command_line_and_on_the_page() -> None:
+    members = inspect.getmembers(Faults, inspect.isfunction)
+    faults = {name.replace("_", "-") for name, do in members if do.__annotations__.get("return") == "Fault"}
+    faults -= {name for name in faults if name.startswith("-")}
+    page = (Path(__file__).parents[3] / "docs" / "sandbox.md").read_text()
+    assert {*cli.NODE_FAULTS, *cli.HEAD_FAULTS, *cli.RANK_FAULTS} == faults
+    assert [name for name in sorted(faults) if not re.search(rf"`{name}[` ]", page)] == []
 
 
 def node(name: str, **changes: object) -> NodeStatus:
@@ -99,7 +105,7 @@ def test_the_table_has_a_line_per_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("argv", "code", "message"),
     [
         (["up", "--nodes", "0"], ExitCode.USAGE, "nodes: 0 is not between"),
         (["status", "--name", "../x"], ExitCode.USAGE, "cannot name a sandbox"),
@@ -110,8 +116,8 @@ def test_the_table_has_a_line_per_node() -> None:
         (["fault", "burn", "n1"], ExitCode.USAGE, "invalid choice: 'burn'"),
     ],
 )
-def test_wrong_words_end_with_a_message(
-    words: list[str],
+def test_wrong_usage_ends_with_a_message(
+    argv: list[str],
     code: int,
     message: str,
     tmp_path: Path,
@@ -119,13 +125,13 @@ def test_wrong_words_end_with_a_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SROBUST_SANDBOX_DIR", str(tmp_path))
-    assert main(["sandbox", *words]) == code
+    assert main(["sandbox", *argv]) == code
     said = capsys.readouterr()
     assert message in said.err + said.out
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("argv", "expected"),
     [
         (["exec", "--", "ls", "-l", "--", "x"], ["ls", "-l", "--", "x"]),
         (["exec", "--node", "n1", "srun", "--user", "x"], ["srun", "--user", "x"]),
@@ -133,11 +139,11 @@ def test_wrong_words_end_with_a_message(
         (["submit", "a.sh", "--name", "x"], ["a.sh", "--name", "x"]),
     ],
 )
-def test_the_callers_words_stay_as_they_are(words: list[str], expected: list[str]) -> None:
+def test_arguments_of_the_command_are_not_interpreted(argv: list[str], expected: list[str]) -> None:
     parser = argparse.ArgumentParser()
     cli.register(parser.add_subparsers())
-    args = parser.parse_args(["sandbox", *words])
-    assert cli._without_dashes(args.words) == expected
+    args = parser.parse_args(["sandbox", *argv])
+    assert cli._without_dashes(args.argv) == expected
 
 
 def test_a_node_that_the_sandbox_does_not_have() -> None:

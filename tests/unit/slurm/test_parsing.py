@@ -13,7 +13,7 @@ from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import Gres, SlurmVersion
 
 DATA = Path(__file__).parents[2] / "data"
-NEWER = ("24.11.5", "25.11.7", "26.05.5")
+OLDEST, *NEWER = sorted(folder.name for folder in (DATA / "slurm_json").iterdir())
 
 
 def recorded(name: str) -> str:
@@ -168,10 +168,15 @@ def test_reservations() -> None:
 
 def test_config() -> None:
     config = text.parse_config(recorded("config.txt"))
-    assert config["ClusterName"] == "mini"
-    assert config["SlurmdTimeout"] == "20 sec"
-    assert config["EpilogSlurmctld"] == ""
-    assert config["SlurmctldHost[0]"].startswith("head")
+    assert config["ClusterName"] == ("mini",)
+    assert config["SlurmdTimeout"] == ("20 sec",)
+    assert "EpilogSlurmctld" not in config
+    assert config["SlurmctldHost"][0].startswith("head")
+
+
+def test_config_in_the_forms_of_all_releases() -> None:
+    output = "Configuration data as of x\nProlog[0]   = /a\nProlog[1]  = /b\nEpilog = (null)\nX = a=b\n"
+    assert text.parse_config(output) == {"Prolog": ("/a", "/b"), "X": ("a=b",)}
 
 
 def test_topology() -> None:
@@ -359,7 +364,7 @@ def check_nodes(first: frozenset[str], last: frozenset[str], reason: str, user: 
     assert user == "root"
 
 
-@pytest.mark.parametrize("release", ["22.05.8", *NEWER])
+@pytest.mark.parametrize("release", [OLDEST, *NEWER])
 def test_json_jobs(release: str) -> None:
     jobs = {job.name: job for job in jsonforms.parse_jobs(document(release, "squeue.json"))}
     train, pending = jobs["train"], jobs["pend"]

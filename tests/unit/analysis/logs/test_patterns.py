@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, words_of
+from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, literals_of
 from slurm_robust.analysis.logs.rulefile import shipped
 
 ALL = sorted(
     {pattern for rule in shipped().rules for pattern in (*rule.any, *rule.all, *rule.without)}
-    | {pattern for rule in shipped().rules for pattern in rule.unless if words_of(pattern)}
+    | {pattern for rule in shipped().rules for pattern in rule.unless if literals_of(pattern)}
 )
 
 
 @pytest.mark.parametrize(
-    ("pattern", "words"),
+    ("pattern", "literals"),
     [
         ("abc+d", ("abc",)),
         ("CUDA error", ("cuda error",)),
@@ -38,8 +38,8 @@ ALL = sorted(
         ("[abc]{3}", ()),
     ],
 )
-def test_words(pattern: str, words: tuple[str, ...]) -> None:
-    assert words_of(pattern) == words
+def test_literals(pattern: str, literals: tuple[str, ...]) -> None:
+    assert literals_of(pattern) == literals
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_ours_are_good(pattern: str) -> None:
 
 @pytest.mark.slow
 @given(pattern=st.sampled_from(ALL), data=st.data())
-def test_every_match_holds_a_word(pattern: str, data: st.DataObject) -> None:
+def test_every_match_holds_a_literal(pattern: str, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(re.compile(pattern, re.IGNORECASE | re.ASCII)))
     if compiled(pattern).search(text):
-        assert any(word in text.lower() for word in words_of(pattern))
+        assert any(literal in text.lower() for literal in literals_of(pattern))

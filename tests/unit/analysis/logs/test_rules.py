@@ -85,7 +85,7 @@ def test_conditions(lines: str, expected: bool, tmp_path: Path) -> None:
             "site.yaml, line 5: rules[0].any[0]: '(abc' is not a regular expression",
         ),
         (RULE + "  any: ['(a+)+bcd']\n", "repeats a repetition"),
-        (RULE + "  any: ['abc', '.*']\n", "'.*' has a match without a word"),
+        (RULE + "  any: ['abc', '.*']\n", "'.*' has a match without 3 plain"),
         (
             RULE + "  any: abc\n",
             "site.yaml, line 5: rules[0].any must be a list of strings, got the string 'abc'",

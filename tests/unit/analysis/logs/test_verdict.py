@@ -9,6 +9,7 @@ import yaml
 
 from slurm_robust.analysis.logs import classify, classify_exit, read, shipped
 from slurm_robust.analysis.logs.match import MOST_TROUBLE
+from slurm_robust.analysis.logs.patterns import compiled
 from slurm_robust.analysis.logs.rule import NOISE
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM as UNKNOWN
 from slurm_robust.model.exits import WorkerError, WorkerExit
@@ -50,6 +51,20 @@ def test_what_libraries_and_kernels_print(symptom: str, action: str, text: str) 
     assert found.symptom in also_unknown(symptom)
     if action != "any":
         assert found.action.value == action
+
+
+def test_every_rule_has_a_sample() -> None:
+    """Rules for codes and shapes of the kernel are held to the tables of these (test_rules.py)."""
+    texts = [text for file in SAMPLES for group in file.values() for text in group["texts"]]
+    texts += [story["text"] for story in STORIES]
+    texts += [label.text or "" for label in labels()]
+    lines = {line for text in texts for line in text.splitlines()}
+    without = [
+        rule.name
+        for rule in shipped().rules
+        if rule.any and not any(compiled(pattern).search(line) for pattern in rule.any for line in lines)
+    ]
+    assert not without, f"add to samples/ a line that each of these rules matches: {', '.join(without)}"
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story["symptom"])
@@ -131,6 +146,11 @@ def test_killed_after_the_oom_killer_is_memory() -> None:
     log = "line 3:  812 Killed     train.py\nslurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0"
     assert classify(log, "slurm").symptom == "cpu_oom"
     assert classify(log.splitlines()[0], "slurm").symptom == "killed_signal"
+
+
+def test_a_traceback_speaks_only_for_an_exception_that_no_rule_knows() -> None:
+    assert classify(TRACEBACK + "RuntimeError: Connection closed by peer [10.0.0.1]:3").rule == "peer-closed"
+    assert classify(TRACEBACK + "OurCrash(3)").line == "Traceback (most recent call last):"
 
 
 def test_the_place_is_in_the_users_code() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model.exits import Outlook
-from slurm_robust.slurm.stepwords import step_end, task_ends
+from slurm_robust.slurm.step_output import step_end, task_ends
 
 NODES = ("n1", "n2", "n3")
 NO_BINDING = "srun: cluster configuration lacks support for cpu binding"

@@ -1,4 +1,4 @@
-"""What srun and slurmstepd write into the output of a step, read for why agents did not start. Pure."""
+"""Why agents did not start: read from what srun and slurmstepd write into the output of a step. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from slurm_robust.util.hostlist import InvalidHostlist, expand
 _MOST_LINES = 4
 _MOST_TEXT = 600
 _SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
-# What srun says without anything being wrong, or after what is wrong.
-_IDLE = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
+# Messages of srun that report no error, or follow one.
+_HARMLESS = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
 _TASKS = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,\-\[\]]+: (?P<how>.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _NAMED = (
@@ -20,7 +20,7 @@ _NAMED = (
     re.compile(r"node failure on (?P<node>[\w.-]+)", re.IGNORECASE),
 )
 
-# Lower case. The same words come from all releases, with more or less around them.
+# Lower case. All releases print these, with more or less around them.
 _PASSES = (
     "unable to contact slurm controller",
     "socket timed out",
@@ -58,25 +58,25 @@ _STAYS = (
 
 def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd:
     """The end of an srun for ``nodes``, from all lines of its output."""
-    said = [line.strip() for line in lines if _SLURMS.match(line) and not _is_idle(line)]
-    # A wrapper of srun, or srun itself before it has a name, says it without a prefix.
-    words = said or [line.strip() for line in lines if line.strip()]
-    text = "\n".join(words).lower()
+    messages = [line.strip() for line in lines if _SLURMS.match(line) and not _is_harmless(line)]
+    # A wrapper of srun, or srun itself before it has a name, prints no prefix.
+    messages = messages or [line.strip() for line in lines if line.strip()]
+    text = "\n".join(messages).lower()
     outlook, fix = _outlook(text)
     return StepEnd(
         nodes=nodes,
         code=code,
-        message=_joined(words),
+        message=_joined(messages),
         outlook=outlook,
         fix=fix,
-        named={node: why for node, why in _named(words) if node in nodes},
+        named={node: why for node, why in _named(messages) if node in nodes},
     )
 
 
-def task_ends(nodes: tuple[str, ...], lines: Iterable[str], said: Sequence[str]) -> Iterator[StepEnd]:
-    """Tasks of which srun tells in ``lines`` that they ended badly, while it goes on for the others.
+def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str]) -> Iterator[StepEnd]:
+    """Tasks that ended badly according to srun in ``lines``, while it goes on for the others.
 
-    ``said`` are all lines of the step's output: what slurmstepd says of a task comes before or after.
+    ``output`` has all lines of the step: slurmstepd's message about a task comes before or after.
     """
     for line in lines:
         if (match := _TASKS.match(line.strip())) is None:
@@ -84,21 +84,21 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], said: Sequence[str])
         code = _EXIT_CODE.search(match["how"])
         for node in _expand(match["nodes"]):
             if node in nodes:
-                words = _joined([line.strip(), *_of_stepd(node, said)])
+                message = _joined([line.strip(), *_of_stepd(node, output)])
                 yield StepEnd(
                     nodes=(node,),
                     code=int(code[1]) if code else -1,
-                    message=words,
-                    named={node: words},
+                    message=message,
+                    named={node: message},
                     is_task=True,
                 )
 
 
 def _outlook(text: str) -> tuple[Outlook, str]:
-    if any(words in text for words in _PASSES):
+    if any(part in text for part in _PASSES):
         return Outlook.PASSES, "see 'scontrol ping'"
-    for words, fix in _STAYS:
-        if words in text:
+    for part, fix in _STAYS:
+        if part in text:
             return Outlook.STAYS, fix
     return Outlook.UNKNOWN, ""
 
@@ -112,11 +112,11 @@ def _named(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _of_stepd(node: str, lines: Iterable[str]) -> Iterator[str]:
     own = ("slurmstepd: ", f"slurmstepd-{node}: ")
-    return (line.strip() for line in lines if line.startswith(own) and not _is_idle(line))
+    return (line.strip() for line in lines if line.startswith(own) and not _is_harmless(line))
 
 
-def _is_idle(line: str) -> bool:
-    return any(words in line.lower() for words in _IDLE)
+def _is_harmless(line: str) -> bool:
+    return any(part in line.lower() for part in _HARMLESS)
 
 
 def _expand(hostlist: str) -> tuple[str, ...]:

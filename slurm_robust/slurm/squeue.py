@@ -1,7 +1,7 @@
-"""The two questions that hooks ask of Slurm about a job, in the cheapest form that every release answers.
+"""What hooks ask Slurm about a job, in the cheapest form that every release answers.
 
-``squeue --json`` of a large cluster is megabytes, on each node, at each start of a job. For a list of jobs
-squeue fetches all that there are; for a single one only that.
+``squeue --json`` of a large cluster prints megabytes, on each node, at each start of a job. For a list of
+jobs squeue fetches all jobs; for a single job only that one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from slurm_robust.util.hostlist import expand
 _UNKNOWN_JOB = "Invalid job id specified"
 
 
-class Glance(Record):
-    """A job in squeue's words: its state, and the nodes that it has now.
+class QueuedJob(Record):
+    """A job as squeue shows it: its state, and the nodes that it has now.
 
     ``state`` is empty for a job that Slurm does not know, or no longer.
     """
@@ -27,26 +27,26 @@ class Glance(Record):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended for good. Not so COMPLETING, which a job that is requeued is as well."""
+        """Whether it has ended for good. A COMPLETING job may be one that is requeued."""
         return not self.state or self.state in TERMINAL_STATES
 
 
-def glance(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> Glance | None:
-    """What Slurm says of the job; None without an answer. ``environ`` has PATH and SLURM_CONF."""
+def queued_job(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> QueuedJob | None:
+    """The job as Slurm knows it; None without an answer. ``environ`` has PATH and SLURM_CONF."""
     done = _ask(job_id, ["-o", "%A %T %N"], environ, timeout_s)
     if done is None:
         return None
     for rest in _lines_of(job_id, done):
         state, _, nodes = rest.partition(" ")
         if state:
-            return Glance(state=state, nodes=_expanded(nodes))
-    return Glance()
+            return QueuedJob(state=state, nodes=_expanded(nodes))
+    return QueuedJob()
 
 
-def restarts(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> int | None:
+def restart_count(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> int | None:
     """How often the job was requeued; None without an answer.
 
-    Of squeue, which prints nothing but the numbers: ``scontrol show job`` prints words of the user beside it.
+    Asked of squeue, which prints only the numbers: ``scontrol show job`` also prints text of the user.
     """
     done = _ask(job_id, ["-O", "JobID,RestartCnt"], environ, timeout_s)
     counts = [text for text in _lines_of(job_id, done) if text.isdecimal()] if done else []
@@ -56,9 +56,9 @@ def restarts(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> in
 def _ask(
     job_id: int, columns: Sequence[str], environ: Mapping[str, str], timeout_s: float
 ) -> CompletedCommand | None:
-    words = ["squeue", "-a", "-h", "-j", str(job_id), "-t", "all", *columns]
+    command = ["squeue", "-a", "-h", "-j", str(job_id), "-t", "all", *columns]
     try:
-        done = run_command(words, timeout_s=timeout_s, env=environ)
+        done = run_command(command, timeout_s=timeout_s, env=environ)
     except (CommandTimeout, OSError):
         return None
     return done if done.exit_code == 0 or _UNKNOWN_JOB in done.stderr else None
