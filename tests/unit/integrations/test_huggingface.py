@@ -15,7 +15,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION, FINISHED
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
-from tests.unit.integrations.breaking import surroundings
+from tests.ranks import surroundings
 
 pytestmark = pytest.mark.slow  # for the import of transformers
 transformers = pytest.importorskip("transformers")

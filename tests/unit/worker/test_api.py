@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +29,7 @@ from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.wire.messages import Progress
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
+from tests.ranks import run_ranks
 from tests.sharding import needs_fsdp2
 from tests.unit.worker import training
 
@@ -331,26 +330,9 @@ class Ranks:
     def run(self, kind: str, optimizer: str, steps: int, checkpoints: str) -> list[dict[str, Any]]:
         self.runs += 1
         result = self.folder / f"result-{self.runs}"
-        arguments = [
-            sys.executable,
-            "-m",
-            "tests.unit.worker.training",
-            kind,
-            optimizer,
-            str(steps),
-            str(result),
-        ]
-        environment = {**os.environ, "WORLD_SIZE": "2", "CHECKPOINTS": str(self.folder / checkpoints)}
-        root = Path(__file__).parents[3]
-        ranks = [
-            subprocess.Popen(arguments, env={**environment, "RANK": str(rank)}, cwd=root) for rank in range(2)
-        ]
-        try:
-            assert [rank.wait(120.0) for rank in ranks] == [0, 0]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+        common = {"WORLD_SIZE": "2", "CHECKPOINTS": str(self.folder / checkpoints)}
+        environs = [{**common, "RANK": str(rank)} for rank in range(2)]
+        run_ranks(training.main, kind, optimizer, str(steps), result, environs=environs)
         return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(2)]
 
 
