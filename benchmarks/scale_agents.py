@@ -39,7 +39,7 @@ from slurm_robust.agent.stimuli import (
     Terminate,
 )
 from slurm_robust.model.copies import Copy, Tier
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.progress import Traffic
 from slurm_robust.util import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.samples import Summary
-from slurm_robust.node.drainer import SPREAD_S
+from slurm_robust.nodes.hooks.drainer import SPREAD_S
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from tests.cluster import patients
 from tests.cluster.patients import INTERVAL_S, Patients

@@ -12,19 +12,18 @@ import msgspec
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.agent.inspection.inspector import Inspector
-from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.networks import NoAddress, address_in
 from slurm_robust.agent.ports import PortHolder
 from slurm_robust.agent.runtime import RuntimeFolder
 from slurm_robust.agent.stacks import StackTaker
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import decoded
+from slurm_robust.nodes.live.inspector import Inspector
+from slurm_robust.nodes.live.service import Inspection
 from slurm_robust.util import openfiles
 from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
 from slurm_robust.wire.keys import load_client

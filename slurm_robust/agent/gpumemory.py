@@ -17,10 +17,10 @@ from slurm_robust.agent.gpuwait import FREE, NO_GPUS
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
-from slurm_robust.health.gpus.facts import GpuProcess, Use
-from slurm_robust.health.gpus.nvidia import read_use
-from slurm_robust.health.gpus.nvml import DriverError, Nvml
-from slurm_robust.health.host import Host
+from slurm_robust.nodes.gpus.facts import GpuProcess, Use
+from slurm_robust.nodes.gpus.nvidia import read_use
+from slurm_robust.nodes.gpus.nvml import DriverError, Nvml
+from slurm_robust.nodes.host import Host
 from slurm_robust.util.process import die_with_parent
 
 STILL_S = 30.0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from slurm_robust.health.gpus.nvml import LIBRARY
+from slurm_robust.nodes.gpus.nvml import LIBRARY
 
 FREE, NO_GPUS = "free", "no GPUs"
 """The last words of the child."""

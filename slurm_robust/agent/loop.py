@@ -19,7 +19,6 @@ from slurm_robust.agent.dumps import Dumps, StackTaking
 from slurm_robust.agent.dying import DeathWatch
 from slurm_robust.agent.gpuwait import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
-from slurm_robust.agent.inspection.service import Inspection
 from slurm_robust.agent.jobfiles import EpochLooked, look_up, make_log_folders, read_tail
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.agent.link import ControllerLink
@@ -58,6 +57,7 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.nodes.live.service import Inspection
 from slurm_robust.util import openfiles
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.wakeup import WakeUp

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 INTERFACES = Path("/sys/class/net")

@@ -10,9 +10,9 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from slurm_robust.health import pci
-from slurm_robust.health.host import Host
 from slurm_robust.model.record import Record
+from slurm_robust.nodes import pci
+from slurm_robust.nodes.host import Host
 
 
 class Binding(Record):

@@ -8,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 
 from slurm_robust.agent.numa import Binding, bindings_here
-from slurm_robust.model import versions
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.util.text import version_numbers
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
@@ -64,7 +64,7 @@ def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] 
 def torch_release() -> tuple[int, ...] | None:
     """The release of torch that this Python would import, as (2, 13), without importing it."""
     try:
-        return versions.numbers(metadata.version("torch"))
+        return version_numbers(metadata.version("torch"))
     except metadata.PackageNotFoundError:
         return None
 

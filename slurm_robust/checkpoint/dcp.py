@@ -37,8 +37,8 @@ from slurm_robust.checkpoint.errors import ForeignPart
 from slurm_robust.checkpoint.part import Item, Sidecar, corrupt, data_of, name_of
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.tree import flatten
-from slurm_robust.model import versions
 from slurm_robust.util.ours import only_we_write, open_plain
+from slurm_robust.util.text import version_numbers
 
 ALIGNMENT = 64
 
@@ -68,7 +68,7 @@ def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool 
 
 def loads_safely(release: str) -> bool:
     """Whether ``torch.load(weights_only=True)`` of that release may read what others can have written."""
-    return versions.numbers(release) >= _LOADS_SAFELY_FROM
+    return version_numbers(release) >= _LOADS_SAFELY_FROM
 
 
 def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[torch.Tensor]:

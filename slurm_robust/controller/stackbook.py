@@ -1,4 +1,4 @@
-"""One look at the stacks of all ranks at a time, whoever wants it: the policy, or a person on call."""
+"""One sample round of all ranks' stacks at a time, for the policy or a person on call."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ TRAVEL_S = 1.0
 """For orders and answers, beyond the time that taking stacks may take."""
 
 FRESH_S = 2.0
-"""A person who asks again so soon is shown the same look: a script must not keep all nodes at it."""
+"""A person who asks again within this time is shown the same round: a script must not keep all nodes busy."""
 
 MOST_NODES = 8
 """Nodes whose stacks go into one message: a node's may be megabytes, and heartbeats wait meanwhile."""
 
 KEEP_S = 60.0
-"""Stacks of ten thousand ranks are hundreds of megabytes; whoever wanted them has them by then."""
+"""Stacks of ten thousand ranks are hundreds of megabytes, and have been read by then."""
 
 
 class StackBook:
-    """The newest look. Looks are numbered, so that a late answer to an earlier one is known as such.
+    """The newest sample round. Rounds are numbered, so that a late answer to an earlier one is recognised.
 
-    Agents carry out one order after the other, so a second look would come too late to count as answered.
-    Hence who wants one while one is under way gets that one. ``budget_s``: how long taking stacks may take.
+    Agents carry out one order after the other, so a second round would come too late to count as answered.
+    Hence a request during a round gets that round. ``budget_s``: how long taking stacks may take.
     Times are monotonic.
     """
 
@@ -44,7 +44,7 @@ class StackBook:
         return self.budget_s + TRAVEL_S
 
     def ask(self, generation: int, nodes: Sequence[str], now: float, native: tuple[int, ...] = ()) -> None:
-        """Begin a look at ``generation``, unless one is under way; ``native``: as in the order."""
+        """Begin a round of ``generation``, unless one is under way; ``native``: as in the order."""
         if generation == self.generation and not self.over(now):
             return
         self.number += 1
@@ -80,11 +80,11 @@ class StackBook:
         return tuple(sorted(stacks, key=lambda stack: stack.rank))
 
     def knows(self, wish: LookAtStacks) -> bool:
-        """Whether a person has seen the beginning of this look."""
+        """Whether a person has seen the beginning of this round."""
         return bool(self.nodes) and wish.look == self.number
 
     def show(self, wish: LookAtStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
-        """What a person gets next, who is kept on no list: each question says what has come already.
+        """The next part for a person; each request says what has come already, so no list of people is kept.
 
         ``generation`` runs now on ``nodes``; 0 for none.
         """

@@ -20,8 +20,8 @@ import msgspec
 from slurm_robust.diagnostics.children import without_value
 from slurm_robust.diagnostics.part import Answer, Died, Found, NotHere, Part, Wrong, died, failed, unknown
 from slurm_robust.diagnostics.plan import BY_NAME, Program
-from slurm_robust.health import isolate
-from slurm_robust.model.diagnosis import TestResult
+from slurm_robust.model.incident import TestResult
+from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 _LEAST_S = 2.0

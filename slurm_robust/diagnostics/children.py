@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from slurm_robust.diagnostics.part import Found, died, failed, late
-from slurm_robust.health import isolate
+from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 # A child that dies after so much of its time is late too: NCCL ends a rank whose time is over.

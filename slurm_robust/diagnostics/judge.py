@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from slurm_robust.diagnostics.part import Answer
 from slurm_robust.diagnostics.plan import Round
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of
 

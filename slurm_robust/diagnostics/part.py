@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import TestResult
 from slurm_robust.model.record import Record
 
 
@@ -28,7 +28,7 @@ class Part(Record):
 
 
 class Found(Record):
-    """What a part found; most fields are those of :class:`~slurm_robust.model.diagnosis.TestResult`.
+    """What a part found; most fields are those of :class:`~slurm_robust.model.incident.TestResult`.
 
     ``measured`` is False where the program came to no result: its time was over, or something ended it.
     """

@@ -17,8 +17,8 @@ from slurm_robust.diagnostics.judge import judge, quiet_nodes, second_looks
 from slurm_robust.diagnostics.part import Answer
 from slurm_robust.diagnostics.places import Launched, Place
 from slurm_robust.diagnostics.plan import Plan, Round, plan
-from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.util.text import count
 

@@ -33,7 +33,7 @@ from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.checkpoint.rng import capture_rng, restore_rng
 from slurm_robust.checkpoint.state import Stateful
 from slurm_robust.integrations.data import ResumableLoader
-from slurm_robust.model.pace import CHECKPOINT, EVALUATION
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
 from slurm_robust.worker.phases import PhaseSwitch
 

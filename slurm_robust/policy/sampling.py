@@ -57,7 +57,7 @@ class Sampling:
 
     @property
     def patience(self) -> str:
-        """For what is being waited, in words; "" while nothing but a hang would explain the samples."""
+        """What is being waited for; "" while nothing but a hang would explain the samples."""
         return self._patience
 
     def add(
@@ -69,7 +69,7 @@ class Sampling:
         begun: float,
         now: float,
     ) -> Localisation | float:
-        """A sample that was begun at ``begun`` is complete: where the fault lies, or when to take the next.
+        """A sample that began at ``begun`` is complete: where the fault lies, or when to take the next.
 
         ``silent``: ranks of which no stacks came.
         """
@@ -84,7 +84,7 @@ class Sampling:
         ranks = found.ranks or computing
         if len(self._in_question | set(ranks)) <= MOST_NATIVE:
             self._in_question.update(ranks)
-        # Who waits gets on with nothing, even if it uses a processor: waits for a GPU spin.
+        # A rank that waits makes no progress, even if it uses a processor: waits for a GPU spin.
         is_own = set(ranks) <= set(computing)
         if not found.halted and is_own and (later := self._may_go_on(ranks, now)) is not None:
             return later

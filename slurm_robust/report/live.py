@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.stacks import localise
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import ParallelLayout, Placement

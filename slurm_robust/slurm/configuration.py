@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm.process import CommandTimeout, Run, run_command
 
 _LINE = re.compile(r"(?P<key>[A-Za-z0-9_]+)(?:\[\d+\])?\s*=\s?(?P<value>.*)")

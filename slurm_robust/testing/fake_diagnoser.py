@@ -10,8 +10,8 @@ import msgspec
 from slurm_robust.diagnostics.part import Answer
 from slurm_robust.diagnostics.places import Launched
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 
 
 class FakeDiagnoser(PlaceDiagnoser):

@@ -15,7 +15,7 @@ from typing import NoReturn
 from msgspec import structs
 
 from slurm_robust.checkpoint.errors import UnusableCopy
-from slurm_robust.model.exitcodes import UNUSABLE_COPY
+from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import process

@@ -33,7 +33,7 @@ from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import RankTier, rank_tiers
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
+from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases

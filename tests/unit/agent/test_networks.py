@@ -14,7 +14,7 @@ import pytest
 
 from slurm_robust.agent.copies.service import PEER_SHARE
 from slurm_robust.agent.networks import NoAddress, address_in, interface_of, speed_of
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from tests.unit.agent.nodes import MIB, MakeNode, keys_in
 from tests.waiting import wait_for
 

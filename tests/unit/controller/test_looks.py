@@ -24,7 +24,7 @@ def job(mode: str = "act", nodes: tuple[str, ...] = NODES[:4]) -> Job:
 
 
 def ask(job: Job, wish: LookAtStacks) -> StacksShown:
-    shown, effects = job.core.on_look(wish, job.now())
+    shown, effects = job.core.on_stacks_request(wish, job.now())
     job.act(effects)
     return shown
 
@@ -46,7 +46,7 @@ def test_all_ranks_are_shown_and_the_training_is_let_be(mode: str) -> None:
     assert (taken.generation, taken.nodes, taken.silent) == (1, NODES[:4], ())
     assert (running.stage, running.core.state.generation) == ("Running", 1)
     assert not running.events(ev.IncidentOpened)
-    assert [e.text for e in running.events(ev.Noted)] == ["stacks of generation 1 were looked at by hand"]
+    assert [e.text for e in running.events(ev.Noted)] == ["stacks of generation 1 were requested by hand"]
 
 
 def test_a_large_job_is_shown_in_pieces() -> None:

@@ -14,7 +14,7 @@ from slurm_robust.config.job import JobConfig, ParallelConfig
 from slurm_robust.controller import preflight
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.replacement import assign

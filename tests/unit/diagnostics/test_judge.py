@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from slurm_robust.diagnostics.judge import far_below, judge, second_looks
 from slurm_robust.diagnostics.part import Answer, Found, died, failed, late
 from slurm_robust.diagnostics.plan import Round, neighbours
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 
 SIZES = st.integers(min_value=2, max_value=40)
 

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from slurm_robust.cli.main import main
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.report.diagnosis import Code, code_of, render
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_robust.diagnostics.places import HerePlace, SlurmPlace
 from slurm_robust.diagnostics.runner import Diagnoser, PlaceDiagnoser
-from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser

@@ -12,7 +12,7 @@ import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.pace import CHECKPOINT, EVALUATION, FINISHED
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION, FINISHED
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
 from tests.unit.integrations.breaking import surroundings

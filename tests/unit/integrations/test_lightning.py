@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.model.pace import CHECKPOINT, EVALUATION
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.step_record import StepRecord
 from tests.unit.integrations.breaking import surroundings
 

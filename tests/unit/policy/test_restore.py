@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
-from slurm_robust.model.exitcodes import UNUSABLE_COPY
+from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.layout import Placement
 from slurm_robust.policy.restore import (

@@ -16,7 +16,7 @@ from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.report.live import NotLive, StackSample, Taken, explain, unanswered
@@ -84,7 +84,7 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
 
         def look(wish: object) -> StacksShown:
             assert isinstance(wish, LookAtStacks)
-            shown, effects = job.core.on_look(wish, job.now())
+            shown, effects = job.core.on_stacks_request(wish, job.now())
             job.act(effects)
             job.pass_time(1.0)
             return shown

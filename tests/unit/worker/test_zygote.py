@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.model.exitcodes import UNUSABLE_COPY
+from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.driver import ASK_NVML
 from tests.unit.worker.zygotes import ScriptRunner, plain_python

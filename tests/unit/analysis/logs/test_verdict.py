@@ -11,8 +11,8 @@ from slurm_robust.analysis.logs import classify, classify_exit, read, shipped
 from slurm_robust.analysis.logs.match import MOST_TROUBLE
 from slurm_robust.analysis.logs.rule import NOISE
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM as UNKNOWN
-from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.incident import Cause, Remedy
 from tests.unit.analysis.logs.labelled import labels, score
 
 HERE = Path(__file__).parent
