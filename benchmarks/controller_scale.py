@@ -27,7 +27,7 @@ from benchmarks import common
 from benchmarks.scale_agents import NPROC
 from slurm_robust.wire.client import Client
 from slurm_robust.wire.keys import load_client
-from slurm_robust.wire.messages import Drill, DrillReply, LookAtStacks, StacksShown
+from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown
 
 NODES = (1250,)
 SPARES = 10
@@ -113,7 +113,7 @@ class SimulatedJob:
         with closing(self._client()) as client:
             shown = StacksShown()
             while not shown.over:
-                wish = LookAtStacks(look=shown.look, after=nodes)
+                wish = ShowStacks(number=shown.number, after=nodes)
                 answer = client.ask(wish, ANSWER_S)
                 if not isinstance(answer, StacksShown) or answer.error:
                     raise common.BenchmarkFailed(f"no stacks: {answer}")

@@ -28,7 +28,7 @@ from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.controller.turns import read_clocks
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import CommandKind, JobDirectory

@@ -86,7 +86,7 @@ class HeartbeatState:
         return heartbeat
 
     def forget(self) -> None:
-        """There is another controller, or another way to it, which must be told all."""
+        """There is another controller, or another way to it, which needs a full heartbeat."""
         self._base = None
 
     def _still_holds(self, base: Heartbeat, made: float, heartbeat: Heartbeat, now: float) -> bool:

@@ -29,8 +29,7 @@ from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.places import SlurmPlace
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
-from slurm_robust.diagnostics.replay.steps import StepReplayer
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
@@ -256,7 +255,7 @@ def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, checkpoints
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
     return StepTester(
-        PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, tell=say),
+        PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, report=say),
         StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
         command,
         replay,

@@ -269,7 +269,7 @@ class Core(Context):
         self.record(ev.Noted(t=now.wall, text=text, node=node))
         return msg.DrillReply(ok=True, text=text), self.on_tick(now)
 
-    def on_stacks_request(self, wish: msg.LookAtStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
+    def on_stacks_request(self, wish: msg.ShowStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
         """The owner wants to see what all ranks do, whatever the policy thinks of it."""
         state, book = self.state, self.stacks
         if not state.running and not book.knows(wish):

@@ -154,7 +154,7 @@ class Loop:
                 reply, effects = self._core.on_drill(message, now)
                 self._socket.send(identity, reply)
                 self._do(effects)
-            case msg.LookAtStacks():
+            case msg.ShowStacks():
                 shown, effects = self._core.on_stacks_request(message, now)
                 self._socket.send(identity, shown)
                 self._do(effects)

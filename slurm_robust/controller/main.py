@@ -13,8 +13,7 @@ from slurm_robust.controller import preflight, supervisor
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import job_directory, sizes, too_short
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
-from slurm_robust.diagnostics.replay.steps import StepReplayer
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.model import journal
 from slurm_robust.model.job import CommandKind
 from slurm_robust.report.console import show

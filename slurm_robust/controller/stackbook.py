@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.wire.messages import LookAtStacks, StacksShown, StacksTaken
+from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken
 
 RESEND_S = 1.0
 TRAVEL_S = 1.0
@@ -79,11 +79,11 @@ class StackBook:
         stacks = (stack for answer in self._answers.values() for stack in answer.stacks)
         return tuple(sorted(stacks, key=lambda stack: stack.rank))
 
-    def knows(self, wish: LookAtStacks) -> bool:
+    def knows(self, wish: ShowStacks) -> bool:
         """Whether a person has seen the beginning of this round."""
-        return bool(self.nodes) and wish.look == self.number
+        return bool(self.nodes) and wish.number == self.number
 
-    def show(self, wish: LookAtStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
+    def show(self, wish: ShowStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
         """The next part for a person; each request says what has come already, so no list of people is kept.
 
         ``generation`` runs now on ``nodes``; 0 for none.
@@ -96,7 +96,7 @@ class StackBook:
         # A generation that has ended will not answer any more.
         at_end = self.over(now) or generation != self.generation
         return StacksShown(
-            look=self.number,
+            number=self.number,
             generation=self.generation,
             nodes=self.nodes,
             stacks=some,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from slurm_robust.config.job import ReplayConfig
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand, Replayer
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, Replayer
 from slurm_robust.diagnostics.runner import Diagnoser
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.layout import ParallelLayout

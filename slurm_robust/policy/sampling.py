@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.analysis.stacks import localise, vote
-from slurm_robust.analysis.stacks.moving import Look, awaited, is_busy, is_idle, is_moving
+from slurm_robust.analysis.stacks.moving import SampleRound, awaited, is_busy, is_idle, is_moving
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
@@ -46,7 +46,7 @@ class Sampling:
         self._phase_s = phase_s
         self._is_hang = fault.symptom is Symptom.HANG
         self._found: list[Localisation] = []
-        self._samples: list[Look] = []
+        self._samples: list[SampleRound] = []
         self._in_question: set[int] = set()
         self._patience = ""
 
@@ -78,7 +78,7 @@ class Sampling:
         if not self._is_hang:
             is_last = len(self._found) >= SLOW_SAMPLES
             return vote(self._found, layout) if is_last else begun + SLOW_EVERY_S
-        sample = Look(at=begun, stacks={stack.rank: stack for stack in stacks})
+        sample = SampleRound(at=begun, stacks={stack.rank: stack for stack in stacks})
         self._samples = [*self._samples, sample][-HANG_SAMPLES:]
         computing = awaited(sample, layout)
         ranks = found.ranks or computing

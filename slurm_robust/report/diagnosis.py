@@ -55,7 +55,7 @@ def main(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     tell = partial(print, file=sys.stderr, flush=True)
-    diagnoser = PlaceDiagnoser(place, tests=tests, tell=tell)
+    diagnoser = PlaceDiagnoser(place, tests=tests, report=tell)
     diagnosis = diagnoser.diagnose(names, bitwise=bitwise, storage=storage, budget_s=budget_s)
     show(diagnosis, partial(render, nodes=names), json=json)
     return code_of(diagnosis)

@@ -23,7 +23,7 @@ from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import snapshot_of
 from slurm_robust.checkpoint.header import PartHeader
-from slurm_robust.checkpoint.part import Item, Sidecar, encode_sidecar, read_sidecar, verify_part
+from slurm_robust.checkpoint.part import PartItem, Sidecar, encode_sidecar, read_sidecar, verify_part
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of, unflatten
@@ -136,7 +136,7 @@ def readers(folder: Path) -> dict[str, Reader]:
             msgspec.msgpack.encode(put), copychannel.request_in, (copychannel.ChannelError,)
         ),
         "answer about copies": Reader(
-            msgspec.msgpack.encode(copychannel.Answer(verdict=copychannel.Verdict.GO, reason="n1")),
+            msgspec.msgpack.encode(copychannel.CopyAnswer(verdict=copychannel.CopyVerdict.GO, reason="n1")),
             copychannel.answer_in,
             (copychannel.ChannelError,),
         ),
@@ -377,7 +377,7 @@ def read_whole_part(path: Path) -> None:
 
 
 ITEMS = st.builds(
-    Item,
+    PartItem,
     path=st.lists(st.sampled_from(["a", 0, 2**40]), max_size=2).map(tuple),
     offset=NUMBERS | st.just(-1),
     length=NUMBERS | st.just(-1),
@@ -419,7 +419,7 @@ def test_a_forged_sidecar_is_no_checkpoint(part: Path, data: st.DataObject) -> N
         pass
 
 
-def changed(item: Item, data: st.DataObject) -> Item:
+def changed(item: PartItem, data: st.DataObject) -> PartItem:
     """One whose bytes and sum are right, and whose shape may not be."""
     return msgspec.structs.replace(
         item,

@@ -24,7 +24,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import LookAtStacks, StacksShown
+from slurm_robust.wire.messages import ShowStacks, StacksShown
 from slurm_robust.wire.server import ControllerSocket
 from tests.unit.controller.fleetwork import Job, doing
 from tests.unit.report.test_logs import ENDED, STARTED
@@ -83,7 +83,7 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
         )
 
         def look(wish: object) -> StacksShown:
-            assert isinstance(wish, LookAtStacks)
+            assert isinstance(wish, ShowStacks)
             shown, effects = job.core.on_stacks_request(wish, job.now())
             job.act(effects)
             job.pass_time(1.0)

@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_passed_over(caplog: pytest.LogCaptureFixture) -
     assert "step-00000005 is passed over" in caplog.text
 
 
-def test_another_world_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_world_size_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         with CheckpointStore("checkpoints").publishing(CheckpointId(generation=1, step=3), rank, 2) as path:
             path.write_bytes(b"x")
@@ -266,18 +266,18 @@ def test_without_its_record_a_worker_does_not_start(managed: ManagedWorker) -> N
         ({"step": 3}, r"entry 'step' is a int without state_dict\(\)"),
     ],
 )
-def test_wrong_entries_are_told(entries: Any, message: str) -> None:
+def test_wrong_entries_are_reported(entries: Any, message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         sr.Checkpointer(entries)
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": 1.5}, {"keep": 0}, {"every": True}])
-def test_wrong_numbers_are_told(options: Any) -> None:
+def test_wrong_numbers_are_reported(options: Any) -> None:
     with pytest.raises(WrongUse, match="at least 1"):
         sr.Checkpointer({"c": Counter()}, **options)
 
 
-def test_wrong_order_is_told() -> None:
+def test_wrong_order_is_reported() -> None:
     checkpointer = sr.Checkpointer({"c": Counter()})
     with pytest.raises(WrongUse, match="call restore"):
         checkpointer.step(0)
@@ -290,7 +290,7 @@ def test_wrong_order_is_told() -> None:
             checkpointer.step(step)
 
 
-def test_wrong_values_are_told() -> None:
+def test_wrong_values_are_reported() -> None:
     checkpointer = sr.Checkpointer({"c": Counter()})
     checkpointer.restore()
     with pytest.raises(WrongUse, match="single numbers"):

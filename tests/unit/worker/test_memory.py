@@ -231,7 +231,7 @@ def test_a_part_that_is_being_fetched_is_waited_for(trained: Model, node: Node, 
     assert same_state(trained, fresh)
 
 
-def test_a_part_that_cannot_be_fetched_is_told(trained: Model, node: Node, launch: Launcher) -> None:
+def test_a_part_that_cannot_be_fetched_is_reported(trained: Model, node: Node, launch: Launcher) -> None:
     parts(node, 5).unlink()
     node.copies.fetch_error(0).write_text("node n2 does not answer\n")
     launch(2, restore=token(5), tier="peer")
@@ -239,7 +239,7 @@ def test_a_part_that_cannot_be_fetched_is_told(trained: Model, node: Node, launc
         Model().train(7)
 
 
-def test_a_fetch_that_takes_too_long_for_its_size_is_told(node: Node) -> None:
+def test_a_fetch_that_takes_too_long_for_its_size_is_reported(node: Node) -> None:
     """The larger the part, the longer it may take: 480 GB at 3 GB/s take 160 s."""
     assert transfer_s(0) == 60.0
     assert transfer_s(60 * 10**9) == 660.0

@@ -1,4 +1,4 @@
-"""The agent's node-local folder in memory: step records and what crashed workers leave."""
+"""The folders that an agent uses: its own one in memory, and what it reads and makes in the job's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import stat
 import tempfile
 from pathlib import Path
 
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.nodefolders import SHARED_MEMORY, folder_name
+from slurm_robust.model.record import Record
+from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 
 
 class RuntimeFolder:
@@ -24,7 +27,7 @@ class RuntimeFolder:
         _remove_dead(base, folder_name(""))
         self.path = Path(tempfile.mkdtemp(prefix=folder_name(run_id, "-"), dir=base))
         # Held as long as this process lives, whatever its process id means in other namespaces. It gets its
-        # name when it is locked: another agent that looks for dead ones finds it held, or not at all.
+        # name when it is locked: another agent that searches for dead ones finds it held, or not at all.
         beside = self.path / ".alive"
         self._lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -61,3 +64,44 @@ def _remove_dead(base: Path, prefix: str) -> None:
             pass  # its agent lives
         finally:
             os.close(lock)
+
+
+_TAIL_BYTES = 16 * 1024
+_LINE_CHARS = 500
+
+
+class EpochRead(Record):
+    """The newest epoch, None before there is one; ``failed`` when the job directory could not be read."""
+
+    newest: EpochRecord | None
+    failed: bool = False
+
+
+def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:
+    """Make the folders in which these workers are about to write. Raises ``OSError``."""
+    for folder in {job.worker_log(generation, rank, "out").parent for rank in ranks}:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def read_epoch(epochs: Path) -> EpochRead:
+    """The epoch of the controller to obey. Never raises."""
+    try:
+        return EpochRead(newest=newest_epoch(epochs))
+    except Exception:  # noqa: BLE001 - without an answer the agent would not read again
+        return EpochRead(newest=None, failed=True)
+
+
+def read_tail(paths: tuple[Path, ...], lines: int = 20) -> tuple[str, ...]:
+    """The last ``lines`` lines of the first file that has any, from at most 16 KiB. Raises ``OSError``."""
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            continue
+        found = [line.rstrip()[:_LINE_CHARS] for line in text.splitlines()]
+        if any(found):
+            return tuple(found[-lines:])
+    return ()

@@ -1,4 +1,4 @@
-"""Stacks on the controller's order: taken beside the agent's loop, sent when they are there."""
+"""Stack samples on the controller's order: taken beside the agent's loop, sent when they are there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StackTaking(Protocol):
         ...
 
 
-class Dumps:
+class StackOrders:
     """The newest order and its answer. A repeated order is answered again, not carried out again."""
 
     def __init__(self, taker: StackTaking, node: str) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slurm_robust.agent.stacks.together import together
+from slurm_robust.util.executor import together
 from tests.users import NOBODY, run_as
 
 

@@ -13,23 +13,23 @@ import torch
 
 from slurm_robust.checkpoint import devices
 from slurm_robust.checkpoint.buffers import Filling, Target
-from slurm_robust.checkpoint.gpus import Event, Gpus
+from slurm_robust.checkpoint.gpus import GpuEvent, Gpus
 from slurm_robust.checkpoint.rankparts import Contents
 from slurm_robust.checkpoint.state import key_of
 from slurm_robust.checkpoint.tree import path_of
 
 
-class Entry(NamedTuple):
+class PlacedTensor(NamedTuple):
     """A tensor and its place: 0 for the own part, 1 for the shared one, and the number in its table."""
 
     part: int
     number: int
-    source: devices.Source
+    source: devices.SourceTensor
     on_gpu: bool
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Where it is."""
         return self.source.tensor.device
 
 
@@ -44,7 +44,7 @@ class Late:
     The rest says what they were found in, so that the same state need not be sorted again.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[PlacedTensor] = field(default_factory=list)
     live: list[torch.Tensor] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
     early: list[tuple[int, int]] = field(default_factory=list)  # part and number of all others
@@ -71,7 +71,7 @@ class Late:
 
 def sort_out(
     tensors: list[list[torch.Tensor]], owners: Owners, gpus: Gpus, before: Late | None = None
-) -> tuple[list[Entry], Late]:
+) -> tuple[list[PlacedTensor], Late]:
     """What must be copied at once, and what may be copied late: that of which ``owners`` has the memory.
 
     Where the late ones are those of ``before``, it is returned itself: they are cut into pieces already.
@@ -85,38 +85,37 @@ def sort_out(
                 if owner is None:
                     late.early.append((part, number))
                 else:
-                    late.entries.append(Entry(part, number, devices.Source(tensor), gpus.has(tensor)))
+                    late.entries.append(
+                        PlacedTensor(part, number, devices.SourceTensor(tensor), gpus.has(tensor))
+                    )
                     late.live.append(owner)
                     late.addresses.append(tensor.data_ptr())
     others = [(part, number, tensors[part][number]) for part, number in late.early]
-    early = [Entry(part, number, devices.Source(one), gpus.has(one)) for part, number, one in others]
+    early = [
+        PlacedTensor(part, number, devices.SourceTensor(one), gpus.has(one)) for part, number, one in others
+    ]
     return early, late
 
 
 @dataclass
-class Job:
-    """One snapshot on its way.
-
-    ``copying`` is the thread's copying of late tensors, ``done`` its whole work. ``abandoned``: it was begun
-    ahead of a state that turned out to be another one. ``held_up``: an update had to wait for the copy.
-    ``captured``: the update went into a CUDA graph, so nobody knows when the tensors change.
-    """
+class PendingSnapshot:
+    """One snapshot on its way."""
 
     step: int
     fillings: list[Filling]
     values: list[Any]
     late: Late
     versions: list[int] = field(default_factory=list)
-    events: list[tuple[devices.GpuCopies, Event]] = field(default_factory=list)
+    events: list[tuple[devices.GpuCopies, GpuEvent]] = field(default_factory=list)
     begun: threading.Event = field(default_factory=threading.Event)  # the thread needs no lock any more
     may_sum: threading.Event = field(default_factory=threading.Event)  # no update is waiting or under way
-    copying: concurrent.futures.Future[None] = field(init=False)
-    done: concurrent.futures.Future[None] | None = None
-    torn: str = ""
+    copying: concurrent.futures.Future[None] = field(init=False)  # of late tensors, by the thread
+    done: concurrent.futures.Future[None] | None = None  # the thread's whole work
+    torn: str = ""  # the tensor that was changed while it was copied
     given_up: bool = False
-    abandoned: bool = False
-    held_up: bool = False
-    captured: bool = False
+    abandoned: bool = False  # it was begun ahead of a state that turned out to be another one
+    held_up: bool = False  # an update had to wait for the copy
+    captured: bool = False  # the update went into a CUDA graph, so nobody knows when the tensors change
     checked: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -128,13 +127,15 @@ class Job:
         """Copy the late tensors of the CPU. In the thread."""
         devices.copy(self.cpu(self.late.entries), self.begun)
 
-    def cpu(self, entries: Iterable[Entry]) -> Iterator[tuple[Sequence[torch.Tensor], devices.Source]]:
+    def cpu(
+        self, entries: Iterable[PlacedTensor]
+    ) -> Iterator[tuple[Sequence[torch.Tensor], devices.SourceTensor]]:
         """Those in this machine's memory, with the pieces of the buffer where they belong."""
         for entry in entries:
             if not entry.on_gpu:
                 yield self.target(entry).parts, entry.source
 
-    def target(self, entry: Entry) -> Target:
+    def target(self, entry: PlacedTensor) -> Target:
         """Where it belongs."""
         return self.fillings[entry.part].targets[entry.number]
 

@@ -1,14 +1,80 @@
-"""Addresses and ports of this node, as other nodes use them."""
+"""Addresses, interfaces and ports of this node, as other nodes use them."""
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import os
 import pwd
 import socket
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+import psutil
+
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.worker.rendezvous import BACKLOG
+
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+INTERFACES = Path("/sys/class/net")
+
+
+class NoAddress(SrobustError):
+    """This node is not in the network that the configuration names."""
+
+    exit_code = ExitCode.CONFIG
+
+
+def address_in(network: str) -> str:
+    """This node's address in ``network``, a subnet or an interface's name. Raises :class:`NoAddress`."""
+    found = _addresses()
+    for interface, address in found:
+        if interface == network if "/" not in network else _is_in(address, network):
+            return address
+    there = ", ".join(f"{interface} {address}" for interface, address in found)
+    error = NoAddress(f"no address of this node is in checkpoint.peer_network {network}; it has {there}")
+    error.fix = (
+        "name a subnet, or an interface, that every node of the job has, or leave the key out to use the "
+        "network of the heartbeats"
+    )
+    raise error
+
+
+def interface_of(address: str) -> str:
+    """The interface that has ``address``, "" for none."""
+    return next((interface for interface, known in _addresses() if known == address), "")
+
+
+def speed_of(interface: str, interfaces: Path = INTERFACES) -> float:
+    """What it can carry in bytes per second, by the kernel; 0 where it does not say.
+
+    The number of a virtual interface that has no other one below it means nothing.
+    """
+    folder = interfaces / interface
+    if not (folder / "device").exists() and not any(folder.glob("lower_*")):
+        return 0.0
+    try:
+        megabits = int((folder / "speed").read_text())
+    except (OSError, ValueError):
+        return 0.0  # not known, or it is down
+    return megabits * 1e6 / 8 if 0 < megabits < 2**31 else 0.0
+
+
+def _addresses() -> list[tuple[str, str]]:
+    """Interfaces with their addresses but those of the node's own loop; IPv4 first, link-local ones last."""
+    found = [
+        (interface, entry.address.partition("%")[0], entry.family)
+        for interface, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in _INTERNET and not ipaddress.ip_address(entry.address.partition("%")[0]).is_loopback
+    ]
+    found.sort(key=lambda entry: (ipaddress.ip_address(entry[1]).is_link_local, entry[2] != socket.AF_INET))
+    return [(interface, address) for interface, address, _ in found]
+
+
+def _is_in(address: str, network: str) -> bool:
+    return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+
 
 _LISTENS = "0A"  # TCP_LISTEN of net/tcp_states.h
 
@@ -48,7 +114,7 @@ class PortHolder:
             self._used.close()
         self._used = self._held
         if self._hand_over:
-            # Else whoever connects after the end of rank 0 would wait for an answer of nobody.
+            # Else a client that connects after the end of rank 0 would wait for ever.
             self._used.close()
             self._used = None
         self._held = self._take()
@@ -120,7 +186,7 @@ def _bound(port: int, reuse: bool) -> socket.socket:
 
 
 def taken_by(port: int) -> str:
-    """Which other user's process listens on ``port`` of this node, in words; "" if none is seen to."""
+    """Which other user's process listens on ``port`` of this node, for people; "" if none is seen to."""
     for name in ("tcp6", "tcp"):
         try:
             with open(f"/proc/net/{name}") as table:
@@ -133,7 +199,7 @@ def taken_by(port: int) -> str:
 
 
 def _listeners(table: Iterable[str], port: int) -> Iterator[int]:
-    """Uids of who listens on ``port``; as man 5 proc describes the table, which begins with who listens."""
+    """Uids of the listeners on ``port``, with which the table begins (proc_pid_net(5))."""
     for row in itertools.islice(table, 1, None):
         fields = row.split()
         if fields[3] != _LISTENS:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.checkpoint.ring import refill_order
+from slurm_robust.checkpoint.buffers import refill_order
 from slurm_robust.model.copies import CheckpointId
 
 
