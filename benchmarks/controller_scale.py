@@ -230,7 +230,7 @@ def job_of(nodes: int, step_s: float, heartbeat_s: float) -> Iterator[SimulatedJ
 ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("controller in the steady state, share of a core", "steady_share", "{:.1%}".format),
     ("the same per heartbeat, times all nodes", "share_at_full_rate", "{:.1%}".format),
-    ("heartbeats that came, per s", "beats_per_s", "{:.0f}".format),
+    ("heartbeats received, per s", "beats_per_s", "{:.0f}".format),
     ("ticks, per s", "ticks_per_s", "{:.1f}".format),
     ("mean bytes of a heartbeat", "heartbeat_bytes", "{:.0f}".format),
     ("join of all agents, CPU s", "gather_cpu_s", "{:.2f}".format),
