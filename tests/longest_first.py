@@ -1,4 +1,4 @@
-"""A pytest plug-in: files that take longest are begun first, since one that is begun last is waited for alone.
+"""A pytest plug-in: the files that take longest begin first, since one that begins last is waited for alone.
 
 For ``-n 2 --dist loadfile --no-loadscope-reorder``; xdist itself would begin with the files of most tests.
 """
