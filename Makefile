@@ -4,7 +4,9 @@ PYTHON := .venv/bin/python
 # As root the sandbox must work, so a test that would be skipped for want of it is a failure.
 REQUIRE_CLUSTER := $(shell [ "$$(id -u)" = 0 ] && echo 1)
 SOAK_S ?= 3600
-PYTEST := SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
+# Tests start hundreds of processes: without bytecode each would compile the package anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lint test test-unit test-cluster test-gpu test-slurm test-versions demo bench matrix matrix-code soak packages clean
@@ -22,11 +24,11 @@ lint: setup ## Ruff and mypy (strict).
 test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a real Slurm in the sandbox.
 
 test-unit: setup ## Tests that need neither root nor Slurm.
-	$(PYTEST) -n 2 --dist loadfile tests/unit
+	$(PYTEST) -n 2 $(SIDE_BY_SIDE) tests/unit
 
-# Sandboxes know nothing of each other, and these tests mostly wait: two files run side by side.
+# Sandboxes know nothing of each other, and these tests mostly wait: three files run side by side.
 test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).
-	$(PYTEST) -n 2 --dist loadfile tests/cluster
+	$(PYTEST) -n 3 $(SIDE_BY_SIDE) tests/cluster
 
 # Prints what it measures; all is skipped where torch sees no CUDA device.
 test-gpu: setup ## Tests that need an NVIDIA GPU, some GB of its memory and of /dev/shm.

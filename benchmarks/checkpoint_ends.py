@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.server import CopyServer
+from slurm_robust.agent.copies.threads import Notes
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, TensorSpec, open_image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.tiers import NodeTiers
-from slurm_robust.wire.copychannel import Channel, Put, Verdict, derive_key
+from slurm_robust.wire.copychannel import Channel, CopyVerdict, Put, derive_key
 
 OURS, BARE = "agents' channel, verified", "bare sendfile and recv_into"
 RUN, RANK, GENERATION = "bench", 0, 1
@@ -144,7 +144,7 @@ def send_bare(nbytes: int, folder: Path, to: tuple[str, int]) -> Iterator[Callab
 
 def _expect_go(channel: Channel, work_bytes: int) -> None:
     answer = channel.answer(work_bytes)
-    if answer.verdict is not Verdict.GO:
+    if answer.verdict is not CopyVerdict.GO:
         raise ConnectionError(f"the peer answers {answer}")
 
 

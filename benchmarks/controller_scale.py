@@ -27,7 +27,7 @@ from benchmarks import common
 from benchmarks.scale_agents import NPROC
 from slurm_robust.wire.client import Client
 from slurm_robust.wire.keys import load_client
-from slurm_robust.wire.messages import Drill, DrillReply, LookAtStacks, StacksShown
+from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown
 
 NODES = (1250,)
 SPARES = 10
@@ -113,7 +113,7 @@ class SimulatedJob:
         with closing(self._client()) as client:
             shown = StacksShown()
             while not shown.over:
-                wish = LookAtStacks(look=shown.look, after=nodes)
+                wish = ShowStacks(number=shown.number, after=nodes)
                 answer = client.ask(wish, ANSWER_S)
                 if not isinstance(answer, StacksShown) or answer.error:
                     raise common.BenchmarkFailed(f"no stacks: {answer}")
@@ -230,7 +230,7 @@ def job_of(nodes: int, step_s: float, heartbeat_s: float) -> Iterator[SimulatedJ
 ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("controller in the steady state, share of a core", "steady_share", "{:.1%}".format),
     ("the same per heartbeat, times all nodes", "share_at_full_rate", "{:.1%}".format),
-    ("heartbeats that came, per s", "beats_per_s", "{:.0f}".format),
+    ("heartbeats received, per s", "beats_per_s", "{:.0f}".format),
     ("ticks, per s", "ticks_per_s", "{:.1f}".format),
     ("mean bytes of a heartbeat", "heartbeat_bytes", "{:.0f}".format),
     ("join of all agents, CPU s", "gather_cpu_s", "{:.2f}".format),

@@ -24,11 +24,11 @@ from rich.table import Table
 from benchmarks import common
 from benchmarks.samples import Summary
 from slurm_robust.config.node import Drain, NodeConfig, Paths
-from slurm_robust.health.check import Context
-from slurm_robust.health.report import Conclusion, Report
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.node import drainer
-from slurm_robust.node.hooks import Hook, is_refused
+from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.hooks import drainer
+from slurm_robust.nodes.hooks.hook import Hook, is_refused
+from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.testing.clock import FakeClock, VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurmctld import FakeSlurmctld, HookSlurm, Rpc

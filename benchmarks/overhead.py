@@ -27,8 +27,8 @@ from rich.table import Table
 from benchmarks import common, timeline
 from benchmarks.samples import Interval, Summary, median_ratio, windowed
 from slurm_robust.sandbox import Sandbox
+from slurm_robust.worker.bootstrap import count_optimizer_steps
 from slurm_robust.worker.step_record import StepRecord
-from slurm_robust.worker.stepcount import count_optimizer_steps
 
 RANKS = 2
 NODE = "n1"

@@ -25,21 +25,21 @@ from slurm_robust.agent.copies.service import CopyNews
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
-    DumpStacks,
-    End,
+    EndAgent,
     EpochSeen,
     InjectSignal,
     Instruction,
     Kill,
-    LauncherSaid,
+    LauncherReported,
     OrderCame,
+    SampleStacks,
     SendHeartbeat,
     SpawnWorkers,
     Stimulus,
     Terminate,
 )
 from slurm_robust.model.copies import Copy, Tier
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.progress import Traffic
 from slurm_robust.util import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client
@@ -94,7 +94,7 @@ class Node:
         self.failed_at: float | None = None  # when a worker of ours ended by itself
         self.stopped_at: float | None = None  # when the first order to stop came
         self._take(EpochSeen(epoch=1))
-        self._take(LauncherSaid(message=Ready(import_s=4.0)))
+        self._take(LauncherReported(message=Ready(import_s=4.0)))
 
     def turn(self, now: float) -> None:
         """Obey what has come and send what is due."""
@@ -136,15 +136,15 @@ class Node:
                 self._launch, self._launched, self._announced = launch, time.monotonic(), False
                 for rank in launch.ranks:
                     said = Spawned(generation=launch.generation, rank=rank, pid=1000 + rank)
-                    self._take(LauncherSaid(message=said))
+                    self._take(LauncherReported(message=said))
             case Terminate(pid=pid) | Kill(pid=pid):
                 self._exit(pid - 1000, 15)
             case InjectSignal(pid=pid, number=number):
                 self.failed_at = time.monotonic()
                 self._exit(pid - 1000, number)
-            case DumpStacks(order=order) if self._taking is None or self._taking[1].number < order.number:
+            case SampleStacks(order=order) if self._taking is None or self._taking[1].number < order.number:
                 self._taking = time.monotonic() + random.uniform(0.5, STACKS_S), order
-            case End():
+            case EndAgent():
                 self.ended = True
 
     def _stacks(self, order: TakeStacks) -> StacksTaken:
@@ -159,7 +159,7 @@ class Node:
         exited = Exited(
             generation=self._state.generation, rank=rank, pid=1000 + rank, ended=now, signal=number
         )
-        self._take(LauncherSaid(message=exited))
+        self._take(LauncherReported(message=exited))
 
     # -- the training --------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from slurm_robust.config.job import JobConfig, ReplayConfig, Timings
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage
-from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
@@ -28,7 +27,8 @@ from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering, Transition
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.controller.turns import read_clocks
+from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import CommandKind, JobDirectory

@@ -96,7 +96,7 @@ stage() {
     modules
     interpreter
     launcher srobust slurm_robust.cli.main main
-    launcher srobust-node slurm_robust.node.command program
+    launcher srobust-node slurm_robust.nodes.hooks.command program
     (cd "$LIB" && PYTHONPATH=. "$PYTHON" -s -c '
 import sys
 from slurm_robust.admin.items import Layout, package_items, unit, UNIT_FILES

@@ -18,7 +18,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from slurm_robust.sandbox import Sandbox, SandboxConfig
 
-pytest_plugins = ["tests.flaky"]
+pytest_plugins = ["tests.flaky", "tests.longest_first"]
 
 # A busy machine makes an example slow, which is no defect of what it tests.
 settings.register_profile("srobust", parent=settings(), deadline=None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from benchmarks.fault_matrix.outcomes import OBSERVE
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 
 ACT = "act"
 NONE = "none"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 

@@ -16,15 +16,14 @@ import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
-from slurm_robust.health.check import Context
-from slurm_robust.health.host import Host
-from slurm_robust.health.isolate import call
-from slurm_robust.health.memory import Memory
-from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.health.runner import inspect
-from slurm_robust.health.verdict import REASON_BYTES, TAG, conclude
 from slurm_robust.model.record import Record
-from slurm_robust.node.record import Cause, DrainFile, OwnDrain, has_passed
+from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.hooks.record import Cause, DrainFile, OwnDrain, has_passed
+from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.memory import Memory
+from slurm_robust.nodes.runner import inspect
+from slurm_robust.nodes.verdict import REASON_BYTES, TAG, Conclusion, Report, conclude
+from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 
 TEST_S = 120.0
@@ -36,13 +35,13 @@ _DMI = ("sys_vendor", "product_name", "product_serial", "board_serial", "bios_ve
 class Examination(Record):
     """What one deep test found. ``serials``: names of parts and what is written on them.
 
-    ``words``: reasons that the node knows to be of its hooks or of an earlier test. ``remembered``: whether
+    ``reasons``: those that the node knows to be of its hooks or of an earlier test. ``remembered``: whether
     it still knows what it was drained for; ``open``: those causes that have not passed now.
     """
 
     report: Report
     conclusion: Conclusion
-    words: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     remembered: bool = False
     open: tuple[Cause, ...] = ()
     serials: dict[str, str] = {}
@@ -80,7 +79,7 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
         found = Examination(
             report=report,
             conclusion=conclude(report, config, {}),
-            words=tuple(filter(None, (record.reason, record.former, record.kept))),
+            reasons=tuple(filter(None, (record.reason, record.former, record.kept))),
             remembered=bool(record.causes),
             open=tuple(cause for cause in record.causes if not has_passed(cause, report.findings)),
             serials=serials(config, host),
@@ -91,7 +90,7 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
 
 
 def _remember(file: DrainFile, record: OwnDrain) -> None:
-    """So that the next test knows these words from a person's."""
+    """So that the next test knows this reason from a person's."""
     try:
         file.save(record)
     except OSError:
@@ -107,7 +106,7 @@ def serials(config: NodeConfig, host: Host) -> dict[str, str]:
 
 
 def _gpus(host: Host, config: NodeConfig) -> bytes:
-    from slurm_robust.health.gpus.gather import gather_gpus  # loads the driver's library: in the child only
+    from slurm_robust.nodes.gpus.gather import gather_gpus  # loads the driver's library: in the child only
 
     gpus: Mapping[str, str] = {
         f"gpu{gpu.index}": " ".join(filter(None, (gpu.name, gpu.uuid, gpu.serial and f"serial {gpu.serial}")))

@@ -16,8 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 
 MANIFEST = "/var/lib/slurm-robust/manifest.json"
@@ -64,7 +63,7 @@ class Manifest(Record):
     digests: dict[str, str] = {}
 
 
-class Action(str, Enum):
+class FileAction(str, Enum):
     """What is done with a path."""
 
     WRITE = "write"
@@ -78,7 +77,7 @@ class Action(str, Enum):
 class Step(Record):
     """One change of the file tree; ``why`` is for people."""
 
-    action: Action
+    action: FileAction
     path: str
     item: Item | None = None
     why: str = ""
@@ -94,21 +93,21 @@ def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found])
         if now is None:
             continue
         if now.digest == manifest.digests[path]:
-            steps.append(Step(action=Action.REMOVE, path=path))
+            steps.append(Step(action=FileAction.REMOVE, path=path))
         else:
-            steps.append(Step(action=Action.KEEP, path=path, why="was changed after it was installed"))
+            steps.append(Step(action=FileAction.KEEP, path=path, why="was changed after it was installed"))
     return steps
 
 
 def _step(item: Item, manifest: Manifest, now: Found | None) -> Step | None:
     if now is None:
-        return Step(action=Action.WRITE, path=item.path, item=item)
+        return Step(action=FileAction.WRITE, path=item.path, item=item)
     if now.digest != item.digest:
         if manifest.digests.get(item.path) == now.digest:
-            return Step(action=Action.REPLACE, path=item.path, item=item, why="of an earlier version")
-        return Step(action=Action.KEEP, path=item.path, why="differs from ours: remove it to get ours")
+            return Step(action=FileAction.REPLACE, path=item.path, item=item, why="of an earlier version")
+        return Step(action=FileAction.KEEP, path=item.path, why="differs from ours: remove it to get ours")
     if item.kind != "link" and (now.mode, now.uid) != (item.mode, 0):
-        return Step(action=Action.MODE, path=item.path, item=item, why=f"{item.mode:04o}, root's")
+        return Step(action=FileAction.MODE, path=item.path, item=item, why=f"{item.mode:04o}, root's")
     return None
 
 
@@ -130,7 +129,7 @@ class Tree:
             name = os.path.join(os.path.dirname(name), os.readlink(self.path(name)))
         return self.path(name)
 
-    def look(self, name: str) -> Found | None:
+    def find(self, name: str) -> Found | None:
         """What is there; links are not followed. Raises ``OSError``."""
         path = self.path(name)
         try:
@@ -164,7 +163,7 @@ class Tree:
         """:func:`plan` for what is there now."""
         manifest = self.manifest()
         names = {item.path for item in wanted} | manifest.digests.keys()
-        found = {name: now for name in names if (now := self.look(name))}
+        found = {name: now for name in names if (now := self.find(name))}
         return plan(wanted, manifest, found)
 
     def carry_out(self, steps: Sequence[Step], wanted: Sequence[Item], version: str) -> list[Step]:
@@ -174,9 +173,9 @@ class Tree:
         the next run knows all that may be ours.
         """
         before = self.manifest()
-        kept = [step for step in steps if step.action is Action.KEEP]
+        kept = [step for step in steps if step.action is FileAction.KEEP]
         foreign = {step.path for step in kept} | {
-            item.path for item in wanted if item.path not in before.digests and self.look(item.path)
+            item.path for item in wanted if item.path not in before.digests and self.find(item.path)
         }
         ours = {item.path: item.digest for item in wanted if item.path not in foreign}
         still = {step.path: before.digests[step.path] for step in kept if step.path in before.digests}
@@ -192,12 +191,12 @@ class Tree:
     def _do(self, step: Step) -> Step | None:
         path = self.path(step.path)
         item = step.item
-        if step.action is Action.REMOVE:
+        if step.action is FileAction.REMOVE:
             if not path.is_symlink() and path.is_dir():
                 try:
                     path.rmdir()
                 except OSError:
-                    return Step(action=Action.KEEP, path=step.path, why="is not empty")
+                    return Step(action=FileAction.KEEP, path=step.path, why="is not empty")
             else:
                 path.unlink(missing_ok=True)
         elif item is not None and item.kind == "folder":

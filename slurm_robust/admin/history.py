@@ -13,10 +13,9 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
-from slurm_robust.health.verdict import TAG
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
+from slurm_robust.nodes.verdict import TAG
 from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
@@ -42,7 +41,7 @@ _FAULTS = {
 }
 _NODE_DIED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 # Our own events that say something about a node; the rest is about runs of hooks.
-_TOLD = {
+_EVENTS = {
     "drained": "drained by srobust",
     "reason_updated": "another fault",
     "undrained": "returned by srobust",
@@ -50,7 +49,7 @@ _TOLD = {
     "would_drain": "would be drained",
     "would_undrain": "would be returned",
     "acquitted": "suspected by a job, tested and good",
-    "fault_gone": "a fault that Slurm could not be told is gone",
+    "fault_gone": "a fault that had not yet led to a drain is gone",
     "returned_by_others": "returned by somebody",
     "quarantine_kept": "tested in quarantine and kept",
     "quarantine_returned": "tested in quarantine and returned",
@@ -109,13 +108,13 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """
     try:
         with path.open("rb") as lines:
-            return [event for line in lines if (event := _told(line))]
+            return [event for line in lines if (event := _parsed(line))]
     except OSError as error:
         raise LogUnreadable(path, error) from error
 
 
 def own_log(path: Path) -> list[Path]:
-    """The event log of this node, if there is one. Raises :class:`LogUnreadable` where none may look."""
+    """The event log of this node, if there is one. Raises :class:`LogUnreadable` where it cannot be read."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -125,12 +124,12 @@ def own_log(path: Path) -> list[Path]:
     return [path]
 
 
-def _told(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         event = msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    known = isinstance(event, dict) and event.get("event") in _TOLD
+    known = isinstance(event, dict) and event.get("event") in _EVENTS
     timed = known and isinstance(event.get("at"), int | float) and isinstance(event.get("node"), str)
     return event if timed else None
 
@@ -160,7 +159,7 @@ def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
 def fault_kind(event: NodeEvent) -> str:
     """What the event says about the node, empty where a person took it out of service."""
     reason = event.reason.lower()
-    return next((kind for words, kind in _FAULTS.items() if reason.startswith(words)), "")
+    return next((kind for start, kind in _FAULTS.items() if reason.startswith(start)), "")
 
 
 def failures_of(history: History) -> list[Failure]:
@@ -209,7 +208,7 @@ def timeline(history: History) -> dict[str, list[Entry]]:
         for event in history.events
     ]
     entries += [
-        Entry(node=event["node"], at=event["at"], what=_TOLD[event["event"]], text=_words(event))
+        Entry(node=event["node"], at=event["at"], what=_EVENTS[event["event"]], text=_text(event))
         for event in history.logged
     ]
     found: dict[str, list[Entry]] = {}
@@ -218,7 +217,7 @@ def timeline(history: History) -> dict[str, list[Entry]]:
     return dict(sorted(found.items()))
 
 
-def _words(event: dict[str, Any]) -> str:
+def _text(event: dict[str, Any]) -> str:
     texts = (event.get(name) for name in ("reason", "suspected", "why"))
     return "; ".join(text for text in texts if isinstance(text, str) and text)
 

@@ -17,8 +17,8 @@ from slurm_robust.admin import items, slurmconf, verify
 from slurm_robust.admin.files import InstallError, Step
 from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, is_packaged, must_be_root
-from slurm_robust.health.trust import distrust
 from slurm_robust.util.text import one_line
+from slurm_robust.util.trust import distrust
 
 SYSTEMCTL_S = 30.0
 
@@ -60,7 +60,7 @@ def main(
         _refuse_shared(site, links)
     wanted = items.items(layout, links)
     steps = site.tree.steps(wanted)
-    print(told(steps) or "files: all as they should be")
+    print(listed(steps) or "files: all as they should be")
     for link in waiting:
         print(f"note: {one_line(link, None)} {_NOT_LINKED}")
     if dry_run:
@@ -82,7 +82,7 @@ def _links(site: Site, plan: slurmconf.Plan, *, live: bool) -> tuple[dict[str, s
     ready = {
         path: target
         for path, target in plan.links.items()
-        if live or path.startswith(f"{items.HOOKS}/") or (path in known and site.tree.look(path) is not None)
+        if live or path.startswith(f"{items.HOOKS}/") or (path in known and site.tree.find(path) is not None)
     }
     return ready, sorted(plan.links.keys() - ready.keys())
 
@@ -91,7 +91,7 @@ def _refuse_shared(site: Site, links: Iterable[str]) -> None:
     """What is linked in a folder that nodes share runs on all of them, installed or not."""
     for link in links:
         kind = site.network_kind(os.path.dirname(link))
-        if kind and site.tree.look(link) is None and not link.startswith(f"{items.HOOKS}/"):
+        if kind and site.tree.find(link) is None and not link.startswith(f"{items.HOOKS}/"):
             raise InstallError(
                 f"{link} would be on a network file system ({kind}): every node that sees it runs the link, "
                 "and Slurm drains each on which it leads nowhere",
@@ -99,7 +99,7 @@ def _refuse_shared(site: Site, links: Iterable[str]) -> None:
             )
 
 
-def told(steps: Sequence[Step]) -> str:
+def listed(steps: Sequence[Step]) -> str:
     """One line for each step."""
     return "\n".join(
         f"{step.action.value:>8}  {one_line(f'{step.path} ({step.why})' if step.why else step.path)}"
@@ -113,9 +113,9 @@ def enable_timer(site: Site) -> None:
     systemctl(site, "enable", "--now", items.TIMER)
 
 
-def systemctl(site: Site, *words: str) -> None:
+def systemctl(site: Site, *args: str) -> None:
     """Run it where systemd is in charge of this tree; otherwise print what is to be run."""
-    command = ("systemctl", *words)
+    command = ("systemctl", *args)
     if not site.tree.path("/run/systemd/system").is_dir() or site.tree.root != Path("/"):
         print(f"systemd does not run here; on the booted node: {' '.join(command)}")
         return
@@ -138,7 +138,7 @@ def _layout(site: Site, prefix: str | None, *, act: bool, timer: bool) -> Layout
         packaged=packaged,
         # What was asked for once stays asked for, until somebody removes the file.
         timer=timer or site.has_timer or f"{items.UNITS}/{items.TIMER}" in known,
-        act=act or (items.ACT in known and site.tree.look(items.ACT) is not None),
+        act=act or (items.ACT in known and site.tree.find(items.ACT) is not None),
     )
 
 

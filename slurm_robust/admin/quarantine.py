@@ -25,12 +25,11 @@ import msgspec
 
 from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.deep_check import Examination
-from slurm_robust.health.verdict import TAG
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
-from slurm_robust.node.drain import is_tagged, untouchable
+from slurm_robust.nodes.hooks.drain import is_tagged, untouchable
+from slurm_robust.nodes.verdict import TAG
 from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import (
@@ -56,7 +55,7 @@ DROP_S = 60.0
 """How long the end of a test that was cut off may take."""
 
 CUT_OFF = f"{TAG}the test in quarantine was cut off"
-"""The reason of a node whose own words nobody here knows any more."""
+"""The reason of a node whose own reason nobody here knows any more."""
 
 _ELSEWHERE = "it is being tested from another host"
 # Hooks run as root; without accounts in common slurmctld knows only the number.
@@ -80,7 +79,7 @@ class Result(Record):
     """One node for the repair desk. ``returned``: it is in service; else ``why`` not.
 
     ``reason``: of the drain when it began; ``drained``: of the one that stands now, if it is another;
-    ``evidence``: what failed now; ``serials`` of its parts; ``checks``: what was looked at. ``tests``: how
+    ``evidence``: what failed now; ``serials`` of its parts; ``checks``: what was checked. ``tests``: how
     often it was tested.
     """
 
@@ -96,7 +95,7 @@ class Result(Record):
 
 
 class Log(Protocol):
-    """Where events go: :class:`slurm_robust.node.log.EventLog`."""
+    """Where events go: :class:`slurm_robust.nodes.hooks.log.EventLog`."""
 
     def write(self, event: str, **facts: object) -> None:
         """Never raises, never blocks."""
@@ -176,7 +175,7 @@ class Quarantine:
 
     def _one(self, node: Node, *, named: bool) -> Result:
         name = PREFIX + node.name
-        # With the words, which Slurm forgets when the drain is undone.
+        # With the reason, which Slurm forgets when the drain is undone.
         (self._notes / name).write_text(node.reason + "\n")
         request = ReservationRequest(name=name, nodes=(node.name,), users=("root",), flags=FLAGS)
         try:
@@ -204,7 +203,7 @@ class Quarantine:
                 tested = self._examine(node.name, reservation)
             except (SlurmCommandError, ValueError) as error:
                 return _kept(node, f"it could not be tested: {error}")
-            if whose := claim(node, tested.words, named=named):
+            if whose := claim(node, tested.reasons, named=named):
                 return _kept(node, whose)
             result = _result(node, tested, number)
             if not result.returned:
@@ -250,22 +249,22 @@ def _kept(node: Node, why: str) -> Result:
     return Result(node=node.name, returned=False, why=why, reason=node.reason)
 
 
-def claim(node: Node, words: Sequence[str], *, named: bool) -> str:
-    """Why the drain may be a person's; empty when it is not. ``words``: those that the node knows as ours.
+def claim(node: Node, reasons: Sequence[str], *, named: bool) -> str:
+    """Why the drain may be a person's; empty when it is not. ``reasons``: those that the node knows as ours.
 
     ``named``: a person has named this node to be tested and returned.
     """
-    if node.reason in (*words, CUT_OFF):
+    if node.reason in (*reasons, CUT_OFF):
         return ""
-    if words:
+    if reasons:
         return (
-            f"its reason is not what srobust wrote ({words[0]}), so a person keeps it; to return it: "
+            f"its reason is not what srobust wrote ({reasons[0]}), so a person keeps it; to return it: "
             f"scontrol update nodename={node.name} state=resume"
         )
     if named:
         return ""
     return (
-        "the node does not remember this drain, so its reason may be a person's words: if nobody keeps the "
+        "the node does not remember this drain, so its reason may be a person's: if nobody keeps the "
         f"node, name it: srobust admin quarantine {node.name}"
     )
 
@@ -310,8 +309,8 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
         try:
             return msgspec.json.decode(done.stdout.encode(), type=Examination)
         except msgspec.MsgspecError:
-            words = ascii_line(done.stderr or done.stdout, 300)
-            raise ValueError(f"exit code {done.exit_code}: {words}") from None
+            message = ascii_line(done.stderr or done.stdout, 300)
+            raise ValueError(f"exit code {done.exit_code}: {message}") from None
 
     return examine
 
@@ -319,8 +318,8 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
 def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int:
     """Test and print the report; 0 when every node was returned, 1 when some are kept."""
     from slurm_robust.config.nodefile import FILE, load
-    from slurm_robust.health.runner import node_name
-    from slurm_robust.node.log import EventLog
+    from slurm_robust.nodes.hooks.log import EventLog
+    from slurm_robust.nodes.runner import node_name
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
     names = chosen(nodes)
@@ -346,7 +345,7 @@ def _text(results: Sequence[Result]) -> str:
 
 
 def _paragraph(result: Result) -> str:
-    """One node in words for the repair desk."""
+    """One node, for the repair desk."""
     lines = [f"{result.node}: {'returned to service' if result.returned else 'kept'}: {result.why}"]
     lines += [f"  drained for: {result.reason}"] if result.reason else []
     for found in result.evidence:

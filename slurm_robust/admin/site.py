@@ -12,13 +12,13 @@ from slurm_robust.admin import items, slurmconf
 from slurm_robust.admin.files import InstallError, Tree, write_whole
 from slurm_robust.config import nodefile
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health import mountinfo
-from slurm_robust.health.host import Host
-from slurm_robust.health.trust import distrust, distrust_folder
-from slurm_robust.node.drainer import slurm_environment
+from slurm_robust.nodes import mountinfo
+from slurm_robust.nodes.hooks.drainer import slurm_environment
+from slurm_robust.nodes.host import Host
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
+from slurm_robust.util.trust import distrust, distrust_folder
 
 _USUAL = ("/etc/slurm/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
 CONFIGLESS = "/run/slurm/conf/slurm.conf"
@@ -81,7 +81,7 @@ class Site:
     @property
     def has_timer(self) -> bool:
         """Whether systemd runs the periodic checks here, now and after each boot."""
-        return self.tree.look(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
+        return self.tree.find(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
 
     def slurm_files(self) -> dict[str, str]:
         """slurm.conf and what it includes; nothing where there is none. Raises :class:`InstallError`."""

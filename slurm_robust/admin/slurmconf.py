@@ -94,8 +94,8 @@ def make_plan(files: Mapping[str, str], wish: Wish) -> Plan:
     for key, pattern in (("Prolog", wish.prolog), ("Epilog", wish.epilog)):
         hooks |= changes.hook(key, pattern)
     changes.health_check(wish)
-    changes.words("SchedulerParameters", "nohold_on_prolog_fail", ("nohold_on_prolog_fail",))
-    changes.words("PrologFlags", "Alloc", ("alloc", "contain", "x11"))
+    changes.add("SchedulerParameters", "nohold_on_prolog_fail", ("nohold_on_prolog_fail",))
+    changes.add("PrologFlags", "Alloc", ("alloc", "contain", "x11"))
     changes.timeout(wish.budget_s)
     after = {
         name: _edited(text, [c for c in changes.replaced if c[0].file == name], ())
@@ -198,7 +198,7 @@ class _Changes:
         if not self.value("HealthCheckNodeState"):
             self.set("HealthCheckNodeState", "ANY,CYCLE")
 
-    def words(self, key: str, word: str, same: Sequence[str]) -> None:
+    def add(self, key: str, word: str, same: Sequence[str]) -> None:
         """Add a word to a list unless it, or one that implies it, is there."""
         own = [part.strip() for part in self.value(key).split(",") if part.strip()]
         if not {part.lower() for part in own} & set(same):
@@ -249,7 +249,7 @@ def _logical(text: str) -> list[tuple[int, int, str]]:
     found = []
     begin, joined = 0, ""
     for index, raw in enumerate(_lines(text)):
-        # A comment ends before the continuation is looked for: "# x \" does not go on.
+        # A comment ends before the continuation is: "# x \" does not go on.
         line = re.sub(r"(?<!\\)#.*", "", raw.rstrip("\r\n"))
         slashes = re.search(r"(\\+)\s*$", line)
         if slashes and len(slashes[1]) % 2:

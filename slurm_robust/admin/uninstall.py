@@ -11,7 +11,7 @@ import time
 from slurm_robust import __version__
 from slurm_robust.admin import items, slurmconf
 from slurm_robust.admin.files import InstallError
-from slurm_robust.admin.install import systemctl, told
+from slurm_robust.admin.install import listed, systemctl
 from slurm_robust.admin.site import Site, must_be_root
 from slurm_robust.admin.verify import matches
 from slurm_robust.slurm.configuration import ConfigurationRefused
@@ -37,7 +37,7 @@ def main(
     steps = site.tree.steps(())
     print(plan.diff() or "slurm.conf: nothing to change")
     if dry_run:
-        print(told(steps) or "files: none of ours")
+        print(listed(steps) or "files: none of ours")
         return 0
     if apply and plan.diff():
         for backup in site.apply(plan, time.strftime("%Y%m%dT%H%M%S")):
@@ -47,12 +47,12 @@ def main(
             f"nothing was removed: {names}",
             "first 'srobust admin uninstall --apply' on the controller, then 'uninstall' on every node",
         )
-    print(told(steps) or "files: none of ours")
+    print(listed(steps) or "files: none of ours")
     if site.has_timer:
         systemctl(site, "disable", "--now", items.TIMER, items.WATCH)
     kept = site.tree.carry_out(steps, (), __version__)
     if kept:
-        print(f"left as they are:\n{told(kept)}")
+        print(f"left as they are:\n{listed(kept)}")
     _leave_or_purge(site, purge=purge)
     return 0
 

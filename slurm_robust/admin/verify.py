@@ -13,21 +13,21 @@ from pathlib import Path
 
 from slurm_robust import __version__
 from slurm_robust.admin import items
-from slurm_robust.admin.files import Action, Tree
+from slurm_robust.admin.files import FileAction, Tree
 from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
-from slurm_robust.health.host import Host
-from slurm_robust.health.registry import CHECKS
-from slurm_robust.health.runner import node_name
-from slurm_robust.health.site import checks
-from slurm_robust.health.trust import distrust
 from slurm_robust.model.record import Record
-from slurm_robust.node.allocation import log_file
-from slurm_robust.node.turn import try_turn
+from slurm_robust.nodes.hooks.allocation import log_file
+from slurm_robust.nodes.hooks.turn import try_turn
+from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.registry import CHECKS
+from slurm_robust.nodes.runner import node_name
+from slurm_robust.nodes.site import checks
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
 from slurm_robust.util.text import one_line
+from slurm_robust.util.trust import distrust
 
 Live = Mapping[str, tuple[str, ...]]
 _NEVER = 65534
@@ -35,7 +35,7 @@ _OURS = "slurm-robust"
 
 
 class Point(Record):
-    """One thing that was looked at. ``why`` it matters and the ``fix`` are for what is not ``good``."""
+    """One thing that was checked. ``why`` it matters and the ``fix`` are for what is not ``good``."""
 
     good: bool
     what: str
@@ -44,7 +44,7 @@ class Point(Record):
 
 
 def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
-    """0: all is good. 1: something is not, and is told. Raises ``InvalidSettings``."""
+    """0: all is good. 1: something is not, and is printed. Raises ``InvalidSettings``."""
     site = site or Site(slurm_conf)
     points = [Point(good=True, what=f"configuration: good, drain.mode is {site.config.drain.mode}")]
     known = (*CHECKS, *checks(site.config, Host(site.tree.root)))
@@ -103,8 +103,10 @@ def file_points(site: Site) -> Iterator[Point]:
         why="scripts and program belong together",
         fix=fix,
     )
-    wrong = [step for step in site.tree.steps(()) if step.action is Action.KEEP and step.path != items.CONFIG]
-    gone = [path for path in manifest.digests if site.tree.look(path) is None]
+    wrong = [
+        step for step in site.tree.steps(()) if step.action is FileAction.KEEP and step.path != items.CONFIG
+    ]
+    gone = [path for path in manifest.digests if site.tree.find(path) is None]
     for path, why in [*((step.path, step.why) for step in wrong), *((path, "is gone") for path in gone)]:
         yield Point(
             good=False, what=f"{path} {why}", why="it is not what was tested", fix=f"rm -f it, then {fix}"
@@ -136,15 +138,15 @@ def _our_links(paths: Mapping[str, str]) -> list[str]:
 def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[Point]:
     """What slurmctld has in force, against what the hooks need. Pure."""
     fix = "srobust admin install shows the change of slurm.conf, --apply makes it"
-    words = _words(live, "schedulerparameters")
+    values = _values(live, "schedulerparameters")
     yield Point(
-        good="nohold_on_prolog_fail" in words,
+        good="nohold_on_prolog_fail" in values,
         what="SchedulerParameters: nohold_on_prolog_fail",
         why="else a job whose prolog failed on a bad node is requeued held, until a person releases it",
         fix=fix,
     )
     yield Point(
-        good=bool(_words(live, "prologflags") & {"alloc", "contain", "x11"}),
+        good=bool(_values(live, "prologflags") & {"alloc", "contain", "x11"}),
         what="PrologFlags: Alloc",
         why="else the prolog of a node runs with the first step there, after the batch script has begun",
         fix=fix,
@@ -171,7 +173,7 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
         what="periodic checks: by systemd"
         if timer
         else f"HealthCheckProgram: {program or 'none'}, {interval} s",
-        why="without it only starting and ending jobs are looked at, and drained nodes never come back",
+        why="without it nodes are checked only as jobs start and end, and drained nodes never come back",
         fix=_health_check_fix(program, fix),
     )
     if not timer:
@@ -300,7 +302,7 @@ def _runs(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def _words(live: Live, key: str) -> set[str]:
+def _values(live: Live, key: str) -> set[str]:
     return {word.strip().lower() for value in live.get(key, ()) for word in value.split(",")}
 
 

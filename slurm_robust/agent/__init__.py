@@ -1,1 +1,1 @@
-"""One process per node: obeys the controller, starts and watches the workers, tells all it knows."""
+"""One process per node: obeys the controller, starts and watches the workers, reports all it knows."""

@@ -12,19 +12,17 @@ import msgspec
 
 from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.agent.inspection.inspector import Inspector
-from slurm_robust.agent.inspection.service import Inspection
+from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
-from slurm_robust.agent.networks import NoAddress, address_in
-from slurm_robust.agent.ports import PortHolder
-from slurm_robust.agent.runtime import RuntimeFolder
+from slurm_robust.agent.network import NoAddress, PortHolder, address_in
 from slurm_robust.agent.stacks import StackTaker
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import decoded
+from slurm_robust.nodes.live.inspector import Inspector
+from slurm_robust.nodes.live.service import Inspection
 from slurm_robust.util import openfiles
 from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
 from slurm_robust.wire.keys import load_client
@@ -35,7 +33,7 @@ CANNOT_BEGIN = 3
 
 
 class CannotBegin(SrobustError):
-    """This node cannot serve the job; told to the controller by a line on the step's output."""
+    """This node cannot serve the job; a line of the step's output reports it to the controller."""
 
     exit_code = CANNOT_BEGIN
 
@@ -56,8 +54,8 @@ def main() -> int:
         agent = _make(node, job, arguments)
     except SrobustError as error:
         code = error.job_code if isinstance(error, CannotBegin) else ExitCode.JOB_DIR
-        told = {"srobust_agent_error": str(error), "node": node, "fix": error.fix, "job_code": int(code)}
-        print(msgspec.json.encode(told).decode(), flush=True)
+        report = {"srobust_agent_error": str(error), "node": node, "fix": error.fix, "job_code": int(code)}
+        print(msgspec.json.encode(report).decode(), flush=True)
         return CANNOT_BEGIN
     agent.run()
     return 0
@@ -84,7 +82,7 @@ def _port_range(text: str) -> tuple[int, ...]:
         ports = ()
     # Two, because one is in use while the next is held.
     if len(ports) < 2 or not 0 < ports[0] < 65536 or ports[-1] > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no range of at least two ports like 29500-29600")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a range of at least two ports like 29500-29600")
     return ports
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 
 def find_shortage(environ: Mapping[str, str], usable_cpus: int, all_cpus: int) -> list[str]:
-    """What is missing, in words for the journal. Pure.
+    """What is missing, as notes for the journal. Pure.
 
     ``usable_cpus`` is what the kernel lets this process use, ``all_cpus`` what the node has: a Slurm
-    that is told of more CPUs than there are (a test cluster) must not lead to a note.
+    whose configuration has more CPUs than there are (a test cluster) must not lead to a note.
     """
     notes = []
     granted = min(_number(environ.get("SLURM_CPUS_ON_NODE")), all_cpus)

@@ -17,16 +17,16 @@ from slurm_robust.agent.gpuwait import FREE, NO_GPUS
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
-from slurm_robust.health.gpus.facts import GpuProcess, Use
-from slurm_robust.health.gpus.nvidia import read_use
-from slurm_robust.health.gpus.nvml import DriverError, Nvml
-from slurm_robust.health.host import Host
+from slurm_robust.nodes.gpus.facts import GpuProcess, Use
+from slurm_robust.nodes.gpus.nvidia import read_use
+from slurm_robust.nodes.gpus.nvml import DriverError, Nvml
+from slurm_robust.nodes.host import Host
 from slurm_robust.util.process import die_with_parent
 
 STILL_S = 30.0
 """Memory that nobody holds and that has not become less for so long will not be given back."""
 
-_LOOK_EVERY_S = 0.1
+_POLL_S = 0.1
 
 
 class Leftovers:
@@ -42,7 +42,7 @@ class Leftovers:
         self._seen: tuple[tuple[int, int], ...] = ()
         self._moved = 0.0
 
-    def words(self, gpus: Sequence[Use], now: float) -> str:
+    def held(self, gpus: Sequence[Use], now: float) -> str:
         """What they still hold, "" when nothing is left or none is given back; ``now``: monotonic seconds."""
         held = {gpu.label: gpu for gpu in gpus if self._mine(gpu) or self._is_nobodys(gpu)}
         seen = tuple((gpu.memory_mb or 0, len(self._mine(gpu))) for gpu in held.values())
@@ -60,30 +60,30 @@ class Leftovers:
 
 
 def main() -> int:
-    """Say what is held whenever that changes, and when nothing is."""
+    """Print what is held whenever that changes, and when nothing is."""
     parser = argparse.ArgumentParser(prog="python -m slurm_robust.agent.gpumemory", description=__doc__)
     parser.add_argument("--parent", type=int, required=True, help="the agent's process id")
     die_with_parent(parser.parse_args().parent)
     try:
-        Nvml()  # stays open, so that a look takes no lock of the driver for long
+        Nvml()  # stays open, so that a query takes no lock of the driver for long
     except (OSError, ImportError, DriverError):
-        _say(NO_GPUS)
+        _report(NO_GPUS)
         return 0
     limit_mb = _config().gpu.max_leftover_memory_mb
     workers = [int(pid) for pid in sys.stdin.readline().split()]
-    left, told = Leftovers(workers, limit_mb, _group), ""
-    while words := left.words(read_use(Host()), time.monotonic()):
-        if words != told:
-            _say(words)
-        told = words
-        time.sleep(_LOOK_EVERY_S)
-    _say(FREE)
+    left, reported = Leftovers(workers, limit_mb, _group), ""
+    while held := left.held(read_use(Host()), time.monotonic()):
+        if held != reported:
+            _report(held)
+        reported = held
+        time.sleep(_POLL_S)
+    _report(FREE)
     return 0
 
 
-def _say(words: str) -> None:
+def _report(held: str) -> None:
     # In one write, whatever Python's buffers are like: a line comes whole, or not at all.
-    print(f"{words}\n", end="", flush=True)
+    print(f"{held}\n", end="", flush=True)
 
 
 def _config() -> NodeConfig:

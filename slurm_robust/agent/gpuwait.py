@@ -1,4 +1,4 @@
-"""Asks a child process whether the GPUs of this node are free again. No call waits for anything."""
+"""Waiting until the GPUs of this node are free of ended workers. No call blocks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from slurm_robust.health.gpus.nvml import LIBRARY
+from slurm_robust.nodes.gpus.nvml import LIBRARY
 
 FREE, NO_GPUS = "free", "no GPUs"
-"""The last words of the child."""
+"""The last line of the child."""
 
 
 class GpuWait:
-    """One child for each wait. ``possible``: there may be GPUs to wait for."""
+    """Asks a child process, one for each wait. ``possible``: there may be GPUs to wait for."""
 
     def __init__(self) -> None:
         self.possible = _has_library()
@@ -37,7 +37,7 @@ class GpuWait:
                 [sys.executable, "-m", "slurm_robust.agent.gpumemory", "--parent", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # A signal to the agent's group is no order to it.
+                # A signal to the agent's group is not for it.
                 start_new_session=True,
             )
         except OSError:
@@ -60,18 +60,18 @@ class GpuWait:
         """What is still held, :data:`FREE` when nothing is; None without news."""
         if not self._is_asked:
             return None
-        said = FREE.encode()
+        line = FREE.encode()
         if self._process is not None and self._process.stdout is not None:
             try:
-                said = os.read(self._process.stdout.fileno(), 65536) or said
+                line = os.read(self._process.stdout.fileno(), 65536) or line
             except BlockingIOError:
                 return None
-        word = said.decode(errors="replace").splitlines()[-1]
-        if word == NO_GPUS:
-            self.possible, word = False, FREE
-        if word == FREE:
+        held = line.decode(errors="replace").splitlines()[-1]
+        if held == NO_GPUS:
+            self.possible, held = False, FREE
+        if held == FREE:
             self.end()
-        return word
+        return held
 
     def end(self) -> None:
         """Wait for nothing any more."""
@@ -95,3 +95,40 @@ def _has_library() -> bool:
     except OSError:
         return False
     return True
+
+
+# Figures of others: 0.4 to 0.8 s for device memory, more than 30 s in bad cases (sgl-project/sglang#31871).
+GPUS_S = 60.0
+
+
+class Freeing:
+    """The time from the end of workers until nothing of theirs is left on the GPUs, 60 s at most.
+
+    Decides only; times are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._held = ""
+
+    @property
+    def deadline(self) -> float | None:
+        """When waiting is over in any case; None while nothing is waited for."""
+        return None if self._since is None else self._since + GPUS_S
+
+    def begin(self, now: float) -> None:
+        """The workers have ended."""
+        self._since, self._held = now, "the driver does not answer"
+
+    def hold(self, held: str) -> None:
+        """``held`` is what they hold, for people."""
+        self._held = held
+
+    def end(self, now: float) -> float:
+        """Nothing is waited for any more; how long it took."""
+        since, self._since = self._since, None
+        return 0.0 if since is None else now - since
+
+    def complaint(self) -> str:
+        """What to say when waiting ends at its bound."""
+        return f"GPUs are not free {GPUS_S:.0f} s after their workers ended: {self._held}"

@@ -6,8 +6,8 @@ from msgspec import structs
 
 from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
 from slurm_robust.agent.state import AgentState
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.findings import Alert
+from slurm_robust.model.progress import Traffic
 from slurm_robust.wire.messages import Heartbeat, Progress, Pulse
 
 # Far more than ever happen; bounds the memory of an agent without a controller.
@@ -86,7 +86,7 @@ class HeartbeatState:
         return heartbeat
 
     def forget(self) -> None:
-        """There is another controller, or another way to it, which must be told all."""
+        """There is another controller, or another way to it, which needs a full heartbeat."""
         self._base = None
 
     def _still_holds(self, base: Heartbeat, made: float, heartbeat: Heartbeat, now: float) -> bool:

@@ -10,6 +10,7 @@ import sys
 from typing import Protocol, TypeAlias
 
 from slurm_robust.model.record import Record
+from slurm_robust.util import proc
 from slurm_robust.worker import spawning
 from slurm_robust.worker.spawning import FromZygote, Prepare, Spawn, Sweep, ToZygote
 
@@ -24,7 +25,7 @@ LauncherMessage: TypeAlias = FromZygote | Gone
 
 
 class Launcher(Protocol):
-    """Starts workers and tells at once how they end. No call waits for anything.
+    """Starts workers and reports at once how they end. No call blocks.
 
     After :meth:`start` comes Ready or Fatal. After :meth:`spawn` comes Spawned or SpawnFailed for each
     worker, and after Spawned, once, Exited. A worker leads a process group whose id is its pid; that
@@ -146,7 +147,7 @@ class ZygoteLauncher:
 
     def _send(self, message: ToZygote, listener: socket.socket | None = None) -> None:
         if self._channel is None:
-            return  # Gone was told; what needs doing is decided again after the next start
+            return  # Gone was reported; what needs doing is decided again after the next start
         try:
             passed = [] if listener is None else [listener.fileno()]
             socket.send_fds(self._channel, [spawning.encode(message)], passed)
@@ -192,9 +193,5 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # pid (name) state ...: the name may hold anything, so look behind its last bracket
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (OSError, IndexError):
-        return False
+    process = proc.read_process(pid)
+    return process is not None and process.state in proc.STOPPED

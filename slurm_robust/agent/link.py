@@ -1,6 +1,6 @@
-"""Which controller to talk to. Decides only; the loop looks up epochs and connects.
+"""Which controller to talk to. Decides only; the loop reads the epochs and connects.
 
-A controller proves that it lives by answering heartbeats. Without an answer the agent looks for a newer
+A controller proves that it lives by answering heartbeats. Without an answer the agent searches for a newer
 one, again and again: training does not depend on a controller, so there is no reason to give up.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from slurm_robust.wire.epochs import EpochRecord
 
 SILENCE_S = 3.0
-LOOKUP_EVERY_S = 1.0
+READ_EVERY_S = 1.0
 # The address that once answered may be the one that is dead now, so all are tried again.
 RECONNECT_EVERY_S = 10.0
 # Even while a controller answers: another one with a higher epoch may have taken the job.
@@ -22,8 +22,8 @@ class ControllerLink:
     def __init__(self) -> None:
         self.controller: EpochRecord | None = None
         self._heard: float | None = None
-        self._looked: float | None = None
-        self._looking = False
+        self._read_at: float | None = None
+        self._reading = False
         self._connected = 0.0
         self._silent_since: float | None = None
 
@@ -33,19 +33,19 @@ class ControllerLink:
             self._silent_since = now
         return now - self._silent_since
 
-    def wants_lookup(self, now: float) -> bool:
-        """Whether the newest epoch should be looked up now (True once until :meth:`on_lookup`)."""
-        if self._looking:
+    def wants_epoch(self, now: float) -> bool:
+        """Whether the newest epoch should be read now (True once until :meth:`on_epoch`)."""
+        if self._reading:
             return False
         silent = self._heard is None or now - self._heard > SILENCE_S
-        if self._looked is not None and now - self._looked < (LOOKUP_EVERY_S if silent else CHECK_EVERY_S):
+        if self._read_at is not None and now - self._read_at < (READ_EVERY_S if silent else CHECK_EVERY_S):
             return False
-        self._looking, self._looked = True, now
+        self._reading, self._read_at = True, now
         return True
 
-    def on_lookup(self, newest: EpochRecord | None, now: float) -> bool:
-        """The answer to a lookup; True when the loop should connect to ``controller`` anew."""
-        self._looking = False
+    def on_epoch(self, newest: EpochRecord | None, now: float) -> bool:
+        """The newest epoch was read; True when the loop should connect to ``controller`` anew."""
+        self._reading = False
         known = self.controller.epoch if self.controller else 0
         if newest is not None and newest.epoch > known:
             self.controller = newest
@@ -57,9 +57,9 @@ class ControllerLink:
             return True
         return False
 
-    def on_lookup_failed(self) -> None:
+    def on_epoch_failed(self) -> None:
         """The job directory could not be read; ask again later."""
-        self._looking = False
+        self._reading = False
 
     def on_answer(self, epoch: int, now: float) -> None:
         """A controller of ``epoch`` spoke."""

@@ -15,35 +15,33 @@ from slurm_robust.agent import rankenv
 from slurm_robust.agent.allocation import check_allocation
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.agent.dumps import Dumps, StackTaking
 from slurm_robust.agent.dying import DeathWatch
+from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch, read_tail
 from slurm_robust.agent.gpuwait import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
-from slurm_robust.agent.inspection.service import Inspection
-from slurm_robust.agent.jobfiles import EpochLooked, look_up, make_log_folders, read_tail
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.agent.link import ControllerLink
+from slurm_robust.agent.network import PortHolder, local_address, taken_by
 from slurm_robust.agent.oomkills import OomKills
 from slurm_robust.agent.orphan import OrphanWatch
-from slurm_robust.agent.ports import PortHolder, local_address, taken_by
 from slurm_robust.agent.progress import StepWatch
-from slurm_robust.agent.runtime import RuntimeFolder
+from slurm_robust.agent.stacks.orders import StackOrders, StackTaking
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
-    DumpStacks,
-    End,
+    EndAgent,
     EpochSeen,
     ForgetRecords,
-    GpusSaid,
+    GpusReported,
     InjectSignal,
     Instruction,
     Kill,
-    LauncherSaid,
+    LauncherReported,
     OrderCame,
     ReadTail,
     RenewPort,
+    SampleStacks,
     SaveCopies,
     SendHeartbeat,
     SetStride,
@@ -58,6 +56,7 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.nodes.live.service import Inspection
 from slurm_robust.util import openfiles
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.wakeup import WakeUp
@@ -75,7 +74,7 @@ _STEP_POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Setup:
-    """What an agent is made of. How others reach this node ("": find out), for copies too ("": as well)."""
+    """What an agent is made of. How others reach this node ("": find out), and for copies ("": the same)."""
 
     spec: JobSpec
     job: JobDirectory
@@ -113,8 +112,8 @@ class Agent:
         self._book.data_address = setup.data_address
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
-        self._files: SerialExecutor[EpochLooked | TailRead] = SerialExecutor("srobust-files")
-        self._dumps = Dumps(stacks, setup.node)
+        self._files: SerialExecutor[EpochRead | TailRead] = SerialExecutor("srobust-files")
+        self._stacks = StackOrders(stacks, setup.node)
         self._steps = StepWatch()
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
@@ -130,7 +129,7 @@ class Agent:
         self._master_port = 0  # of the present workers
 
     def run(self) -> None:
-        """Serve until ordered to end or told so by Slurm (TERM). Main thread only."""
+        """Serve until an order, or TERM from Slurm, ends it. Main thread only."""
         self._wakeup.on_signals()
         self._copies.wake_by(self._wakeup.wake)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -157,7 +156,7 @@ class Agent:
         self._steps.forget()
         self._ports.close()
         self._files.close()
-        self._dumps.close()
+        self._stacks.close()
         self._gpus.end()
         self._inspection.close()
         self._copies.close(remove=not self._keep_copies or job_is_over(os.environ))
@@ -178,8 +177,8 @@ class Agent:
         for result in self._files.results():
             self._on_result(result)
         if (held := self._gpus.read()) is not None:
-            self._take(GpusSaid(held="" if held == FREE else held))
-        for answer in self._dumps.finished():
+            self._take(GpusReported(held="" if held == FREE else held))
+        for answer in self._stacks.finished():
             self._socket.send(answer)  # if it is lost, the order comes again
         now = time.monotonic()
         if self._state.deadline is not None and now >= self._state.deadline:
@@ -190,19 +189,19 @@ class Agent:
         self._follow_controller(now)
         self._heartbeat(now)
 
-    def _heard(self, message: LauncherMessage) -> LauncherSaid:
+    def _heard(self, message: LauncherMessage) -> LauncherReported:
         """With what this node knows of a worker's end."""
         if not isinstance(message, Exited) or message.code == 0:
-            return LauncherSaid(message=message)
+            return LauncherReported(message=message)
         # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
         taken = taken_by(self._master_port) if message.rank == 0 else ""
-        return LauncherSaid(message=message, oom=self._oom_kills.words(), taken=taken)
+        return LauncherReported(message=message, oom=self._oom_kills.reason(), taken=taken)
 
     def _wait(self) -> None:
         poller = zmq.Poller()
         for socket, flags in self._socket.pollers(writing=self._heartbeat_wanted):
             poller.register(socket, flags)
-        sources = (self._wakeup, self._files, self._dumps, self._launcher, self._inspection, self._gpus)
+        sources = (self._wakeup, self._files, self._stacks, self._launcher, self._inspection, self._gpus)
         for source in sources:
             if (descriptor := source.fileno()) >= 0:
                 poller.register(descriptor, zmq.POLLIN)
@@ -260,8 +259,8 @@ class Agent:
 
     def _follow_controller(self, now: float) -> None:
         self._orphan.tick(self._link.silence(now))
-        if self._link.wants_lookup(now):
-            self._files.submit(partial(look_up, self._setup.job.epochs))
+        if self._link.wants_epoch(now):
+            self._files.submit(partial(read_epoch, self._setup.job.epochs))
         if not self._setup.address and not self._book.address and self._socket.endpoint:
             self._learn_address(self._socket.endpoint)
 
@@ -274,12 +273,12 @@ class Agent:
         self._copies.pace_by(self._setup.data_address or self._book.address)
         self._heartbeat_wanted = True
 
-    def _on_result(self, result: EpochLooked | TailRead) -> None:
+    def _on_result(self, result: EpochRead | TailRead) -> None:
         if isinstance(result, TailRead):
             self._take(result)
         elif result.failed:
-            self._link.on_lookup_failed()
-        elif self._link.on_lookup(result.newest, time.monotonic()):
+            self._link.on_epoch_failed()
+        elif self._link.on_epoch(result.newest, time.monotonic()):
             controller = self._link.controller
             assert controller is not None
             self._take(EpochSeen(epoch=controller.epoch))
@@ -345,21 +344,21 @@ class Agent:
                 self._ask_flush(step)
             case SaveCopies(order=order):
                 self._copies.save(order)
-            case DumpStacks(order=order, workers=workers):
-                if (answer := self._dumps.order(order, workers)) is not None:
+            case SampleStacks(order=order, workers=workers):
+                if (answer := self._stacks.order(order, workers)) is not None:
                     self._socket.send(answer)
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():
                 self._steps.forget()
-            case End(keep_copies=keep_copies):
+            case EndAgent(keep_copies=keep_copies):
                 self._ended, self._keep_copies = True, keep_copies
 
     def _start_launcher(self) -> None:
         try:
             self._launcher.start()
         except OSError as error:
-            self._take(LauncherSaid(message=Gone(reason=f"the zygote cannot be started: {error}")))
+            self._take(LauncherReported(message=Gone(reason=f"the zygote cannot be started: {error}")))
 
     def _spawn(self, launch: Launch) -> None:
         try:
@@ -369,7 +368,7 @@ class Agent:
             reason = f"no step records in {self._runtime.path}: {error}; is the node's memory full?"
             for rank in launch.ranks:
                 failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason)
-                self._take(LauncherSaid(message=failed))
+                self._take(LauncherReported(message=failed))
             return
         if launch.slot == 0 and (short := openfiles.shortage(launch.world_size, "ranks at rank 0's store")):
             self._book.note(short)
@@ -386,7 +385,7 @@ class Agent:
         self._launcher.spawn(order, listener)
 
     def _ask_flush(self, step: int) -> None:
-        if step > self._copies.flush_over:  # else an order that was repeated before its effect was told
+        if step > self._copies.flush_over:  # else an order that was repeated before its effect was reported
             self._flush = step
             self._steps.ask_flush(step)
             self._copies.ask_flush(step)

@@ -10,9 +10,9 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from slurm_robust.health import pci
-from slurm_robust.health.host import Host
 from slurm_robust.model.record import Record
+from slurm_robust.nodes import pci
+from slurm_robust.nodes.host import Host
 
 
 class Binding(Record):
@@ -60,7 +60,7 @@ def _gpus(host: Host) -> list[str]:
 
 
 def _order(visible: str | None, count: int) -> tuple[int, ...]:
-    """The GPUs that a process sees, first to last; none where names do not tell which these are."""
+    """The GPUs that a process sees, first to last; none where names do not say which these are."""
     if visible is None:
         return tuple(range(count))
     names = [name.strip() for name in visible.split(",")]

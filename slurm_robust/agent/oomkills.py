@@ -7,85 +7,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from slurm_robust.model.record import Record
-
-_UNLIMITED = 1 << 60  # version 1 tells a limit near 2**63 where there is none
+from slurm_robust.util.proc import CGROUPS, PROC, MemoryCgroup, memory_cgroups, read_counters
 
 
-class _Group(Record):
-    """One memory cgroup: ``kills`` in it, how often its own ``limit`` (bytes, if any) was ``reached``."""
+class _Counts(NamedTuple):
+    """Of one memory cgroup."""
 
     kills: int
     reached: int
+    """How often its own limit was reached."""
     limit: int | None
 
 
 class OomKills:
     """Counts from :meth:`begin` on. Reads only the kernel's own files, which do not hang."""
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
         self._proc, self._cgroups = proc, cgroups
-        self._before: dict[Path, _Group] = {}
+        self._before: dict[Path, _Counts] = {}
 
     def begin(self) -> None:
         """What is counted already does not count."""
-        self._before = dict(self._groups())
+        self._before = dict(self._counts())
 
-    def words(self) -> str:
+    def reason(self) -> str:
         """What ran out of memory since :meth:`begin`; "" if nothing was killed for want of it."""
-        now = [(self._before[path], group) for path, group in self._groups() if path in self._before]
-        if not any(group.kills > before.kills for before, group in now):
+        now = [(self._before[path], counts) for path, counts in self._counts() if path in self._before]
+        if not any(counts.kills > before.kills for before, counts in now):
             return ""
-        full = [g.limit for before, g in now if g.limit is not None and g.reached > before.reached]
+        full = [c.limit for before, c in now if c.limit is not None and c.reached > before.reached]
         if not full:
             return "out of memory on the node, below the job's own limit"
         return f"out of memory in the job's cgroup (limit {min(full) / 1e9:.3g} GB)"
 
-    def _groups(self) -> Iterator[tuple[Path, _Group]]:
-        """This process's memory cgroup and those above it, version 2 or 1."""
+    def _counts(self) -> Iterator[tuple[Path, _Counts]]:
+        for group in memory_cgroups(self._proc, self._cgroups):
+            counts = _read(group)
+            if counts is not None:
+                yield group.folder, counts
+
+
+def _read(group: MemoryCgroup) -> _Counts | None:
+    """None for a cgroup that does not count kills, or that this process does not see."""
+    events = read_counters(group.folder / ("memory.oom_control" if group.is_v1 else "memory.events"))
+    if not events:
+        return None
+    reached = events.get("oom", 0)
+    if group.is_v1:
         try:
-            lines = (self._proc / "self" / "cgroup").read_text().splitlines()
-        except OSError:
-            return
-        for line in lines:
-            _, controllers, name = line.split(":", 2)
-            is_v1 = "memory" in controllers.split(",")
-            if controllers and not is_v1:
-                continue
-            root = self._cgroups / "memory" if is_v1 else self._cgroups
-            folder = root / name.strip("/")
-            while folder.is_relative_to(root):
-                group = _read_v1(folder) if is_v1 else _read_v2(folder)
-                if group is not None:
-                    yield folder, group
-                folder = folder.parent
-
-
-def _read_v1(folder: Path) -> _Group | None:
-    try:
-        kills = _number(folder / "memory.oom_control", "oom_kill")
-        reached = int((folder / "memory.failcnt").read_text())
-        limit = int((folder / "memory.limit_in_bytes").read_text())
-    except (OSError, ValueError):
-        return None
-    return _Group(kills=kills, reached=reached, limit=limit if limit < _UNLIMITED else None)
-
-
-def _read_v2(folder: Path) -> _Group | None:
-    try:
-        events = folder / "memory.events"
-        limit = (folder / "memory.max").read_text().strip()
-        return _Group(
-            kills=_number(events, "oom_kill"),
-            reached=_number(events, "oom"),
-            limit=None if limit == "max" else int(limit),
-        )
-    except (OSError, ValueError):
-        return None
-
-
-def _number(path: Path, name: str) -> int:
-    """Raises ``OSError``, ``ValueError``."""
-    pairs = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
-    return int(pairs.get(name, "0"))
+            reached = int((group.folder / "memory.failcnt").read_text())
+        except (OSError, ValueError):
+            return None
+    return _Counts(kills=events.get("oom_kill", 0), reached=reached, limit=group.limit())

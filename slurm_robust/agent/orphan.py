@@ -26,13 +26,13 @@ from slurm_robust.slurm.watcher import arrange_watcher
 
 # Longer than any start of a new controller; Slurm needs minutes for its own conclusion anyway.
 ORPHAN_S = 60.0
-LOOK_EVERY_S = 30.0
+ASK_EVERY_S = 30.0
 # Enough for one of them to live, few enough for slurmctld.
 RESCUERS = 3
 
 
 def is_rescuer(node: str, allocation: Allocation) -> bool:
-    """Whether ``node`` is one of the few that look after the job when its batch host is gone."""
+    """Whether ``node`` is one of the few that rescue the job when its batch host is gone."""
     others = [n for n in allocation.nodes if n != allocation.batch_host]
     return node in others[:RESCUERS]
 
@@ -44,7 +44,7 @@ def is_orphan(job: Job, batch_host: Node | None, restart_count: int) -> bool:
 
 
 class OrphanWatch:
-    """Looks at Slurm in a thread of its own, only while the controller is silent for long."""
+    """Asks Slurm in a thread of its own, only while the controller is silent for long."""
 
     def __init__(
         self, node: str, log: Path, make: Callable[[], SlurmClient] = lambda: make_client("cli")
@@ -53,26 +53,26 @@ class OrphanWatch:
         self._make = make
         self._allocation = _allocation(node)
         self._thread: threading.Thread | None = None
-        self._next = ORPHAN_S + random.uniform(0, LOOK_EVERY_S)
+        self._next = ORPHAN_S + random.uniform(0, ASK_EVERY_S)
 
     def tick(self, silence_s: float) -> None:
-        """Tell how long no controller has answered; starts a look when it is time. Returns at once."""
+        """Ask when it is time; no controller has answered for ``silence_s``. Returns at once."""
         if silence_s < ORPHAN_S:
-            self._next = ORPHAN_S + random.uniform(0, LOOK_EVERY_S)
+            self._next = ORPHAN_S + random.uniform(0, ASK_EVERY_S)
             return
         busy = self._thread is not None and self._thread.is_alive()
         if self._allocation is None or silence_s < self._next or busy:
             return
-        self._next = silence_s + LOOK_EVERY_S
-        self._thread = threading.Thread(target=self._look, name="srobust-orphan", daemon=True)
+        self._next = silence_s + ASK_EVERY_S
+        self._thread = threading.Thread(target=self._ask, name="srobust-orphan", daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _ask(self) -> None:
         assert self._allocation is not None
         try:
             rescue(self._make(), self._allocation, self._log)
         except (SlurmError, CommandTimeout, OSError):
-            pass  # Slurm or the storage does not answer now; the next look comes
+            pass  # Slurm or the storage does not answer now; it is asked again
 
 
 def rescue(client: SlurmClient, allocation: Allocation, log: Path) -> bool:

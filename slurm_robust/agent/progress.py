@@ -14,7 +14,7 @@ class StepWatch:
 
     def __init__(self) -> None:
         self._records: list[StepRecord] = []
-        self._told: list[tuple[bool, bool, bool]] = []
+        self._reported: list[tuple[bool, bool, bool]] = []
         self._requested = -1
         self._announce = 0
 
@@ -34,21 +34,21 @@ class StepWatch:
         self.set_stride(stride)
 
     def forget(self) -> None:
-        """There is no generation."""
+        """The generation is over."""
         for record in self._records:
             record.close()
-        self._records, self._told, self._requested = [], [], -1
+        self._records, self._reported, self._requested = [], [], -1
 
     def request_checkpoint(self, step: int) -> None:
         """Ask all workers for a checkpoint at ``step``."""
-        if step != self._requested:  # what was told of an earlier request says nothing about this one
-            self._told = [(first, announced, False) for first, announced, _ in self._told]
+        if step != self._requested:  # reports on an earlier request say nothing about this one
+            self._reported = [(first, announced, False) for first, announced, _ in self._reported]
         self._requested = step
         for record in self._records:
             record.request_checkpoint(step)
 
     def set_stride(self, stride: int) -> None:
-        """Tell all workers which snapshots go to peers."""
+        """Let all workers know which snapshots go to peers."""
         for record in self._records:
             record.set_stride(stride)
 
@@ -72,11 +72,11 @@ class StepWatch:
 
         That is its first step, the step to be announced, or the requested checkpoint.
         """
-        told = [
+        news = [
             (p.step >= 0, self._announced(p), 0 <= self._requested <= p.checkpoint) for p in self.read(now)
         ]
-        before, self._told = self._told, told
-        return told != (before or [(False, False, False)] * len(told))
+        before, self._reported = self._reported, news
+        return news != (before or [(False, False, False)] * len(news))
 
     def _announced(self, progress: Progress) -> bool:
         # A count of optimizer steps says nothing about the numbers of the script's steps.
@@ -87,10 +87,10 @@ class StepWatch:
         """Whether something is waited for; else it is enough to read the records for each heartbeat."""
         if not self._records:
             return False
-        checkpoint = self._requested >= 0 and not all(done for _, _, done in self._told)
-        return not self._told or self.waiting_for_steps or checkpoint
+        checkpoint = self._requested >= 0 and not all(done for _, _, done in self._reported)
+        return not self._reported or self.waiting_for_steps or checkpoint
 
     @property
     def waiting_for_steps(self) -> bool:
-        """Whether a rank has not done the step that is waited for: worth looking often."""
-        return bool(self._records) and not all(first and announced for first, announced, _ in self._told)
+        """Whether a rank has not done the step that is waited for: worth reading often."""
+        return bool(self._records) and not all(first and announced for first, announced, _ in self._reported)

@@ -8,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 
 from slurm_robust.agent.numa import Binding, bindings_here
-from slurm_robust.model import versions
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.util.text import version_numbers
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
@@ -22,7 +22,7 @@ _BUFFER, _OLD_BUFFER = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 # The first release of torch that knows the new name; it warns of the old one.
 _KNOWS_BUFFER = (2, 9)
 
-# torchrun tells its limit; ours depends on the fault and is the controller's business.
+# torchrun sets its limit here; ours depends on the fault and is the controller's business.
 _NO_LIMIT = str(2**31 - 1)
 
 
@@ -53,7 +53,7 @@ def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] 
     environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     # The agent's own process: a worker has another one.
     environ.pop("SLURM_TASK_PID", None)
-    # Tells "started" from "scheduled", so that a GPU that hangs is seen although its host ran ahead.
+    # Distinguishes "started" from "scheduled", so that a GPU that hangs is seen although its host ran ahead.
     environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     if _BUFFER not in environ and _OLD_BUFFER not in environ:
         environ[_BUFFER] = RECORDER_ENTRIES
@@ -64,7 +64,7 @@ def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] 
 def torch_release() -> tuple[int, ...] | None:
     """The release of torch that this Python would import, as (2, 13), without importing it."""
     try:
-        return versions.numbers(metadata.version("torch"))
+        return version_numbers(metadata.version("torch"))
     except metadata.PackageNotFoundError:
         return None
 
@@ -77,8 +77,8 @@ def record_path(folder: Path, rank: int) -> Path:
 def restore_tier(launch: Launch, rank: int) -> Tier:
     """Where a worker finds the parts that it restores.
 
-    A copy in this node's memory is found there, whoever wrote it; one that comes from another node appears
-    there.
+    A copy in this node's memory is found there, whichever agent wrote it; one that comes from another node
+    appears there.
     """
     source = next((s for s in launch.sources if s.rank == rank), None)
     if source is None:
@@ -148,7 +148,8 @@ def _torchrun(spec: JobSpec, launch: Launch, local: int) -> dict[str, str]:
 
 
 def _slurm(launch: Launch, local: int) -> dict[str, str]:
-    """Slurm's variables of a task, as if each worker were one; the agent's own tell of one task per node.
+    """Slurm's variables of a task, as if each worker were one; the agent's own are those of one task per
+    node.
 
     Scripts that take their rank from Slurm would else believe in as many ranks as nodes, each the first of
     its node. Lists of nodes stay the allocation's.

@@ -11,24 +11,24 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from slurm_robust.agent.freeing import Freeing
+from slurm_robust.agent.gpuwait import Freeing
 from slurm_robust.agent.launcher import Gone
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
-    DumpStacks,
-    End,
+    EndAgent,
     EpochSeen,
     ForgetRecords,
-    GpusSaid,
+    GpusReported,
     InjectSignal,
     Instruction,
     Kill,
-    LauncherSaid,
+    LauncherReported,
     Order,
     OrderCame,
     ReadTail,
     RenewPort,
+    SampleStacks,
     SaveCopies,
     SendHeartbeat,
     SetStride,
@@ -126,22 +126,22 @@ class AgentState:
             case EpochSeen(epoch=epoch):
                 self.epoch = max(self.epoch, epoch)
                 return []
-            case LauncherSaid(message=Ready() as ready):
+            case LauncherReported(message=Ready() as ready):
                 return self._on_ready(ready, now)
-            case LauncherSaid(message=Fatal(reason=reason)):
+            case LauncherReported(message=Fatal(reason=reason)):
                 self.fatal, self.ready = reason, False
                 return [SendHeartbeat()]
-            case LauncherSaid(message=Spawned() as spawned):
+            case LauncherReported(message=Spawned() as spawned):
                 return self._on_spawned(spawned, now)
-            case LauncherSaid(message=SpawnFailed() as failed):
+            case LauncherReported(message=SpawnFailed() as failed):
                 return self._on_spawn_failed(failed, now)
-            case LauncherSaid(message=Exited() as exited, oom=oom, taken=taken):
+            case LauncherReported(message=Exited() as exited, oom=oom, taken=taken):
                 return self._on_exited(exited, oom, taken, now)
-            case LauncherSaid(message=Gone(reason=reason)):
+            case LauncherReported(message=Gone(reason=reason)):
                 return self._on_gone(reason, now)
             case TailRead():
                 return self._on_tail(stimulus)
-            case GpusSaid(held=held):
+            case GpusReported(held=held):
                 return self._on_gpus(held, now)
             case TermCame(grace_s=grace_s):
                 return self._shut_down(grace_s, now)
@@ -173,7 +173,7 @@ class AgentState:
                 return [SaveCopies(order=order)] if not self.workers.living else []
             case TakeStacks(generation=generation):
                 pids = {w.rank: w.pid for w in self.workers.living if w.pid is not None}
-                return [DumpStacks(order=order, workers=pids)] if self._runs(generation) else []
+                return [SampleStacks(order=order, workers=pids)] if self._runs(generation) else []
             case Inject(rank=rank, signal=number):
                 worker = self.workers.get(rank)
                 if worker is None or worker.pid is None or worker.exit is not None:
@@ -258,7 +258,7 @@ class AgentState:
         return self._end()
 
     def _end(self) -> list[Instruction]:
-        return [SendHeartbeat(), End(keep_copies=self._keep_copies)]
+        return [SendHeartbeat(), EndAgent(keep_copies=self._keep_copies)]
 
     # -- the launcher's news -----------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class EpochSeen(Record):
     epoch: int
 
 
-class LauncherSaid(Record):
+class LauncherReported(Record):
     """News of the workers or of the launcher itself. ``oom``, ``taken``: as in ``WorkerExit``."""
 
     message: LauncherMessage
@@ -51,8 +51,8 @@ class TailRead(Record):
     lines: tuple[str, ...]
 
 
-class GpusSaid(Record):
-    """What ended workers still hold of the GPUs, in words; "" when nothing is left."""
+class GpusReported(Record):
+    """What ended workers still hold of the GPUs, for people; "" when nothing is left."""
 
     held: str
 
@@ -67,7 +67,7 @@ class Ticked(Record):
     """Time has passed."""
 
 
-Stimulus: TypeAlias = OrderCame | EpochSeen | LauncherSaid | TailRead | GpusSaid | TermCame | Ticked
+Stimulus: TypeAlias = OrderCame | EpochSeen | LauncherReported | TailRead | GpusReported | TermCame | Ticked
 
 # -- instructions ---------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class InjectSignal(Record):
 
 
 class WatchGpus(Record):
-    """Tell what the process groups ``workers``, which have ended, still hold of the GPUs."""
+    """Report what the process groups ``workers``, which have ended, still hold of the GPUs."""
 
     workers: tuple[int, ...]
 
@@ -142,7 +142,7 @@ class SaveCopies(Record):
     order: Save
 
 
-class DumpStacks(Record):
+class SampleStacks(Record):
     """Take the stacks of ``workers`` (rank to pid) as ``order`` says, and send them."""
 
     order: TakeStacks
@@ -158,10 +158,10 @@ class ForgetRecords(Record):
 
 
 class SendHeartbeat(Record):
-    """Tell the controller now."""
+    """Send a heartbeat now."""
 
 
-class End(Record):
+class EndAgent(Record):
     """End the agent. ``keep_copies``: the job comes back, so the copies in memory stay."""
 
     keep_copies: bool = False
@@ -180,9 +180,9 @@ Instruction: TypeAlias = (
     | SetStride
     | AskFlush
     | SaveCopies
-    | DumpStacks
+    | SampleStacks
     | RenewPort
     | ForgetRecords
     | SendHeartbeat
-    | End
+    | EndAgent
 )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from slurm_robust.model.record import Record
 
 SIGNIFICANT = 0.01
-"""A healthy fleet shows a lemon in at most so many looks: 1 in 100."""
+"""The share of analyses of a healthy fleet that show a lemon: 1 in 100 at most."""
 
 LEAST_FAILURES = 2
 """One failure is an accident, however short the node has worked."""
@@ -23,12 +23,12 @@ LEAST_FAILURES = 2
 CONFIDENCE = 0.95
 HOUR_S = 3600.0
 # For the distribution, shares are rounded to 1/2, 1/4, ... of a failure, and not below 1/64: the failure of a
-# larger job tells next to nothing about one of its nodes.
+# larger job says next to nothing about one of its nodes.
 _LARGEST = 64
 
 
 class Failure(Record):
-    """Something that went wrong at ``t`` (seconds since 1970); ``kind`` in words.
+    """Something that went wrong at ``t`` (seconds since 1970); ``kind`` is for people.
 
     On one of ``nodes``, those of a job that died of it, or (``in_job`` is False) on a node that was seen to
     fail by itself, whatever ran there.
@@ -53,7 +53,7 @@ class Score(Record):
 
     ``ratio`` is blame by expectation (None where there is nobody to compare with); all that is expected must
     be multiplied by ``least``, with 95 % confidence, for the blame not to be surprising. ``p``: how likely a
-    node like the others collects at least as much, times the number of nodes looked at. ``kinds``: how many
+    node like the others collects at least as much, times the number of nodes analysed. ``kinds``: how many
     failures of each kind.
     """
 

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 
 TEST = "replay"
-"""Name of the test in a :class:`~slurm_robust.model.diagnosis.Diagnosis`."""
+"""Name of the test in a :class:`~slurm_robust.model.incident.Diagnosis`."""
 
 # Of fewer groups than this none has a majority against it.
 _LEAST_GROUPS = 3
@@ -67,12 +67,12 @@ class Grid(Record):
         return self.m <= self.n
 
     def holds_model(self, units: int) -> bool:
-        """Whether a group of so many units makes whole replicas of the model."""
+        """Whether a group of this many units makes whole replicas of the model."""
         return units * self.k % self.m == 0
 
 
 def fit(nodes: int, layout: ParallelLayout) -> Grid:
-    """How to divide so many nodes, with all parallel sizes kept but that of data parallelism.
+    """How to divide this many nodes, with all parallel sizes kept but that of data parallelism.
 
     m = k * (ranks of one replica of the model) / (ranks of a unit). Of the sizes that are possible: those
     with enough groups for a majority, then with m <= n, with k >= 2 (else no gradients are exchanged),
@@ -145,7 +145,7 @@ class Intersection(Record):
 
 
 def intersect(grid: Grid, horizontal: Sequence[Outcome], vertical: Sequence[Outcome]) -> Intersection:
-    """Who is in a faulty group of both phases; ``horizontal[a]`` is the outcome of group a.
+    """The nodes in a faulty group of both phases; ``horizontal[a]`` is the outcome of group a.
 
     Several faulty groups give the cross product, as far as its cells hold units. Where no unit was in a
     faulty group twice: those in a faulty group of one phase which the other could not judge though it judged
@@ -172,7 +172,7 @@ def _by_unit(parts: Sequence[Sequence[int]], outcomes: Sequence[Outcome]) -> dic
 class GroupRun(Record):
     """What one group did. ``steps`` has for each step a digest of the losses and gradients of all its ranks.
 
-    ``kind`` names what makes runs comparable: sizes and hardware. ``trouble`` says in words how it failed by
+    ``kind`` names what makes runs comparable: sizes and hardware. ``trouble`` says how it failed by
     itself (crash, no result in time, NaN), "" if it did not; ``left_out`` why it did not run at all.
     """
 
@@ -184,7 +184,7 @@ class GroupRun(Record):
 
 
 class GroupSeen(Record):
-    """What the oracle says of one group. ``text`` in a few words, "" where nothing is wrong."""
+    """The verdict of the oracle on one group. ``text`` says briefly what is wrong, "" where nothing is."""
 
     nodes: tuple[str, ...]
     outcome: Outcome
@@ -287,7 +287,7 @@ def conclude(
         return ReplayVerdict(reason=_of_one_phase(horizontal), horizontal=tuple(horizontal))
     found = intersect(grid, [seen.outcome for seen in horizontal], [seen.outcome for seen in vertical])
     suspects = nodes_of(grid, found.units, nodes)
-    words = [
+    parts = [
         f"{phase.value} group {number} ({', '.join(seen[number].nodes)}: {seen[number].text})"
         for phase, seen, numbers in (
             (Phase.HORIZONTAL, horizontal, found.a),
@@ -296,10 +296,10 @@ def conclude(
         for number in numbers
     ]
     if suspects:
-        reason = f"{', '.join(suspects)}: common to {' and '.join(words)}"
+        reason = f"{', '.join(suspects)}: common to {' and '.join(parts)}"
         reason += "; more than one node or group, so some may be innocent" if found.is_ambiguous else ""
-    elif words:
-        reason = f"no node is common to the faulty groups of both phases: {' and '.join(words)}; "
+    elif parts:
+        reason = f"no node is common to the faulty groups of both phases: {' and '.join(parts)}; "
         reason += "the fault did not show twice, or there are several"
     else:
         reason = "neither phase found a faulty group; where not all groups agreed there was no majority"

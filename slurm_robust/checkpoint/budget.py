@@ -14,6 +14,7 @@ import msgspec
 
 from slurm_robust.model.record import Record
 from slurm_robust.util.files import write_atomically
+from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups, read_counters
 
 RESERVE = 0.1  # of each limit, left to what the training may still need
 
@@ -61,17 +62,15 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
     reason = ""
     if chosen != ladder[0]:
         reason = (
-            f"{_words(ladder[0])} need {_gb(need(ladder[0]))}, and {tightest.name} has "
+            f"{_format_rung(ladder[0])} need {_gb(need(ladder[0]))}, and {tightest.name} has "
             f"{_gb(tightest.free)} free of {_gb(tightest.total)} (a tenth of which is left alone). "
-            f"Instead: {_words(chosen)}{_needs(need(chosen))}; {_meaning(chosen, nodes)}. Give the job more "
-            "memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
+            f"Instead: {_format_rung(chosen)}{_needs(need(chosen))}; {_meaning(chosen, nodes)}. Give the job "
+            "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
         )
     return MemoryPlan(own_buffers=chosen[0], peer_buffers=chosen[1], reason=reason)
 
 
-def gather(
-    copies: Path, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
-) -> tuple[Room, ...]:
+def gather(copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
     """The limits that hold for files in ``copies``: its file system, the cgroups, the machine.
 
     Raises ``OSError`` if ``copies`` is not there.
@@ -85,7 +84,7 @@ def gather(
             free=system.f_bavail * system.f_frsize + ours,
         )
     ]
-    meminfo = _numbers(proc / "meminfo", kilo=True)
+    meminfo = read_counters(proc / "meminfo")
     if "MemTotal" in meminfo and "MemAvailable" in meminfo:
         free = meminfo["MemAvailable"] + ours
         rooms.append(Room(name="the node", total=meminfo["MemTotal"], free=min(free, meminfo["MemTotal"])))
@@ -98,55 +97,25 @@ def write_plan(folder: Path, rank: int, made: MemoryPlan) -> None:
 
 
 def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:
-    """Every cgroup with a limit from this process's own up to the root, version 2 or 1."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, prefix, names = cgroups, "", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, prefix = cgroups / "memory", "total_"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
+    """Every cgroup with a limit from this process's own up to the root."""
+    for group in memory_cgroups(proc, cgroups):
+        limit, usage = group.limit(), group.usage()
+        if limit is None or usage is None:
             continue
-        folder = root / path.strip("/")
-        while folder.is_relative_to(root):
-            room = _cgroup_room(folder, names, prefix, ours)
-            if room is not None:
-                yield room
-            folder = folder.parent
-
-
-def _cgroup_room(folder: Path, names: tuple[str, str], prefix: str, ours: int) -> Room | None:
-    try:
-        limit, used = (int((folder / name).read_text()) for name in names)
-    except (OSError, ValueError):
-        return None  # not this controller, no limit ("max"), or a part of the tree that we do not see
-    stat = _numbers(folder / "memory.stat")
-    # The kernel takes the cache of files back as needed. Of the buffers only those are in "used" that were
-    # charged to this cgroup; a job that was requeued finds some that are charged to the one before.
-    cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
-    charged = min(ours, stat.get(f"{prefix}shmem", 0))
-    return Room(name=f"the cgroup {folder}", total=limit, free=limit - used + cache + charged)
-
-
-def _numbers(path: Path, *, kilo: bool = False) -> dict[str, int]:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    words = [line.replace(":", " ").split() for line in lines]
-    return {w[0]: int(w[1]) * (1024 if kilo else 1) for w in words if len(w) > 1 and w[1].isdecimal()}
+        stat = read_counters(group.folder / "memory.stat")
+        # The kernel takes the cache of files back as needed. Of the buffers only those are in "usage" that
+        # were charged to this cgroup; a job that was requeued finds some that are charged to the one before.
+        prefix = "total_" if group.is_v1 else ""
+        cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+        charged = min(ours, stat.get(f"{prefix}shmem", 0))
+        yield Room(name=f"the cgroup {group.folder}", total=limit, free=limit - usage + cache + charged)
 
 
 def _usable(room: Room) -> float:
     return room.free - RESERVE * room.total
 
 
-def _words(rung: tuple[int, int]) -> str:
+def _format_rung(rung: tuple[int, int]) -> str:
     own, peer = rung
     if not own:
         return "no snapshots in memory"

@@ -1,9 +1,15 @@
-"""The buffers of one part, which one process fills in turn."""
+"""The buffers of one part, which one process fills in turn; :func:`refill_order` says in which order.
+
+While step N+1 is written, a rank that is killed must leave a step that all others have too. A collective of
+step N+1 lies between, so the others have committed N or N-1: these two are kept. Peers get the steps that
+are multiples of the stride, so the newest two of these are kept as well: a node's loss then finds a step
+that all have, own or peer.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,9 +20,55 @@ from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, NotReserved, OnMap, TensorSpec, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.ring import refill_order
 from slurm_robust.checkpoint.tree import tensor_in
 from slurm_robust.model.copies import CheckpointId
+
+
+def refill_order(
+    held: Mapping[int, CheckpointId | None],
+    *,
+    cap: int,
+    generation: int,
+    restored: CheckpointId | None,
+    stride: int = 1,
+    flush: int = -1,
+) -> list[int]:
+    """Buffers that may take the next snapshot, best first; one that is locked is passed over. Pure.
+
+    ``held``: what each buffer holds whole, None for nothing usable. A number that is not among them is a
+    buffer still to be made: at most one is offered, and only while there are fewer than ``cap``.
+    ``generation`` is the running one, ``restored`` what it went on from (None: a fresh start); what earlier
+    generations did after that is dead. The newest step is offered only if ``cap`` is 1.
+    """
+    dead = sorted(
+        (checkpoint, n)
+        for n, checkpoint in held.items()
+        if checkpoint and _is_dead(checkpoint, generation, restored)
+    )
+    empty = sorted(n for n, checkpoint in held.items() if checkpoint is None)
+    gone = {n for _, n in dead}
+    alive = sorted(
+        ((checkpoint, n) for n, checkpoint in held.items() if checkpoint and n not in gone), reverse=True
+    )
+    kept = _kept(alive, stride, flush)
+    order = [*empty, *(n for _, n in dead), *(n for _, n in reversed(alive) if n not in kept)]
+    if len(held) < cap:
+        order.append(next(n for n in range(len(held) + 1) if n not in held))
+    # The last resort costs protection, most important last. Without it a part whose buffers are locked would
+    # fall behind the others until no step is left that all have.
+    return [*order, *reversed(kept[0 if cap == 1 else 1 :])]
+
+
+def _is_dead(checkpoint: CheckpointId, generation: int, restored: CheckpointId | None) -> bool:
+    return checkpoint.generation != generation and (restored is None or checkpoint.step > restored.step)
+
+
+def _kept(alive: list[tuple[CheckpointId, int]], stride: int, flush: int) -> list[int]:
+    """Numbers of the buffers to keep, most important first; ``alive`` is sorted, newest first."""
+    multiples = [n for checkpoint, n in alive if checkpoint.step % stride == 0]
+    wanted = [n for checkpoint, n in alive if checkpoint.step == flush]
+    return list(dict.fromkeys([*(n for _, n in alive[:2]), *multiples[:2], *wanted]))
+
 
 _MOST = 16  # buffers that can exist; a plan has five at most
 
@@ -63,7 +115,7 @@ class Filling:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class UnreservedBuffer:
     """A buffer for which memory is still to be reserved, and how much."""
 
     owner: PartBuffers
@@ -113,7 +165,7 @@ class PartBuffers:
 
     def begin(
         self, step: int, specs: tuple[TensorSpec, ...], tree: bytes, *, stride: int, flush: int
-    ) -> Filling | Wanted:
+    ) -> Filling | UnreservedBuffer:
         """Give up the image that is needed least and lay out the next one; or what must be reserved before.
 
         Raises :class:`NotWritten` if all buffers are being read or cannot be made.
@@ -126,7 +178,7 @@ class PartBuffers:
             except BufferInUse:
                 continue
             except NotReserved:
-                return Wanted(self, number, buffer.total)
+                return UnreservedBuffer(self, number, buffer.total)
             except OSError as error:
                 raise self._not_written(number, error) from error
             self.held[number] = None
@@ -149,12 +201,12 @@ class PartBuffers:
         except OSError as error:
             raise self._not_written(number, error) from error
 
-    def wanted(self, total: int, *, stride: int = 1, flush: int = -1) -> Wanted | None:
+    def wanted(self, total: int, *, stride: int = 1, flush: int = -1) -> UnreservedBuffer | None:
         """The buffer that an image of ``total`` bytes takes next, if it still needs memory."""
         number = next(iter(self._order(stride, flush)), None)
         if number is None or (number in self._open and self._open[number].mapped >= total):
             return None
-        return Wanted(self, number, total)
+        return UnreservedBuffer(self, number, total)
 
     def close(self) -> None:
         """Let go of the buffers; the images in them stay."""
@@ -186,7 +238,7 @@ class PartBuffers:
     def _targets_in(
         self, number: int, specs: tuple[TensorSpec, ...], views: list[memoryview]
     ) -> list[Target]:
-        """The tensors that lie in a buffer; making thousands takes milliseconds, so they are kept."""
+        """The tensors that are in a buffer; making thousands takes milliseconds, so they are kept."""
         address = next((_address(view) for view in views if len(view)), 0)
         known = self._targets.get(number)
         if known is None or known[:2] != (specs, address):

@@ -34,11 +34,11 @@ from torch.distributed.checkpoint.metadata import (
 
 from slurm_robust.checkpoint import shards
 from slurm_robust.checkpoint.errors import ForeignPart
-from slurm_robust.checkpoint.part import Item, Sidecar, corrupt, data_of, name_of
+from slurm_robust.checkpoint.part import PartItem, Sidecar, corrupt, data_of, name_of
 from slurm_robust.checkpoint.plain import map_tensors
 from slurm_robust.checkpoint.tree import flatten
-from slurm_robust.model import versions
 from slurm_robust.util.ours import only_we_write, open_plain
+from slurm_robust.util.text import version_numbers
 
 ALIGNMENT = 64
 
@@ -52,7 +52,7 @@ _TENSOR_RECORD = b"/data/0"
 _Path = tuple[str | int, ...]
 
 
-def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool = False) -> list[Item]:
+def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool = False) -> list[PartItem]:
     """Append every value of a tree of plain data to a data file, in the order of ``map_tensors``.
 
     Raises ``OSError``.
@@ -68,11 +68,11 @@ def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool 
 
 def loads_safely(release: str) -> bool:
     """Whether ``torch.load(weights_only=True)`` of that release may read what others can have written."""
-    return versions.numbers(release) >= _LOADS_SAFELY_FROM
+    return version_numbers(release) >= _LOADS_SAFELY_FROM
 
 
-def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> list[torch.Tensor]:
-    """The tensors among ``items``, whose sums were compared; they lie in the mapped data file.
+def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[PartItem]) -> list[torch.Tensor]:
+    """The tensors among ``items``, whose sums were compared; they are in the mapped data file.
 
     The mapping is private: writing to a tensor changes nothing in the file. Raises :class:`CorruptPart`
     or ``OSError``.
@@ -163,7 +163,7 @@ def _is_opened(values: list[Any]) -> bool:
     )
 
 
-def _written(stream: _ItemStream, path: _Path, value: Any, *, shared: bool) -> Iterator[Item]:
+def _written(stream: _ItemStream, path: _Path, value: Any, *, shared: bool) -> Iterator[PartItem]:
     if isinstance(value, torch.Tensor):
         yield stream.put_tensor(path, value, shared=shared)
     elif shards.is_shard(value):
@@ -200,7 +200,7 @@ class _ItemStream:
         self._header: tuple[int, bytes] | None = None
         self._raw = -1
 
-    def put(self, path: _Path, value: Any, *, shared: bool) -> Item:
+    def put(self, path: _Path, value: Any, *, shared: bool) -> PartItem:
         """Append one value."""
         padding = -self._at % ALIGNMENT
         self._file.write(bytes(padding))  # so that tensors are aligned where the file is mapped
@@ -208,7 +208,7 @@ class _ItemStream:
         self._sum, self._raw = xxhash.xxh3_64(), -1
         torch.save(value, cast(IO[bytes], self))
         raw = self._raw - start if self._raw >= 0 else -1
-        return Item(
+        return PartItem(
             path=path,
             offset=start,
             length=self._at - start,
@@ -225,7 +225,7 @@ class _ItemStream:
         shared: bool,
         whole: tuple[int, ...] | None = None,
         at: tuple[int, ...] = (),
-    ) -> Item:
+    ) -> PartItem:
         """Append one tensor, from whatever device."""
         tensor = value.detach().cpu()
         bare = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_quantized
@@ -233,7 +233,7 @@ class _ItemStream:
             tensor = tensor.clone()  # torch.save would write all that it is a view of
         bare = bare and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg()
         written = self.put(path, tensor, shared=shared)
-        return Item(
+        return PartItem(
             path=path,
             offset=written.offset,
             length=written.length,
@@ -265,13 +265,13 @@ class _ItemStream:
         """Called by torch."""
 
 
-def _tensor(mapping: mmap.mmap, item: Item) -> torch.Tensor:
+def _tensor(mapping: mmap.mmap, item: PartItem) -> torch.Tensor:
     dtype = getattr(torch, item.dtype)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{item.dtype} is not a dtype")
     if item.raw < 0:
         content = io.BytesIO(mapping[item.offset : item.offset + item.length])
-        # weights_only: nothing but plain data and tensors can come out of it, whoever wrote the file.
+        # weights_only: nothing but plain data and tensors can come out of it, no matter what the file holds.
         loaded = torch.load(content, map_location="cpu", weights_only=True)
         if not isinstance(loaded, torch.Tensor) or tuple(loaded.shape) != item.shape:
             raise TypeError(f"it is a {type(loaded).__name__}")
@@ -293,7 +293,7 @@ class _Index:
         self._sums: dict[tuple[str, tuple[int, ...]], int] = {}
         self._nodes: dict[_Path, type] = {}  # type of the keys of each container
 
-    def add(self, sidecar: Sidecar, item: Item) -> None:
+    def add(self, sidecar: Sidecar, item: PartItem) -> None:
         """One item of the next rank."""
         if item.whole is not None and 0 in item.shape and 0 not in item.whole:
             return  # a rank that got nothing of an unevenly sharded tensor
@@ -330,7 +330,7 @@ class _Index:
                 return False
         return True
 
-    def _continues(self, key: str, item: Item) -> bool:
+    def _continues(self, key: str, item: PartItem) -> bool:
         """Whether this is one more shard of a tensor of which others are there."""
         known = self._values.get(key)
         return (
@@ -341,7 +341,7 @@ class _Index:
             and (key, item.at) not in self._sums
         )
 
-    def _put(self, sidecar: Sidecar, item: Item, path: _Path, whole: tuple[int, ...] | None) -> None:
+    def _put(self, sidecar: Sidecar, item: PartItem, path: _Path, whole: tuple[int, ...] | None) -> None:
         key = ".".join(map(str, path))
         if item.dtype:
             size = item.shape if whole is None else whole

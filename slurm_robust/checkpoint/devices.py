@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from slurm_robust.checkpoint.gpus import Event, Gpus, Pairs
+from slurm_robust.checkpoint.gpus import GpuEvent, Gpus, Pairs
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     return torch.split(flat, _SERIAL_ELEMENTS)
 
 
-class Source:
+class SourceTensor:
     """A tensor to copy from, in pieces that are kept: cutting takes as long as a tenth of copying."""
 
     __slots__ = ("_parts", "tensor")
@@ -55,7 +55,7 @@ class Source:
 
 
 def copy(
-    pairs: Iterable[tuple[Sequence[torch.Tensor], Source]], begun: threading.Event | None = None
+    pairs: Iterable[tuple[Sequence[torch.Tensor], SourceTensor]], begun: threading.Event | None = None
 ) -> None:
     """Copy tensors into the :func:`pieces` of others, in one call that does not hold the interpreter lock.
 
@@ -89,11 +89,11 @@ class GpuCopies:
         """Begin to copy. Raises ``RuntimeError``."""
         self._stream.copy(pairs)
 
-    def copied(self) -> Event:
+    def copied(self) -> GpuEvent:
         """The moment when all copies that were begun are done."""
         return self._stream.record()
 
-    def hold_training(self, event: Event) -> None:
+    def hold_training(self, event: GpuEvent) -> None:
         """What the training enqueues from now on comes after the copies."""
         self._gpus.training(self._device).follow(event)
 
@@ -108,7 +108,7 @@ class Pinned:
         self.device: torch.device | None = None
         self._gpus = gpus
         self._borders: list[int] = []  # where one piece ends and the next begins, sorted
-        self._told = False
+        self._reported = False
 
     def pin(self, memory: memoryview) -> Callable[[], None]:
         """Register a mapping, which takes seconds; returns what takes that back.
@@ -123,8 +123,8 @@ class Pinned:
         refusals = {at: self._gpus.register(at, min(PIECE_BYTES, end - at), device) for at in places}
         self._borders = sorted([*self._borders, *places[1:]])
         refused = {at: error for at, error in refusals.items() if error}
-        if refused and not self._told:
-            self._told = True
+        if refused and not self._reported:
+            self._reported = True
             _log.warning(
                 "CUDA does not register %d of %d pieces of the snapshots' memory (cudaError %d), so copying "
                 "into these holds training up: the driver cannot lock so much memory (ulimit -l is not what "
@@ -142,7 +142,7 @@ class Pinned:
         return unpin
 
     def pairs(self, target: torch.Tensor, source: torch.Tensor) -> Pairs:
-        """The copy of ``source`` into ``target``, cut where a piece ends: each part lies in one."""
+        """The copy of ``source`` into ``target``, cut where a piece ends: each part is in one."""
         begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
         cuts = self._borders[bisect_right(self._borders, begin) : bisect_left(self._borders, end)]
         if not cuts:
@@ -159,14 +159,14 @@ class Captures:
         self.seen = False
         self._gpus = gpus
         # A compiled step() must not try to trace this: it is called between the graphs instead.
-        look = torch.compiler.disable(self._look)  # type: ignore[no-untyped-call]
-        self._hook = register_optimizer_step_pre_hook(look)
+        hook = torch.compiler.disable(self._on_step)  # type: ignore[no-untyped-call]
+        self._hook = register_optimizer_step_pre_hook(hook)
 
     def close(self) -> None:
-        """Look no more."""
+        """Remove the hook."""
         self._hook.remove()
 
-    def _look(self, optimizer: object, args: object, kwargs: object) -> None:
+    def _on_step(self, optimizer: object, args: object, kwargs: object) -> None:
         if not self.seen and self._gpus.is_capturing():
             self.seen = True
 

@@ -49,8 +49,8 @@ class DiskTier:
     def save(self, checkpoint: CheckpointId, snapshot: Snapshot) -> None:
         """Publish this rank's part of ``checkpoint``; durable on return. Raises :class:`NotWritten`.
 
-        A part that is there already stays as it is. Whoever publishes the last part also writes what others
-        need: ``.metadata`` and the ``latest`` pointer; it is logged if that fails.
+        A part that is there already stays as it is. The rank that publishes the last part also writes what
+        others need: ``.metadata`` and the ``latest`` pointer; it is logged if that fails.
         """
         header = self._header(checkpoint, self._rank)
         try:
@@ -65,7 +65,7 @@ class DiskTier:
             _log.warning("checkpoint %s is whole, but %s was not updated: %s", checkpoint, METADATA, error)
 
     def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
-        """This rank's state at ``checkpoint``, verified. Tensors lie in mapped files.
+        """This rank's state at ``checkpoint``, verified. Tensors are in mapped files.
 
         Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or
         ``OSError`` if the storage does not answer.
@@ -153,7 +153,7 @@ def write_part(
 
 
 def read_part(path: Path, sidecar: Sidecar, what: str = ALL) -> Snapshot:
-    """What a part holds (OWN, SHARED or ALL of it), verified. Its tensors lie in the mapped file.
+    """What a part holds (OWN, SHARED or ALL of it), verified. Its tensors are in the mapped file.
 
     Raises :class:`CorruptPart`, :class:`MissingCheckpoint` or ``OSError``.
     """

@@ -3,7 +3,7 @@
 A process of its own beside an agent, because it needs torch and because storage may hang: nobody waits for
 it. It reads one :class:`FlushOrder` per line of its standard input, as JSON, answers each with a
 :class:`FlushAnswer` in one line on its standard output, and ends when its input does. Images are mapped and
-locked, so their buffers are not refilled meanwhile, and what lies in them is not copied.
+locked, so their buffers are not refilled meanwhile, and what is in them is not copied.
 """
 
 from __future__ import annotations
@@ -31,25 +31,21 @@ NICENESS = 10
 
 
 class FlushOrder(Record):
-    """Put these images on storage. ``images``: paths by rank, :data:`SHARED` for the shared part.
+    """Put these images on storage. They have to be of this run, checkpoint and layout."""
 
-    ``places``: those of the run's shared tiers, all of which get them. The images have to be of this run and
-    checkpoint, and of this layout unless it is None.
-    """
-
-    images: dict[int, str]
+    images: dict[int, str]  # paths by rank, :data:`SHARED` for the shared part
     checkpoint: CheckpointId
     world_size: int
-    places: dict[Tier, str]
+    places: dict[Tier, str]  # those of the run's shared tiers, all of which get them
     run_id: str
-    layout: str | None = None
+    layout: str | None = None  # None: any
 
 
 class FlushAnswer(Record):
-    """Whether all parts of an order are published, and else what went wrong."""
+    """The result of an order."""
 
-    ok: bool
-    error: str = ""
+    ok: bool  # all parts are published
+    error: str = ""  # else what went wrong
 
 
 def main() -> int:
@@ -118,7 +114,7 @@ def flush(order: FlushOrder) -> None:
 
 
 def snapshot_of(own: Image, shared: Image | None) -> Snapshot:
-    """The state of a rank from its verified images. Its tensors lie in them.
+    """The state of a rank from its verified images. Its tensors are in them.
 
     Without ``shared`` it has no shared state, which rank 0's must have if there is any. Raises
     :class:`CorruptPart` or :class:`MissingCheckpoint`.

@@ -15,7 +15,7 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 """Copies to make: where to, and what."""
 
 
-class Event(Protocol):
+class GpuEvent(Protocol):
     """A moment in a stream."""
 
     def query(self) -> bool:
@@ -34,10 +34,10 @@ class Stream(Protocol):
         Host memory of each must be registered as a whole or not at all. Raises ``RuntimeError``.
         """
 
-    def record(self) -> Event:
+    def record(self) -> GpuEvent:
         """The moment when all that is enqueued so far is done."""
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: GpuEvent) -> None:
         """What is enqueued from now on comes after ``event``, of any stream. The host does not wait."""
 
 
@@ -114,13 +114,13 @@ class _CudaStream:
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
 
-    def record(self) -> Event:
+    def record(self) -> GpuEvent:
         # Of a blocking event a thread that waits sleeps; of others it spins, on a core that loaders need.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _CudaEvent(self._device, event)
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: GpuEvent) -> None:
         assert isinstance(event, _CudaEvent)
         self._stream.wait_event(event.event)
 

@@ -1,4 +1,4 @@
-"""The flat format of one part of a checkpoint, as it lies in memory and on local disks.
+"""The flat format of one part of a checkpoint, as it is in memory and on local disks.
 
 Little-endian. Reading it executes nothing: there are numbers, names and raw tensor data::
 
@@ -81,8 +81,16 @@ class SharedFile:
         except BlockingIOError:
             raise BufferInUse(str(self.path)) from None
 
+    def share(self) -> bool:
+        """Let readers in, and no other writer; False if another writer has come in between."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
     def unlock(self) -> None:
-        """Let readers in."""
+        """Let everybody in."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def make_room(self, total: int) -> mmap.mmap:
@@ -272,12 +280,14 @@ class Buffer:
 
     def _publish(self) -> None:
         assert self._file.map is not None
-        self._file.map[:8] = MAGIC
+        # In this order: an agent that sees the image opens it at once, and takes a locked one for refilled.
+        if self._file.share():
+            self._file.map[:8] = MAGIC
         self._file.unlock()
 
 
 class Image:
-    """A whole image, mapped; see :func:`open_image`. Tensors lie in the mapping."""
+    """A whole image, mapped; see :func:`open_image`. Tensors are in the mapping."""
 
     def __init__(self, path: Path, mapping: mmap.mmap, *, received: bool = False, file: int = -1) -> None:
         """Use :func:`open_image`. ``received``: the magic is not there yet."""
@@ -372,7 +382,7 @@ class Image:
         yield Piece(whole[begin:total], read=False)
 
     def close(self) -> None:
-        """Let go of the buffer; tensors that lie in the mapping keep it mapped."""
+        """Let go of the buffer; tensors that are in the mapping keep it mapped."""
         if self._file >= 0:
             # Closing is not enough: the mapping has a duplicate of the descriptor, which shares its lock.
             fcntl.flock(self._file, fcntl.LOCK_UN)

@@ -21,7 +21,7 @@ Places = Mapping[int, torch.Tensor]
 def places_for(stored: Snapshot, training: Training, gpus: Gpus) -> Places:
     """The tensors that take the bytes of stored ones, by the address of these (``data_ptr``).
 
-    That is the live tensor at the same place of the tree if it lies in memory, or on a GPU, as the stored one
+    That is the live tensor at the same place of the tree if it is in memory, or on a GPU, as the stored one
     does, and shares none with another that takes bytes (of tied weights the first does). An optimizer on the
     CPU that has no state yet gets tensors in new memory, which it keeps.
     """

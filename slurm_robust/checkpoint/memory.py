@@ -37,7 +37,7 @@ _ORDER = {"own": 0, "shared": 0, "fetched": 1, "fetched-shared": 1, "peer": 2}
 
 
 class FoundImage(Record):
-    """A file of the folder that holds a whole image. ``kind`` is the first word of its name."""
+    """A file of the folder that holds a whole image. ``kind``: see :func:`kind_of`."""
 
     path: Path
     kind: str
@@ -98,7 +98,7 @@ class MemoryFolder:
         return path.with_name(f"{path.name}.size")
 
     def inventory(self) -> tuple[Copy, ...]:
-        """The whole copies here, of all tiers that lie in memory; what was fetched is not among them."""
+        """The whole copies here, of all tiers that are in memory; what was fetched is not among them."""
         return tuple(
             Copy(
                 rank=image.header.rank,
@@ -139,7 +139,7 @@ class MemoryFolder:
 
 
 def kind_of(name: str) -> str:
-    """The first word of a file's name in such a folder, "" for a name of something else."""
+    """The part of a file's name before its number in such a folder, "" for a name of something else."""
     match = _NAME.fullmatch(name)
     return str(match[1] or match[4]) if match else ""
 

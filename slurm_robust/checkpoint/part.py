@@ -27,7 +27,7 @@ _HEAD = struct.Struct("<8sIIQ")
 _READ_BYTES = 4 * 2**20
 
 
-class Item(Record):
+class PartItem(Record):
     """One value in the data file, at ``offset``, with the sum of its ``length`` bytes.
 
     ``path`` leads to it in the state that was saved, as ``torch.distributed.checkpoint`` flattens it; an
@@ -59,7 +59,7 @@ class Sidecar(Record):
     entries: tuple[str, ...]
     data: str
     data_bytes: int
-    items: tuple[Item, ...]
+    items: tuple[PartItem, ...]
     own: bytes
     shared: bytes
 
@@ -111,7 +111,7 @@ def verify_part(path: Path) -> int:
     return path.stat().st_size + verify_items(path, sidecar, sidecar.items)
 
 
-def verify_items(path: Path, sidecar: Sidecar, items: Iterable[Item]) -> int:
+def verify_items(path: Path, sidecar: Sidecar, items: Iterable[PartItem]) -> int:
     """Compare the sums of some items of the part whose sidecar is ``path``; returns the bytes read.
 
     Raises as :func:`verify_part`.
@@ -145,7 +145,7 @@ def data_of(path: Path, sidecar: Sidecar) -> Path:
     return path.with_name(sidecar.data)
 
 
-def name_of(item: Item) -> str:
+def name_of(item: PartItem) -> str:
     """The item's key in ``torch.distributed.checkpoint``."""
     return ".".join(map(str, item.path)) or f"the item at {item.offset}"
 

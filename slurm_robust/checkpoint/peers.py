@@ -1,7 +1,7 @@
 """Which node keeps the second copies of a node's ranks (ByteRobust paper, section 5.1). Pure.
 
 What fails together must not hold both copies. Nodes fail one at a time, and all nodes of one parallel
-group are evicted together when nobody can tell which of them is at fault. So two nodes are *linked* by
+group are evicted together when it is not known which of them is at fault. So two nodes are *linked* by
 every parallel group that has ranks on both, and the best peer is a node without any link.
 
 That cannot always be had. With data parallelism alone, every node is linked with every other by the one

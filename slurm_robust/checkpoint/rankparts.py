@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from slurm_robust.checkpoint import budget
-from slurm_robust.checkpoint.buffers import Filling, PartBuffers, Wanted
+from slurm_robust.checkpoint.buffers import Filling, PartBuffers, UnreservedBuffer
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import OnMap, TensorSpec, image_bytes
@@ -22,7 +22,7 @@ from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import Record
 
 
-class Place(Record):
+class TensorPlace(Record):
     """Whose snapshots: header of the images (without the step), and the ranks and nodes around.
 
     ``first_on_node``: this rank writes the shared part too.
@@ -59,7 +59,7 @@ class RankParts:
     def __init__(
         self,
         folder: MemoryFolder,
-        place: Place,
+        place: TensorPlace,
         gather: Callable[[Path], tuple[budget.Room, ...]],
         on_map: OnMap,
     ) -> None:
@@ -98,14 +98,16 @@ class RankParts:
         shared = sum(tensor.nbytes for tensor in flatten(snapshot.shared)[1])
         return self._planned_for(self._own.nbytes, max(shared, self._shared.nbytes if self._shared else 0))
 
-    def begin(self, step: int, trees: list[bytes], *, stride: int, flush: int) -> list[Filling] | Wanted:
+    def begin(
+        self, step: int, trees: list[bytes], *, stride: int, flush: int
+    ) -> list[Filling] | UnreservedBuffer:
         """Lay out each part's next buffer, or what must be reserved before. Raises :class:`NotWritten`."""
         fillings: list[Filling] = []
-        found: Filling | Wanted | None = None
+        found: Filling | UnreservedBuffer | None = None
         try:
             for part, tree in zip(self._parts(), trees, strict=False):  # there may be nothing to share
                 found = part.buffers.begin(step, part.specs, tree, stride=stride, flush=flush)
-                if isinstance(found, Wanted):
+                if isinstance(found, UnreservedBuffer):
                     return found
                 fillings.append(found)
             return fillings
@@ -114,7 +116,7 @@ class RankParts:
                 for filling in fillings:
                     filling.discard()
 
-    def expect(self, tables: list[Table]) -> tuple[list[Wanted], str]:
+    def expect(self, tables: list[Table]) -> tuple[list[UnreservedBuffer], str]:
         """What to reserve for a state of which only these tables are known; and what :meth:`make_room` says.
 
         Raises :class:`NotWritten`.

@@ -28,19 +28,19 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurm_robust.checkpoint import budget, devices
-from slurm_robust.checkpoint.buffers import Filling, Wanted
+from slurm_robust.checkpoint.buffers import Filling, UnreservedBuffer
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.gpus import CUDA, Gpus, Pairs
-from slurm_robust.checkpoint.job import Entry, Job, Late, sort_out
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Contents, Place, RankParts, Table
+from slurm_robust.checkpoint.pending import Late, PendingSnapshot, PlacedTensor, sort_out
+from slurm_robust.checkpoint.rankparts import Contents, RankParts, Table, TensorPlace
 from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers, gpu_of
 from slurm_robust.model.record import Record
 
 _log = logging.getLogger(__name__)
 
-# How long anything waits for a copy in memory. Copies take milliseconds to seconds; who is this late is on a
-# machine that swaps, and a training that goes on without a snapshot is better than one that stands.
+# How long anything waits for a copy in memory. Copies take milliseconds to seconds; one that is this late is
+# on a machine that swaps, and a training that goes on without a snapshot is better than one that stands.
 PATIENCE_S = 60.0
 # How long the sums wait for an update to end; one that takes longer is shared with them. Also how long a
 # process lives on whose update raised.
@@ -52,7 +52,7 @@ BEGIN_S = 0.01
 RESERVE_S = 1.0
 
 
-class _Wanted(Record):
+class _SnapshotRequest(Record):
     """What is asked for: the snapshot of a step; stride and flush say which earlier ones still matter."""
 
     step: int
@@ -73,7 +73,7 @@ class Snapshotter:
     def __init__(
         self,
         folder: MemoryFolder,
-        place: Place,
+        place: TensorPlace,
         *,
         overlap: bool = True,
         ahead: bool = False,
@@ -88,8 +88,9 @@ class Snapshotter:
         self._captures = captures or devices.Captures(gpus)  # its hook comes before ours
         self._pinned = devices.Pinned(gpus)
         self._parts = RankParts(folder, place, gather, self._pinned.pin)
-        self._job: Job | None = None
-        self._last: Job | None = None  # the newest that is whole; None while another one is on its way
+        self._pending: PendingSnapshot | None = None
+        # The newest that is whole; None while another one is on its way.
+        self._last: PendingSnapshot | None = None
         self._foreseen = False  # the newest state was the expected one
         self._always_ahead = ahead
         self._warned: set[str] = set()
@@ -136,7 +137,7 @@ class Snapshotter:
         """
         begun = time.perf_counter()
         try:
-            self._take(_Wanted(step=step, stride=stride, flush=flush), training)
+            self._take(_SnapshotRequest(step=step, stride=stride, flush=flush), training)
         except NotWritten:
             self.skipped += 1
             raise
@@ -145,33 +146,33 @@ class Snapshotter:
 
     def settle(self) -> None:
         """Wait until the newest snapshot is whole. Raises :class:`NotWritten` if that takes too long."""
-        job = self._job
-        if job is None or job.done is None:
+        pending = self._pending
+        if pending is None or pending.done is None:
             return
-        job.may_sum.set()
-        if concurrent.futures.wait([job.done], 0.0 if job.given_up else PATIENCE_S).not_done:
-            job.given_up = True
+        pending.may_sum.set()
+        if concurrent.futures.wait([pending.done], 0.0 if pending.given_up else PATIENCE_S).not_done:
+            pending.given_up = True
             raise NotWritten(
-                f"the snapshot of step {job.step} has not been copied within {PATIENCE_S:g} s: the node's "
-                "memory is overloaded; see whether it swaps"
+                f"the snapshot of step {pending.step} has not been copied within {PATIENCE_S:g} s: the "
+                "node's memory is overloaded; see whether it swaps"
             )
-        self._job = None
-        if job.abandoned:
+        self._pending = None
+        if pending.abandoned:
             return
         try:
-            job.done.result()
+            pending.done.result()
         except RuntimeError as error:  # of a copy; a device that is broken ends the training by itself
-            raise NotWritten(f"the snapshot of step {job.step} cannot be copied: {error}") from error
-        if not (job.torn or job.captured):
-            self._last = job
+            raise NotWritten(f"the snapshot of step {pending.step} cannot be copied: {error}") from error
+        if not (pending.torn or pending.captured):
+            self._last = pending
             return
         self.skipped += 1
-        if job.captured:
+        if pending.captured:
             return  # raised when the next one is taken
         self._warn_once(
             "torn",
-            f"the snapshot of step {job.step} is discarded: {job.torn} was changed while it was copied, "
-            "after step() and before the optimizer's update. If the training changes parameters or "
+            f"the snapshot of step {pending.step} is discarded: {pending.torn} was changed while it was "
+            "copied, after step() and before the optimizer's update. If the training changes parameters or "
             "optimizer state by other means than optimizer.step(), use Checkpointer(…, overlap=False)",
         )
 
@@ -179,8 +180,8 @@ class Snapshotter:
         """Finish the newest snapshot and let go of the buffers."""
         for hook in self._hooks:
             hook.remove()
-        if self._job is not None:
-            self._job.may_sum.set()
+        if self._pending is not None:
+            self._pending.may_sum.set()
         self._thread.shutdown()
         self._captures.close()
         self.settle()
@@ -190,7 +191,7 @@ class Snapshotter:
 
     # -- taking one -------------------------------------------------------------------------------
 
-    def _take(self, wanted: _Wanted, training: Training) -> None:
+    def _take(self, wanted: _SnapshotRequest, training: Training) -> None:
         self.settle()
         if self._captures.seen and self._overlap:
             self._overlap = False
@@ -203,12 +204,12 @@ class Snapshotter:
             self.skipped += 1
             return
         last, self._last = self._last, None
-        job: Job | None = None
+        pending: PendingSnapshot | None = None
         versions: list[int] = []
         in_haste = last is not None and self._overlap and (last.held_up or self._always_ahead)
         if last and in_haste:
             versions = last.late.versions()
-            job = self._ahead(wanted, last) if self._foreseen else None
+            pending = self._ahead(wanted, last) if self._foreseen else None
         try:
             snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
             contents = self._parts.contents(snapshot)
@@ -217,52 +218,54 @@ class Snapshotter:
             before = last.late if last and not changed else None
             early, late = sort_out(contents.tensors, owners, self._runtime, before)
             self._foreseen = late is before and (late.versions() == versions or not in_haste)
-            if job and not (self._foreseen and not job.torn and job.turn_into(contents)):
-                wrong, job = job, None
+            if pending and not (self._foreseen and not pending.torn and pending.turn_into(contents)):
+                wrong, pending = pending, None
                 self._abandon(wrong)
-            if job is None:
+            if pending is None:
                 self._make_room(snapshot)
                 if not self.active:
                     return
                 self._pinned.device = next((e.device for e in (*early, *late.entries) if e.on_gpu), None)
-                job = self._begin(wanted, contents.values, contents.trees, late)
-            if job is None:
+                pending = self._begin(wanted, contents.values, contents.trees, late)
+            if pending is None:
                 self.skipped += 1
                 return
-            self._copy(job, early)
+            self._copy(pending, early)
         except BaseException:
-            if job:
-                self._abandon(job)
+            if pending:
+                self._abandon(pending)
             raise
 
-    def _ahead(self, wanted: _Wanted, last: Job) -> Job | None:
+    def _ahead(self, wanted: _SnapshotRequest, last: PendingSnapshot) -> PendingSnapshot | None:
         """Begin to copy what was late before, on the assumption that it is so again."""
         late = last.late
         if not late.is_in_place() or all(entry.on_gpu for entry in late.entries):
             return None
-        job = self._begin(wanted, last.values, [filling.tree for filling in last.fillings], late)
-        if job is not None:
-            job.begun.wait(BEGIN_S)
-        return job
+        pending = self._begin(wanted, last.values, [filling.tree for filling in last.fillings], late)
+        if pending is not None:
+            pending.begun.wait(BEGIN_S)
+        return pending
 
-    def _begin(self, wanted: _Wanted, values: list[Any], trees: list[bytes], late: Late) -> Job | None:
+    def _begin(
+        self, wanted: _SnapshotRequest, values: list[Any], trees: list[bytes], late: Late
+    ) -> PendingSnapshot | None:
         """Lay out the buffers and let the thread copy; None while there is no memory for them yet."""
         if (fillings := self._fillings(wanted, trees)) is None:
             return None
-        self._job = job = Job(wanted.step, fillings, values, late)
-        job.copying = self._thread.submit(job.copy_late)
-        return job
+        self._pending = pending = PendingSnapshot(wanted.step, fillings, values, late)
+        pending.copying = self._thread.submit(pending.copy_late)
+        return pending
 
-    def _fillings(self, wanted: _Wanted, trees: list[bytes]) -> list[Filling] | None:
+    def _fillings(self, wanted: _SnapshotRequest, trees: list[bytes]) -> list[Filling] | None:
         while True:
             found = self._parts.begin(wanted.step, trees, stride=wanted.stride, flush=wanted.flush)
-            if not isinstance(found, Wanted):
+            if not isinstance(found, UnreservedBuffer):
                 return found
             self._reserve([found])
             if not self._is_reserved():
                 return None
 
-    def _reserve(self, wanted: list[Wanted]) -> None:
+    def _reserve(self, wanted: list[UnreservedBuffer]) -> None:
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._reserved = done
 
@@ -287,25 +290,25 @@ class Snapshotter:
         done.result()
         return True
 
-    def _copy(self, job: Job, early: list[Entry]) -> None:
+    def _copy(self, pending: PendingSnapshot, early: list[PlacedTensor]) -> None:
         """Copy what the next step may change; the rest is left to the thread and the GPUs."""
         try:
-            self._copy_on_gpus(job, early)
-            for gpu, event in job.events:
+            self._copy_on_gpus(pending, early)
+            for gpu, event in pending.events:
                 if self._overlap:
                     gpu.hold_training(event)
                 else:
                     event.wait()
-            self._copy_on_gpus(job, job.late.entries)
+            self._copy_on_gpus(pending, pending.late.entries)
         except RuntimeError as error:
-            raise NotWritten(f"the snapshot of step {job.step} cannot be copied: {error}") from error
-        devices.copy(job.cpu(early))
-        job.done = self._thread.submit(self._finish, job)
+            raise NotWritten(f"the snapshot of step {pending.step} cannot be copied: {error}") from error
+        devices.copy(pending.cpu(early))
+        pending.done = self._thread.submit(self._finish, pending)
 
-    def _abandon(self, job: Job) -> None:
+    def _abandon(self, pending: PendingSnapshot) -> None:
         """Make its buffers free for another snapshot. Raises :class:`NotWritten` if that takes too long."""
-        job.abandoned = True
-        job.done = self._thread.submit(self._finish, job)
+        pending.abandoned = True
+        pending.done = self._thread.submit(self._finish, pending)
         self.settle()
 
     def _describe(self, step: int, contents: Contents) -> bool:
@@ -326,12 +329,12 @@ class Snapshotter:
         if reason:
             self._warn_once("memory", f"snapshots in memory are limited: {reason}")
 
-    def _copy_on_gpus(self, job: Job, entries: list[Entry]) -> None:
+    def _copy_on_gpus(self, pending: PendingSnapshot, entries: list[PlacedTensor]) -> None:
         """Start copying those that lie on GPUs. Raises ``RuntimeError``."""
         found: dict[torch.device, Pairs] = {}
         for entry in entries:
             if entry.on_gpu:
-                pairs = self._pinned.pairs(job.target(entry).whole, entry.source.tensor)
+                pairs = self._pinned.pairs(pending.target(entry).whole, entry.source.tensor)
                 found.setdefault(entry.device, []).extend(pairs)
         for device, pairs in found.items():
             gpu = self._copies.get(device) or devices.GpuCopies(self._runtime, device)
@@ -340,28 +343,28 @@ class Snapshotter:
             try:
                 gpu.copy(pairs)
             finally:  # what was begun must have ended before the buffer is used again
-                job.events.append((gpu, gpu.copied()))
+                pending.events.append((gpu, gpu.copied()))
 
     # -- beside the training ----------------------------------------------------------------------
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, pending: PendingSnapshot) -> None:
         """Wait for what is still being copied and make the images whole. In the thread."""
         whole = False
         try:
-            job.copying.result()
-            for _, event in job.events:
+            pending.copying.result()
+            for _, event in pending.events:
                 event.wait()
-            job.check()
+            pending.check()
             # An update that waited for the copy moves as much memory as the sums read: it goes first.
-            job.may_sum.wait(UPDATE_S)
-            whole = not (job.torn or job.captured or job.abandoned)
+            pending.may_sum.wait(UPDATE_S)
+            whole = not (pending.torn or pending.captured or pending.abandoned)
         finally:
-            for filling in job.fillings:
+            for filling in pending.fillings:
                 if whole:
                     filling.commit()
                 else:
                     filling.discard()
-            self._reserve_next(job.fillings if whole else [])
+            self._reserve_next(pending.fillings if whole else [])
 
     def _reserve_next(self, fillings: list[Filling]) -> None:
         """Have memory for the next snapshot before it is taken."""
@@ -370,26 +373,28 @@ class Snapshotter:
             self._reserve(wanted)
 
     def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
-        job = self._job
-        if job is None or job.checked or not job.late.entries or os.getpid() != self._process:
+        pending = self._pending
+        if pending is None or pending.checked or not pending.late.entries or os.getpid() != self._process:
             return
         if self._captures.seen:
-            job.captured = job.checked = True  # and nothing outside of the graph may be waited for in it
+            pending.captured = pending.checked = (
+                True  # and nothing outside of the graph may be waited for in it
+            )
             return
         begun = time.perf_counter()
-        if not job.copying.done():
-            job.held_up = True
-            job.may_sum.clear()
-        if concurrent.futures.wait([job.copying], PATIENCE_S).not_done:
-            job.torn = "everything"
-        job.check()
-        for gpu, event in job.events:
+        if not pending.copying.done():
+            pending.held_up = True
+            pending.may_sum.clear()
+        if concurrent.futures.wait([pending.copying], PATIENCE_S).not_done:
+            pending.torn = "everything"
+        pending.check()
+        for gpu, event in pending.events:
             gpu.hold_training(event)
         self.blocked_s += time.perf_counter() - begun
 
     def _after_update(self, optimizer: object, args: object, kwargs: object) -> None:
-        if self._job is not None:
-            self._job.may_sum.set()
+        if self._pending is not None:
+            self._pending.may_sum.set()
 
     # -- small things -----------------------------------------------------------------------------
 

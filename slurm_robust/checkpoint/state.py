@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -17,7 +19,6 @@ from slurm_robust.checkpoint import shards
 from slurm_robust.checkpoint.errors import EntryMismatch
 from slurm_robust.checkpoint.gpus import Gpus
 from slurm_robust.checkpoint.plain import map_tensors, merge, plain
-from slurm_robust.checkpoint.rng import capture_rng, restore_rng
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Snapshot:
 
     ``shared`` is equal on all ranks, ``own`` is this rank's; an entry is the union of its two trees.
     Tensors share memory with the live ones: to keep a snapshot beyond the current step copy them.
-    Those of a snapshot that was read lie in a mapped file, but for ``placed`` (addresses of storages).
+    Those of a snapshot that was read are in a mapped file, but for ``placed`` (addresses of storages).
     """
 
     own: dict[str, Any]
@@ -267,7 +268,7 @@ def _as_stored(stored: Any, made: Any, cast_to: torch.dtype) -> Any:
 
 
 def _out_of(mapped: set[int | None], value: Any, old: Any) -> Any:
-    """``value`` without anything that lies in a mapped file; in the memory of ``old`` where that fits.
+    """``value`` without anything that is in a mapped file; in the memory of ``old`` where that fits.
 
     New memory costs several times what copying does, since the kernel clears it.
     """
@@ -305,6 +306,45 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _address(tensor: torch.Tensor) -> int | None:
-    """Where an ordinary CPU tensor lies; None for others, which never lie in a mapped file."""
+    """The address of an ordinary CPU tensor; None for others, which are never in a mapped file."""
     ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.untyped_storage().data_ptr() if ordinary else None
+
+
+def capture_rng() -> dict[str, Any]:
+    """All global generators as plain data. NumPy and CUDA only if this process uses them.
+
+    Generators that the script makes for itself (``torch.Generator``, ``numpy.random.Generator``) are
+    its own state and belong into an entry.
+    """
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, key, position, has_gauss, gauss = numpy.random.get_state()
+        state["numpy"] = (str(name), key.tolist(), int(position), int(has_gauss), float(gauss))
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if initialized:
+        # All visible devices: a rank may use several, and reading a state makes no context there.
+        state["cuda"] = list(torch.cuda.get_rng_state_all())
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Put the generators back to ``state``. Raises :class:`EntryMismatch` if CUDA devices are missing."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"].clone())
+    if "numpy" in state:
+        import numpy as np
+
+        name, key, position, has_gauss, gauss = state["numpy"]
+        np.random.set_state((name, np.asarray(key, dtype=np.uint32), position, has_gauss, gauss))
+    cuda = state.get("cuda", [])
+    if cuda:
+        visible = torch.cuda.device_count()
+        if visible < len(cuda):
+            raise EntryMismatch(
+                f"the checkpoint was taken with {len(cuda)} visible GPUs, this process sees {visible}: "
+                "give every rank as many GPUs as before (CUDA_VISIBLE_DEVICES, --gpus-per-node)"
+            )
+        for device, one in enumerate(cuda):
+            torch.cuda.set_rng_state(one.clone(), device)

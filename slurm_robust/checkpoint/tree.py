@@ -1,15 +1,15 @@
-"""Plain data as bytes and a list of tensors, and back: how a tree lies in an image.
+"""Plain data as bytes and a list of tensors, and back: how an image holds a tree.
 
 The bytes are MessagePack, so reading them executes nothing. Numbers, strings, bytes, None and dicts whose
 keys are strings stand for themselves; everything else is an array that begins with a tag::
 
     ["[", items…]  list    ["(", items…]  tuple      ["{", items…]  set      ["d", key, value, …]  dict
     ["o", …]  OrderedDict  ["c", …]  Counter         ["m", dict, _metadata]  dict with ``_metadata``
-    ["t", number]  tensor  ["t", number, order]      tensor whose dimensions lie in this order in memory
+    ["t", number]  tensor  ["t", number, order]      tensor whose dimensions are in this order in memory
     ["i", bytes]  int      ["u", bytes]  str         integers beyond 64 bits, strings beyond UTF-8
     ["j", real, imaginary] ["T", name]  dtype        ["D", name]  device     ["S", sizes…]  Size
 
-Every tensor is stored in the order in which it lies in memory, so copying one is copying a block, and one
+Every tensor is stored in the order of its memory, so copying one is copying a block, and one
 in ``channels_last`` comes back so. Tensors that share memory are stored each for itself.
 """
 
@@ -101,7 +101,7 @@ def tensor_in(data: memoryview, spec: TensorSpec) -> torch.Tensor:
 
 
 class _NoBlock(Exception):
-    """A tensor whose values do not lie in memory one after the other; the text is its kind."""
+    """A tensor whose values are not one after the other in memory; the text is its kind."""
 
 
 def _packed(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -48,7 +48,7 @@ def _check_file(path: Path) -> str:
     from slurm_robust.config.job import JobConfig
     from slurm_robust.config.node import NodeConfig
     from slurm_robust.config.reader import Layers, schema_keys
-    from slurm_robust.controller import logrules
+    from slurm_robust.controller.preflight import check_log_rules
 
     if path.is_file() and is_node_file(path.read_bytes()):
         node = Layers(NodeConfig)
@@ -57,7 +57,7 @@ def _check_file(path: Path) -> str:
         return f"{len(node.values)} sections of a node's configuration"
     job = Layers(JobConfig)
     job.add_file(path)
-    logrules.check(job.build(), Path.cwd())
+    check_log_rules(job.build(), Path.cwd())
     count = sum(tuple(name.split(".")) in job.places for name in schema_keys(JobConfig))
     return f"{count} keys"
 

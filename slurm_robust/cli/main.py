@@ -13,8 +13,7 @@ from slurm_robust import __version__
 from slurm_robust.cli import admin, checkpoint, config, inspect, replay, run, sandbox
 from slurm_robust.cli.parsing import Parser, UsageError, add_command
 from slurm_robust.cli.terminal import visible_only
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message
 
 COMMANDS = (run, inspect, checkpoint, replay, admin, sandbox, config)

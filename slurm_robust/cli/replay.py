@@ -37,7 +37,7 @@ def register(commands: Commands) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Read the configuration and hand over to the controller."""
-    from slurm_robust.controller import replay
+    from slurm_robust.controller.main import replay
     from slurm_robust.model.job import CommandKind
 
     kind = run.kind_of(args, USAGE)
@@ -45,4 +45,4 @@ def handle(args: argparse.Namespace) -> int:
         raise UsageError("only a Python script or module can be replayed", fix="leave out the --")
     nproc = args.nproc_per_node
     own = {} if nproc is None else {"--nproc-per-node": ("nproc_per_node", nproc)}
-    return replay.main(run.configured(args, kind, own), args.command, kind, json=args.json)
+    return replay(run.configured(args, kind, own), args.command, kind, json=args.json)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_robust.cli.parsing import UsageError, add_config_options, settings_of
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
 
 def handle(args: argparse.Namespace) -> int:
     """Run it so that a job with an expedited requeue ends where the run ends for good."""
-    from slurm_robust.controller.expedited import ending_for_good
+    from slurm_robust.controller.requeue import ending_for_good
 
     return ending_for_good(lambda: _run(args))
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from slurm_robust.cli.parsing import Handler, UsageError, add_command, add_group
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox.config import SandboxConfig
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 
 
 class ConfigError(SrobustError):

@@ -27,13 +27,24 @@ _PREFIX = "SROBUST_CONFIG_"
 def collect(file: Path | None, environ: Mapping[str, str], options: Layers[JobConfig]) -> Layers[JobConfig]:
     """Return what all sources set, in the order of the precedence."""
     merged = Layers(JobConfig)
-    for path in filter(None, (SITE_FILE if SITE_FILE.exists() else None, file)):
+    for path in filter(None, (_site_file(), file)):
         layer = Layers(JobConfig)
         layer.add_file(path)
         merged.overrule(layer)
     merged.overrule(from_environment(environ))
     merged.overrule(options)
     return merged
+
+
+def _site_file() -> Path | None:
+    """The site's file; None only if there is none. Whoever reads one that cannot be read says so."""
+    try:
+        SITE_FILE.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        pass
+    return SITE_FILE
 
 
 def from_environment(environ: Mapping[str, str]) -> Layers[JobConfig]:

@@ -46,7 +46,7 @@ class CheckRule(Section):
     """Whether the check runs."""
 
     contexts: tuple[Context, ...] | None = None
-    """The contexts in which the check runs."""
+    """The contexts in which the check runs. One that can run beside a training does so with `periodic`."""
 
     on_unknown: Literal["open", "closed"] | None = None
     """What an unknown result does: ``open`` lets jobs start, ``closed`` keeps them away from the node."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,23 +76,26 @@ def load_compiled(path: Path = FILE, compiled: Path | None = None) -> NodeConfig
 
 
 def files(path: Path = FILE) -> tuple[Path, ...]:
-    """Return the files that exist; later ones override earlier ones."""
+    """Return the files that exist; later ones override earlier ones. Raises :class:`InvalidSettings`."""
+    folder = path.parent / DROP_INS
+    found: list[Path] = []
     try:
-        drop_ins = sorted(
-            name
-            for name in os.listdir(path.parent / DROP_INS)
-            if name.endswith(".yaml") and not name.startswith(".")
-        )
-    except OSError:
-        drop_ins = []
-    main = (path,) if path.exists() else ()
-    return (*main, *(path.parent / DROP_INS / name for name in drop_ins))
+        # Not by exists(), which takes a folder that cannot be read for an empty one since Python 3.14.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+            found.append(path)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = (name for name in sorted(os.listdir(folder)) if name.endswith(".yaml"))
+            found += (folder / name for name in names if not name.startswith("."))
+    except OSError as error:
+        raise _unreadable(error) from error
+    return tuple(found)
 
 
 def _find(path: Path, compiled: Path | None) -> tuple[tuple[Path, ...], tuple[_Identity, ...], Path | None]:
     """Return the files, their identities, and the path of their compiled copy."""
+    sources = files(path)
     try:
-        sources = files(path)
         identities = tuple(_identity(source) for source in sources)
     except OSError as error:
         raise _unreadable(error) from error

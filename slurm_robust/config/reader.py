@@ -20,7 +20,7 @@ import yaml
 
 from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
 from slurm_robust.config.section import Contradiction, Section
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.util.text import one_line
 
 Key = tuple[str, ...]

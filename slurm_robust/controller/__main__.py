@@ -17,27 +17,23 @@ from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.job import CheckpointConfig, DetectConfig
-from slurm_robust.controller import logrules
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.hold import read_clocks
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import introduction, say, settle
-from slurm_robust.controller.preflight import Plan, load_plan
+from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.controller.stages.table import build
-from slurm_robust.controller.start import begin
-from slurm_robust.controller.supervisor import storage_error, tell_end
+from slurm_robust.controller.stages.table import begin, build
+from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.places import SlurmPlace
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
-from slurm_robust.diagnostics.replay.steps import StepReplayer
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.slurm.client import SlurmClient
@@ -51,7 +47,7 @@ from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
 
-OUTPUT_S = 2.0  # for the last words
+OUTPUT_S = 2.0  # for the last lines
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     directory = JobDirectory(given.job_dir)
     try:
         code = control(directory, load_plan(directory, given.run_id))
-        tell_end(given.supervisor, code)
+        report_end(given.supervisor, code)
     except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
         code = _explain(error, given.supervisor)
     settle(OUTPUT_S)
@@ -76,13 +72,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _explain(error: Exception, supervisor: int | None) -> int:
-    """What the supervisor starts the next controller on; all that we leave behind are these words."""
+    """The exit code by which the supervisor decides what to do; the job's log gets the message."""
     if (refused := storage_error(error)) is not None:
         say(f"the job's folder does not let a controller work: {refused}")
         return int(ExitCode.JOB_DIR)
     if isinstance(error, SrobustError):
         say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
-        tell_end(supervisor, error.exit_code)
+        report_end(supervisor, error.exit_code)
         return int(error.exit_code)
     say(f"the controller met an error of its own\n{''.join(traceback.format_exception(error))}")
     return int(ExitCode.INTERNAL)
@@ -155,7 +151,7 @@ def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
     """Read now, which costs nothing when a worker has failed."""
-    rules, trouble = logrules.load(plan.config, Path(plan.cwd))
+    rules, trouble = load_log_rules(plan.config, Path(plan.cwd))
     if trouble:
         say(trouble)
         journal.append(ev.Noted(t=time.time(), text=trouble))
@@ -249,7 +245,7 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
     try:
         return slurm.allocation(plan.job_id)
     except SlurmError as error:
-        say(f"Slurm does not tell the allocation ({error}); using the environment of the batch script")
+        say(f"Slurm does not show the allocation ({error}); using the environment of the batch script")
         return allocation_from_environment(os.environ)
 
 
@@ -259,7 +255,7 @@ def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, checkpoints
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
     return StepTester(
-        PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, tell=say),
+        PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, report=say),
         StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
         command,
         replay,

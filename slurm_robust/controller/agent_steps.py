@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.record import Record
-from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.slurm.client import SlurmClient, StepHandle
 from slurm_robust.slurm.records import Allocation, Node
 from slurm_robust.slurm.requests import whole_node_steps
@@ -33,7 +33,7 @@ class Refusal(msgspec.Struct):
 
 
 class News(Record):
-    """What the agents' steps have shown since the last look."""
+    """What the agents' steps have shown since the last call."""
 
     refusals: tuple[Refusal, ...]
     ends: tuple[StepEnd, ...]
@@ -45,7 +45,7 @@ class _Output:
     def __init__(self, path: Path, handle: StepHandle, nodes: tuple[str, ...]) -> None:
         self.path = path
         self.handle = handle
-        self._nodes = nodes  # of whose agents no end was told
+        self._nodes = nodes  # whose agents have not ended
         self._lines: list[str] = []
         self._offset = 0
         self._rest = b""
@@ -65,7 +65,7 @@ class _Output:
         return found
 
     def ends(self, lines: list[str], code: int | None) -> list[StepEnd]:
-        """Of the tasks that ``lines`` tell of, and of srun for all others once it has ended with ``code``."""
+        """Of the tasks that ``lines`` report, and of srun for all others once it has ended with ``code``."""
         found = list(task_ends(self._nodes, lines, self._lines))
         self._nodes = tuple(n for n in self._nodes if all(n not in end.nodes for end in found))
         if code is not None and self._nodes:
@@ -117,13 +117,13 @@ class AgentSteps:
             try:
                 lines = output.new_lines()
             except OSError:
-                continue  # storage does not tell now, and an end is judged by what srun said
+                continue  # storage does not answer now, and an end is judged by what srun said
             refusals += filter(None, (_refusal(line) for line in lines))
             ends += output.ends(lines, code)
         return News(refusals=tuple(refusals), ends=tuple(ends))
 
     def witnesses(self, nodes: tuple[str, ...]) -> tuple[Witness, ...]:
-        """Slurm's word on each of ``nodes``, the second one beside their silence. Raises ``SlurmError``."""
+        """What Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""
         held = self._slurm.allocation(self._allocation.job_id).nodes
         return tuple(_witness(node, node.name in held) for node in self._slurm.nodes(nodes))
 
@@ -138,8 +138,8 @@ def _refusal(line: str) -> Refusal | None:
 
 
 def _witness(node: Node, held: bool) -> Witness:
-    words = "+".join(sorted(node.states)) + (f" ({node.reason})" if node.reason else "")
+    message = "+".join(sorted(node.states)) + (f" ({node.reason})" if node.reason else "")
     if not held:
-        words += ", no longer part of the job"
+        message += ", no longer part of the job"
     gone = node.is_down or not held
-    return Witness(node=node.name, words=words, against=gone or not node.responding, gone=gone)
+    return Witness(node=node.name, message=message, against=gone or not node.responding, gone=gone)

@@ -34,7 +34,7 @@ class Background:
     def run(self, work: Work, failed: Failed) -> None:
         """Do ``work`` in a thread; the function it returns is called by :meth:`drain`.
 
-        What it raises instead is handed to ``failed`` by :meth:`drain`, with its traceback, so whoever waits
+        What it raises instead is handed to ``failed`` by :meth:`drain`, with its traceback, so the caller
         gets an answer.
         """
         self._work.put((work, failed))
@@ -46,7 +46,7 @@ class Background:
             work, failed = self._work.get()
             try:
                 then = work()
-            except BaseException as error:  # noqa: BLE001 - it is told, and the thread serves on
+            except BaseException as error:  # noqa: BLE001 - it is reported, and the thread goes on
                 # Here, since the lines of the source are read for it, from storage that may hang.
                 then = partial(failed, error, "".join(traceback.format_exception(error)))
             self._idle.release()

@@ -19,7 +19,7 @@ from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
 from slurm_robust.policy.restore import Holding, RestorePlan
 from slurm_robust.wire.messages import Heartbeat
 
-PRUNE_EVERY_S = 1.0  # each looks through a folder on shared storage
+PRUNE_EVERY_S = 1.0  # each reads a folder on shared storage
 
 
 def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLayout:
@@ -58,7 +58,7 @@ class Checkpoints:
 
     @property
     def listed(self) -> Mapping[CheckpointId, Tier] | None:
-        """What is complete on storage by the last answer; None while there is none, or it was no list."""
+        """What is complete on storage by its last answer; None without one, or where that was no list."""
         return self._listed
 
     def ask_storage(self, now: Now) -> None:
@@ -218,7 +218,7 @@ class Checkpoints:
         return step, shared
 
     def seal_pending(self, now: Now) -> None:
-        """Seal what could not be sealed when it ended; for good once storage has told what it has."""
+        """Seal what could not be sealed when it ended; for good once storage has listed what it has."""
         state, pending = self._context.state, self._listed is None
         for generation in state.unsealed:
             step, shared = self.seal(generation, (), now, state.good_steps.get(generation))

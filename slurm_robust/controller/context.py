@@ -11,7 +11,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.effects import Effect, Now, Say, Send, Write
 from slurm_robust.controller.fleet import Fleet
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.state import JobState, apply
@@ -61,7 +61,7 @@ class Context:
 
     @property
     def leaving(self) -> str | None:
-        """Why the controller was told to end at once, once it was."""
+        """Why the controller was ordered to end at once, once it was."""
         return self._leaving
 
     @property

@@ -33,12 +33,12 @@ from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd, Witness
+from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
-from slurm_robust.model.steps import StepEnd, Witness
-from slurm_robust.model.suspect import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.wire import messages as msg
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
@@ -57,7 +57,7 @@ class Stage(Protocol):
         """Do what begins this stage."""
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Look at the state and the fleet; name the next stage, or None."""
+        """The next stage by the state and the fleet, or None to stay."""
 
 
 Table = Callable[[Transition], Stage]
@@ -129,7 +129,7 @@ class Core(Context):
         self.checkpoints.on_heartbeat(heartbeat)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
-        """An agent has nothing new to tell."""
+        """An agent has nothing new to report."""
         heartbeat = self.fleet.feel(pulse, now.mono)
         if heartbeat is not None:
             self._answer(heartbeat, pulse.seq)
@@ -200,7 +200,7 @@ class Core(Context):
     def on_checkpoints(
         self, generation: int, complete: Mapping[CheckpointId, Tier] | None, now: Now
     ) -> list[Effect]:
-        """Answer to FindCheckpoint: all that are complete; None when storage does not tell."""
+        """Answer to FindCheckpoint: all that are complete; None when storage does not answer."""
         self.checkpoints.on_listed(generation, complete)
         return self.on_tick(now)
 
@@ -269,13 +269,13 @@ class Core(Context):
         self.record(ev.Noted(t=now.wall, text=text, node=node))
         return msg.DrillReply(ok=True, text=text), self.on_tick(now)
 
-    def on_look(self, wish: msg.LookAtStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
+    def on_stacks_request(self, wish: msg.ShowStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
         """The owner wants to see what all ranks do, whatever the policy thinks of it."""
         state, book = self.state, self.stacks
         if not state.running and not book.knows(wish):
             return msg.StacksShown(error="no generation of workers runs now"), []
         shown = book.show(wish, state.generation if state.running else 0, state.slots, now.mono)
-        self.note(f"stacks of generation {shown.generation} were looked at by hand", "", now)
+        self.note(f"stacks of generation {shown.generation} were requested by hand", "", now)
         return shown, self.on_tick(now)
 
     # -- what stages use ---------------------------------------------------------------------------

@@ -1,16 +1,15 @@
-"""What the core asks the loop to do, and what the loop tells the core. Records only."""
+"""What the core asks the loop to do, and what the loop answers. Records only."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import TypeAlias
 
-from slurm_robust.model.alerts import Alert
 from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.suspect import Suspect
 from slurm_robust.wire.messages import FromController
 
 
@@ -31,7 +30,7 @@ class Said(str, Enum):
 
 
 class RequeueAnswer(Record):
-    """What Slurm says to :class:`BeginRequeue`. ``detail``: its words, or who has to release the job."""
+    """What Slurm says to :class:`BeginRequeue`. ``detail``: its message, or who has to release the job."""
 
     said: Said
     detail: str = ""
@@ -138,7 +137,7 @@ class SaveSuspect(Record):
 
 
 class Say(Record):
-    """A line for the job's own output. ``ettr``: with the job's ETTR, which only the whole journal tells."""
+    """A line for the job's own output. ``ettr``: with the job's ETTR, which takes the whole journal."""
 
     text: str
     ettr: bool = False

@@ -26,7 +26,7 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest heartbeat of one node, which came at ``told``; ``replaced`` counts agent changes.
+    """The newest heartbeat of one node, which came at ``received``; ``replaced`` counts agent changes.
 
     ``heard``: when the newest heartbeat or Pulse came; ``sign``: when the node last gave another sign of
     life. All are monotonic time.
@@ -34,7 +34,7 @@ class AgentView:
 
     heartbeat: Heartbeat
     heard: float
-    told: float
+    received: float
     replaced: int = 0
     sign: float = -math.inf
 
@@ -62,7 +62,7 @@ class Fleet:
             self._views[heartbeat.node] = AgentView(heartbeat, now, now, known.replaced + 1)
             return Heard.RESTARTED
         if heartbeat.seq >= known.heartbeat.seq:
-            known.heartbeat, known.told = heartbeat, now
+            known.heartbeat, known.received = heartbeat, now
         known.heard = now
         return Heard.SAME
 
@@ -94,7 +94,7 @@ class Fleet:
         self._aged = None
         for view in self._views.values():
             view.heard += seconds
-            view.told += seconds
+            view.received += seconds
 
     def joined_s(self, now: float) -> float | None:
         """Seconds since the newest agent came, None while there is none."""
@@ -123,7 +123,7 @@ class Fleet:
             if view is None or view.heartbeat.generation != generation:
                 continue
             for exit in view.heartbeat.exits:
-                aged = structs.replace(exit, age_s=exit.age_s + now - view.told)
+                aged = structs.replace(exit, age_s=exit.age_s + now - view.received)
                 found.append(NodeExit(node=node, exit=aged))
         return found
 
@@ -135,7 +135,7 @@ class Fleet:
         for node in nodes:
             view = self._views.get(node)
             if view is not None and view.heartbeat.generation == generation:
-                seconds = max(0.0, now - view.told)
+                seconds = max(0.0, now - view.received)
                 found.extend(record.aged(seconds) for record in view.heartbeat.progress)
         self._aged = nodes, generation, now, found
         return found

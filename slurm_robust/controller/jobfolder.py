@@ -1,12 +1,13 @@
 """Whose the job's folder is: nobody else may put another one in its place while the job runs.
 
-Agents and controllers that start later take their orders from that folder, and all write to it by its path.
-Who may rename it, or a folder above it, can have them run anything as the job's user. So each folder from the
-job's up to the one where the job was submitted must be this user's or root's; and where everybody may write
-to one, it must have the sticky bit, with which only owners rename. What is higher up, the site has arranged.
+Agents and controllers that start later take their orders from that folder, and all write to it by its path. A
+user who may rename it, or a folder above it, can have them run anything as the job's user. So each folder
+from the job's up to the one where the job was submitted must be this user's or root's; and where everybody
+may write to one, it must have the sticky bit, with which only owners rename. What is higher up, the site has
+arranged.
 
 A group that may write to a folder is only warned of: it is made of people whom somebody has chosen, and who
-may exchange what lies there, the job's script as a rule, whatever we do about the job's own folder.
+may exchange what is there, mostly the job's script, whatever we do about the job's own folder.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_robust.health.trust import group_name, is_private
 from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder, stands_for_many
+from slurm_robust.util.trust import group_name, is_private
 
 _ROOT_MODE = 0o755
 
@@ -40,7 +41,7 @@ class Folder(Record):
 
 
 class Exchangeable(Record):
-    """Who could exchange the job's folder, in words, and what to do about it.
+    """Who could exchange the job's folder, and what to do about it.
 
     ``is_chosen``: only people whom the owner or the site has let in, above the job's own folder.
     """
@@ -81,7 +82,7 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
     )
 
 
-def look(job: Path, submitted: Path) -> Iterator[Folder]:
+def folders(job: Path, submitted: Path) -> Iterator[Folder]:
     """The job's folder and those above it up to ``submitted``, as far as they exist. Raises ``OSError``.
 
     As they are named, and where links lead. Where ``job`` is not below ``submitted``: up to two above it.

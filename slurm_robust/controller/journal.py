@@ -14,19 +14,54 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from slurm_robust.controller.disk import Disk
 from slurm_robust.model.events import AnyEvent, encode_event
 from slurm_robust.model.journal import parse, read_bytes
 
+
+class Disk:
+    """The file system as it is. Each call may block for minutes; each raises ``OSError``."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """A descriptor of ``path``, 0600 if it is made now."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    def write(self, fd: int, data: bytes) -> int:
+        """Append what there is room for; how many bytes that were."""
+        return os.write(fd, data)
+
+    def tail(self, fd: int, offset: int) -> bytes:
+        """What the file has after ``offset``."""
+        with open(fd, "rb", closefd=False) as file:  # appending does not depend on where it stands
+            file.seek(offset)
+            return file.read()
+
+    def size(self, fd: int) -> int:
+        """Bytes of the file."""
+        return os.fstat(fd).st_size
+
+    def cut(self, fd: int, size: int) -> None:
+        """Shorten the file to ``size`` bytes."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Return when what was written survives a crash of this machine and of the server."""
+        os.fdatasync(fd)
+
+    def close(self, fd: int) -> None:
+        """The descriptor is used no more."""
+        os.close(fd)
+
+
 # A healthy storage takes what is written within this time, and what follows from it is done at once.
 PATIENCE_S = 0.2
-# A write without an answer for so long is told as trouble.
+# A write without an answer for this long is reported as trouble.
 HANGS_S = 5.0
 # Between a write that storage has refused and the next one.
 AGAIN_S = 1.0
 # For the last write of a controller that ends; Slurm kills it half a minute after its TERM.
 CLOSE_S = 10.0
 _FLAGS = os.O_RDWR | os.O_APPEND
+_NOT_OURS = "storage has lost events that it had taken, and this controller did not write what is there now"
 
 
 class Journal:
@@ -34,7 +69,9 @@ class Journal:
 
     One thread writes, in order, since storage may hang for minutes; :attr:`written` says how far it has come.
     What storage does not take (a full folder, a quota, a stale handle) stays in memory and is tried again
-    before what comes later. Only if this controller dies meanwhile is it lost. One other thread uses it.
+    before what comes later. What storage had taken and has lost (a file server that crashed) is written
+    again before the next event, unless another controller has gone on from what was left. Only if this
+    controller dies meanwhile is it lost. One other thread uses it.
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
@@ -55,9 +92,12 @@ class Journal:
             self._disk.cut(self._fd, self._durable)
         self._thread: threading.Thread | None = None
         self._is_retry = False  # the writing thread's, as are the descriptor and the offset once it runs
+        self._lost = b""  # lines that storage had taken, and that are still to be written again
+        self._end = _last_line(data[: self._durable])  # of what is durable, by which the file is recognised
         self._changed = threading.Condition()  # of what follows
         self._unwritten: list[bytes] = []
         self._written = len(self.events)
+        self._restored = 0
         self._begun: float | None = None  # when the write began that is under way
         self._error = ""
         self._closing = False
@@ -69,6 +109,12 @@ class Journal:
         with self._changed:
             self._check()
             return self._written
+
+    @property
+    def restored(self) -> int:
+        """How many times so far storage had lost an event that it had taken, and it was written again."""
+        with self._changed:
+            return self._restored
 
     @property
     def trouble(self) -> str:
@@ -131,7 +177,7 @@ class Journal:
                 self._take_back(lines, self._try(b"".join(lines)))
                 self.wake()
             self._disk.close(self._fd)
-        except BaseException as error:  # noqa: BLE001 - whoever asks for ``written`` is told
+        except BaseException as error:  # noqa: BLE001 - the reader of ``written`` gets it
             with self._changed:
                 self._died = error
                 self._changed.notify_all()
@@ -169,16 +215,43 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         disk, fd = self._disk, self._fd
-        # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it again.
-        # What is not ours another controller has written.
-        if self._is_retry and disk.size(fd) < self._durable:
-            raise OSError(errno.ESTALE, "an older copy of the journal is in its place")
-        if self._is_retry and data.startswith(disk.tail(fd, self._durable)):
-            disk.cut(fd, self._durable)
-        while data:
-            data = data[disk.write(fd, data) :]
+        if not disk.tail(fd, self._durable - len(self._end)).startswith(self._end):
+            self._find_lost()
+        data = self._lost + data
+        if self._is_retry or self._lost:
+            # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it
+            # again. What is not ours another controller has written.
+            if data.startswith(self._found(self._durable)):
+                disk.cut(fd, self._durable)
+            elif self._lost:
+                raise OSError(errno.ESTALE, _NOT_OURS)
+        rest = data
+        while rest:
+            rest = rest[disk.write(fd, rest) :]
         disk.sync(fd)
-        self._durable = disk.size(fd)
+        begins = disk.size(fd) - len(data)
+        self._end = disk.tail(fd, begins)
+        self._durable = begins + len(self._end)
+        with self._changed:
+            self._restored += self._lost.count(b"\n")
+        self._lost = b""
+
+    def _find_lost(self) -> None:
+        """Learn which lines are missing where the end of what was written is not there any more.
+
+        Raises ``OSError`` if more is wrong than that.
+        """
+        whole = b"".join(encode_event(event) + b"\n" for event in self.events[: self._written])
+        found = self._found(0)
+        if not whole.startswith(found):
+            raise OSError(errno.ESTALE, _NOT_OURS)
+        self._durable = found.rfind(b"\n") + 1
+        self._end = _last_line(found[: self._durable])
+        self._lost = whole[self._durable :]
+
+    def _found(self, offset: int) -> bytes:
+        """What the file has after ``offset``, but for the zeros that a crash leaves in place of lines."""
+        return self._disk.tail(self._fd, offset).rstrip(b"\0")
 
     def _reopen(self) -> None:
         """A descriptor may be dead for good: stale, or of a client that its file server has thrown out."""
@@ -189,6 +262,10 @@ class Journal:
         old, self._fd = self._fd, fd
         with suppress(OSError):  # what it refused before it may refuse once more now
             self._disk.close(old)
+
+
+def _last_line(data: bytes) -> bytes:
+    return data[data.rfind(b"\n", 0, -1) + 1 :]
 
 
 def _set_aside(path: Path, data: bytes) -> Path | None:

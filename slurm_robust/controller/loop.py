@@ -16,18 +16,17 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background, Work
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.hold import Hold
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.controller.signals import Signals
+from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
-from slurm_robust.controller.turns import Turns
+from slurm_robust.controller.turns import Hold, Turns
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd, Witness
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.steps import StepEnd, Witness
 from slurm_robust.policy.restore import retained
 from slurm_robust.report import bundle
 from slurm_robust.report.ettr import productivity
@@ -81,8 +80,9 @@ class Loop:
         self._code: int | None = None
         self._slow_at = 0.0
         self._slow_busy = False
-        self._gone_told = False
-        self._trouble = ""  # of the journal, as it was told
+        self._gone_noted = False
+        self._trouble = ""  # of the journal, as it was reported
+        self._restored = 0  # events of the journal, as far as they were reported
         self._pruning = False
         self._acts: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -154,8 +154,8 @@ class Loop:
                 reply, effects = self._core.on_drill(message, now)
                 self._socket.send(identity, reply)
                 self._do(effects)
-            case msg.LookAtStacks():
-                shown, effects = self._core.on_look(message, now)
+            case msg.ShowStacks():
+                shown, effects = self._core.on_stacks_request(message, now)
                 self._socket.send(identity, shown)
                 self._do(effects)
 
@@ -164,28 +164,28 @@ class Loop:
             self._do(self._core.on_end_approaching("the end of this run is near (USR1)", self._now()))
         else:
             name = signal.Signals(number).name
-            self._do(self._core.on_leave(f"told to end by {name}", self._now(), ExitCode(128 + number)))
+            self._do(self._core.on_leave(f"ordered to end by {name}", self._now(), ExitCode(128 + number)))
 
     def _slow_tick(self) -> None:
         """Once a second, in the background: refusals of agents, the step's end, a higher epoch."""
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True
-        self._in_background("look at the agents' steps", self._look_around, self._looked_in_vain)
+        self._in_background("check the agents' steps", self._check_steps, self._check_failed)
 
     def _follow_journal(self) -> None:
-        """Decide nothing while storage has not taken what was decided before, and tell why."""
+        """Decide nothing while storage has not taken what was decided before, and report why."""
         core = self._core
         behind = self._journal.written < len(self._journal.events)
         urgent = core.leaving is not None or core.ending is not None
         held_s = self._hold.follow(behind=behind, urgent=urgent)
         core.hold(self._hold.holds)
-        self._tell_trouble(behind)
+        self._report_trouble(behind)
         if held_s:
             core.on_hold_over(held_s, self._now())
         self._release()
 
-    def _tell_trouble(self, behind: bool) -> None:
+    def _report_trouble(self, behind: bool) -> None:
         trouble = self._journal.trouble
         if trouble and not self._trouble:
             self._trouble = trouble
@@ -200,8 +200,13 @@ class Loop:
         elif self._trouble and not behind:
             self._trouble = ""
             say(f"{self._journal.path} is written again, with all that was kept in memory")
+        if lost := self._journal.restored - self._restored:
+            self._restored += lost
+            text = f"storage lost {lost} events of the journal that it had taken; they are written again"
+            say(text)
+            self._core.note(text, "", self._now())
 
-    def _look_around(self) -> Callable[[], None]:
+    def _check_steps(self) -> Callable[[], None]:
         news = self._steps.news()
         gone = self._steps.ended()
         try:
@@ -209,34 +214,34 @@ class Loop:
         except OSError:
             newest = None  # storage does not answer now; asked again in a second
 
-        def tell() -> None:
+        def report() -> None:
             self._slow_busy = False
             for refusal in news.refusals:
                 self._core.on_refusal(refusal.node, refusal.text, refusal.job_code)
             for end in news.ends:
                 self._core.on_step_end(end, self._now())
-            if gone and not self._gone_told:
-                self._gone_told = True
+            if gone and not self._gone_noted:
+                self._gone_noted = True
                 self._do(self._core.on_agents_gone(self._now()))
             if newest is not None and newest.epoch > self._core.state.epoch and self._code is None:
                 say(f"controller {newest.epoch} on {newest.host} has taken over; this one ends")
                 self._code = int(ExitCode.OTHER_CONTROLLER)
 
-        return tell
+        return report
 
     def _learn_switches(self) -> Callable[[], None]:
         """In the background: which nodes hang on the same leaf switch, for the choice of peers."""
         try:
             switches = self._slurm.topology()
         except SlurmError as error:
-            text = f"Slurm does not tell the switches, so peers are chosen without: {error}"
+            text = f"Slurm does not show the switches, so peers are chosen without them: {error}"
             return lambda: self._core.note(text, "", self._now())
         # Higher switches list the nodes below them too.
         leaves = {node: switch.name for switch in switches if not switch.level for node in switch.nodes}
         return lambda: self._core.on_switches(leaves)
 
-    def _looked_in_vain(self, text: str) -> None:
-        """Who cannot look would not see that another controller has taken over: the next one can."""
+    def _check_failed(self, text: str) -> None:
+        """This controller might miss that another one has taken over; the next one does not."""
         raise RuntimeError(text)
 
     def _in_background(self, what: str, work: Work, otherwise: Callable[[str], None]) -> None:
@@ -273,7 +278,7 @@ class Loop:
                 self._acts[type(effect)](effect)
 
     def _sign_of_life(self, effect: fx.Effect) -> bool:
-        """Answer a heartbeat whatever storage does; what it told is not written, and so not confirmed."""
+        """Answer a heartbeat whatever storage does; its content is not written, and so not confirmed."""
         if not (isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ack)):
             return False
         self._send(fx.Send(node=effect.node, message=msg.Ack(epoch=effect.message.epoch, seq=0)))
@@ -294,7 +299,7 @@ class Loop:
         self._code = effect.code
 
     def _start_agents(self, effect: fx.StartAgents) -> None:
-        self._gone_told = False
+        self._gone_noted = False
         epoch = self._core.state.epoch
 
         def work() -> Callable[[], None]:
@@ -302,7 +307,7 @@ class Loop:
                 self._steps.start(effect.nodes, epoch)
             except (SlurmError, OSError) as error:
                 text = f"agents could not be started: {error}"
-                end = StepEnd(nodes=effect.nodes, code=-1, words=text, fix=getattr(error, "fix", ""))
+                end = StepEnd(nodes=effect.nodes, code=-1, message=text, fix=getattr(error, "fix", ""))
                 return lambda: self._core.on_step_end(end, self._now())
             return lambda: None
 
@@ -313,15 +318,15 @@ class Loop:
             try:
                 found = self._steps.witnesses(effect.nodes)
             except (SlurmError, CommandTimeout, OSError) as error:
-                return partial(told, None, f"Slurm does not say how {fold(effect.nodes)} are: {error}")
-            return partial(told, found, "")
+                return partial(answered, None, f"Slurm does not say how {fold(effect.nodes)} are: {error}")
+            return partial(answered, found, "")
 
-        def told(found: tuple[Witness, ...] | None, error: str) -> None:
+        def answered(found: tuple[Witness, ...] | None, error: str) -> None:
             if error:
                 self._core.note(error, "", self._now())
             self._do(self._core.on_nodes(found, self._now()))
 
-        self._in_background("ask about nodes", work, partial(told, None))
+        self._in_background("ask about nodes", work, partial(answered, None))
 
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:

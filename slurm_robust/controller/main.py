@@ -1,18 +1,25 @@
-"""``srobust run``: check everything, then keep a controller alive until the training has ended."""
+"""The commands of a job's owner: ``srobust run``, and ``srobust replay`` by hand."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import signal
+import sys
 from pathlib import Path
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import jobid, logrules, preflight, supervisor
+from slurm_robust.controller import preflight, supervisor
+from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.output import say
-from slurm_robust.controller.slurmtimes import too_short
+from slurm_robust.controller.preflight import job_directory, sizes, too_short
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.model import journal
 from slurm_robust.model.job import CommandKind
+from slurm_robust.report.console import show
+from slurm_robust.report.replay import Code, code_of, render
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
@@ -26,16 +33,16 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     """
     allocation = preflight.find_allocation(os.environ)
     preflight.sizes(config, allocation)
-    logrules.check(config, Path.cwd())
+    preflight.check_log_rules(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
     for text in preflight.check_place(directory, os.environ, later_run=allocation.restart_count > 0):
         say(f"warning: {text}")
     slurm = make_client("cli", config.slurm.timeout_s)
-    submitted = jobid.submit_time(slurm, allocation.job_id)
+    submitted = preflight.submit_time(slurm, allocation.job_id)
     events = journal.read(directory.journal)
     cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
     if how := journal.another_job(events, cluster, allocation.restart_count, submitted):
-        say(jobid.move_aside(directory, events, how))
+        say(preflight.move_aside(directory, events, how))
         events = []
     state = journal.fold(events)
     over = preflight.check_history(state, events, command)
@@ -51,13 +58,40 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if submitted is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
             say(f"warning: {text}")
-    return supervisor.keep(directory.path, run_id)
+    return supervisor.supervise(directory.path, run_id)
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:
-    """What slurm.conf should say for this job; nothing where Slurm does not tell what it says."""
+    """What slurm.conf should say for this job; nothing where Slurm does not show it."""
     try:
         slurm_conf = slurm.config()
     except SlurmError:
         return ()
     return tuple(too_short(slurm_conf, config.timings, gpus=any(allocation.gpus_per_node.values())))
+
+
+def replay(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, json: bool) -> Code:
+    """Replay ``command``, which was checked, on all nodes of this job and print the verdict.
+
+    Raises ``SlurmError``, and ``PreflightError`` for sizes that do not fit the allocation.
+    """
+    slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
+    # Slurm's own answer: the variables are stale once a node is lost.
+    allocation = slurm.allocation(allocation_from_environment(os.environ).job_id)
+    slots, _, nproc = sizes(config, allocation)
+    replays = job_directory(config, os.environ, allocation.job_id, "").path / "replays"
+    # When Slurm or a shell ends this process, the steps must end as with Ctrl-C: they would outlive it.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    print(
+        f"replaying {config.replay.steps} steps on {slots} nodes; see {replays}", file=sys.stderr, flush=True
+    )
+    verdict = StepReplayer(slurm, allocation, replays, ports=config.rendezvous.ports).replay(
+        allocation.nodes[:slots],
+        layout_of(config, slots, nproc),
+        ReplayCommand(kind=kind, command=(*command, *(config.replay.args or ())), cwd=os.getcwd()),
+        steps=config.replay.steps,
+        budget_s=config.replay.budget_s,
+    )
+    show(verdict, render, json=json)
+    return code_of(verdict)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from slurm_robust.analysis.progress.metrics import MetricWatch
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.analysis.progress.traffic import fallen_silent
@@ -11,8 +13,7 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import Now
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.model.pace import PaceHistory
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.policy import alerts
 from slurm_robust.policy.silence import excused_s
 
@@ -73,12 +74,12 @@ class Monitor:
         heartbeats = (fleet.heartbeat(node) for node in spares)
         if not any(heartbeat is not None and heartbeat.alerts for heartbeat in heartbeats):
             return {}
-        found = self._judgement()
-        named = {**found.network, **found.evict}
+        faults, _ = self._judge_alerts()
+        named = {node: why for fault in faults for node, why in fault.named.items()}
         return {node: named[node] for node in spares if node in named}
 
-    def _judgement(self) -> alerts.Judgement:
-        """What the alerts of all nodes together mean now."""
+    def _judge_alerts(self) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+        """See :func:`slurm_robust.policy.alerts.judge`."""
         context = self._context
         heartbeats = {
             node: context.fleet.heartbeat(node) for node in (*context.state.slots, *context.state.spares)
@@ -91,27 +92,27 @@ class Monitor:
         return alerts.judge(seen, context.switches, context.config.detect, nodes=len(heartbeats))
 
     def _inspection(self, now: Now) -> Fault | None:
-        found = self._judgement()
-        for text in found.waits:
+        faults, waits = self._judge_alerts()
+        for text in waits:
             self._context.note(text, "", now)
-        for named, symptom in ((found.evict, Symptom.NODE_FAULT), (found.network, Symptom.NETWORK)):
-            mine = {node: why for node, why in named.items() if node in self._context.state.slots}
+        for fault in faults:
+            mine = {node: why for node, why in fault.named.items() if node in self._context.state.slots}
             fresh = [node for node in mine if node not in self._reported]
             if fresh:
                 self._reported.update(mine)
                 detail = "; ".join(f"{node}: {why}" for node, why in mine.items())
                 age_s = min(self._alert_age_s(node, now) for node in fresh)
-                return Fault(symptom=symptom, detail=detail, detect_s=age_s, named=mine)
+                return structs.replace(fault, detail=detail, detect_s=age_s, named=mine)
         return None
 
     def _alert_age_s(self, node: str, now: Now) -> float:
         """Seconds since the newest alert of a node began."""
         view = self._context.fleet.views[node]
-        return min(alert.age_s for alert in view.heartbeat.alerts) + max(0.0, now.mono - view.told)
+        return min(alert.age_s for alert in view.heartbeat.alerts) + max(0.0, now.mono - view.received)
 
     def _numbers(self, now: Now) -> Fault | None:
         context, state = self._context, self._context.state
-        # Who has ended stands still for good, which is no hang.
+        # A rank that has ended makes no more steps, which is no hang.
         ended = {e.exit.rank for e in context.exits(now)}
         records = [record for record in context.progress(now) if record.rank not in ended]
         self._pace.see(records, now.mono)
@@ -123,7 +124,7 @@ class Monitor:
         if wrong is not None:
             good_step = wrong.good_step if wrong.kind == "non_finite" else None
             return Fault(
-                symptom=_METRICS[wrong.kind], detail=wrong.words, detect_s=wrong.age_s, good_step=good_step
+                symptom=_METRICS[wrong.kind], detail=wrong.text, detect_s=wrong.age_s, good_step=good_step
             )
         if now.mono < self._excused_until:
             return None
@@ -135,7 +136,7 @@ class Monitor:
         if late is None:
             return self._silence(records)
         self._learn(now, force=True)
-        return Fault(symptom=_PACE[late.kind], detail=late.words, detect_s=late.since_s, times=late.times)
+        return Fault(symptom=_PACE[late.kind], detail=late.text, detect_s=late.since_s, times=late.times)
 
     def _learn(self, now: Now, *, force: bool = False) -> None:
         """Write down what was learnt of the training's pace, so that the next generation knows it."""
@@ -158,4 +159,4 @@ class Monitor:
         was_reported, self._reported_silent = self._reported_silent, found is not None
         if found is None or was_reported:
             return None
-        return Fault(symptom=Symptom.HANG, detail=found.words, detect_s=found.since_s, low_confidence=True)
+        return Fault(symptom=Symptom.HANG, detail=found.text, detect_s=found.since_s, low_confidence=True)

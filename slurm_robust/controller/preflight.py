@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from slurm_robust.config.job import JobConfig
+from slurm_robust.analysis.logs import RuleSet, shipped, with_site_rules
+from slurm_robust.config.errors import InvalidSettings
+from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.controller import jobfolder
 from slurm_robust.controller.checkpoints import layout_of
-from slurm_robust.model.errors import SrobustError
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent
-from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.job import JOBS_FOLDER, CommandKind, JobDirectory
+from slurm_robust.model.job import JOBS_FOLDER, LEAVING_S, CommandKind, JobDirectory
+from slurm_robust.model.journal import fold, minute
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.patience import MARGIN_S
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
-from slurm_robust.slurm.errors import NotInAllocation
+from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.util.ours import check_own_folder, read_ours
 from slurm_robust.wire.client import ask
@@ -70,7 +77,7 @@ class Plan(Record):
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
     """The script, module or program must be there, as this node sees it. Raises PreflightError.
 
-    The agents look once more, each on its node.
+    The agents check it again, each on its node.
     """
     if kind is not CommandKind.SCRIPT:
         if kind is CommandKind.MODULE:
@@ -83,7 +90,7 @@ def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> Non
     script = cwd / command[0]
     mode = mode_of(script)
     if mode is None:
-        return  # storage does not tell now; the agents look once more
+        return  # storage does not answer now; the agents check it again
     if not stat.S_ISREG(mode):
         raise PreflightError(
             f"script not found: {script}",
@@ -147,7 +154,7 @@ def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_ru
     try:
         jobfolder.mend(directory.path)
         found = [
-            jobfolder.judge(folder, os.geteuid()) for folder in jobfolder.look(directory.path, submitted)
+            jobfolder.judge(folder, os.geteuid()) for folder in jobfolder.folders(directory.path, submitted)
         ]
     except OSError as error:
         raise _no_directory(directory, error) from error
@@ -284,3 +291,98 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
             code=ExitCode.ALLOCATION,
         )
     return allocation
+
+
+ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whether it can be reached or not
+
+
+def submit_time(slurm: SlurmClient, job_id: int) -> float | None:
+    """When the job was submitted or last requeued; None where Slurm does not say."""
+    try:
+        return slurm.job(job_id).submit_time
+    except SlurmError:
+        return None
+
+
+def move_aside(directory: JobDirectory, events: Sequence[ev.AnyEvent], how: str) -> str:
+    """Give the folder of another job a name of its own; returns a text that says what was done.
+
+    Raises :class:`PreflightError` when that job may still run, or the folder cannot be moved.
+    """
+    check_alone(directory)
+    age_s = time.time() - events[-1].t
+    ended = fold(events).ended
+    may_run = ended is None or not ended.final
+    if how.startswith("of cluster") and may_run and age_s < ALIVE_S:
+        raise PreflightError(
+            f"{directory.path} belongs to a job {how} that may still run (written {age_s:.0f} s ago)",
+            fix="give each cluster a folder of its own: --job-dir DIR, or job_dir in the configuration",
+            code=ExitCode.OTHER_CONTROLLER,
+        )
+    name = f"{directory.path.name}.old-{minute(events[0].t)}"
+    target = directory.path.with_name(name)
+    number = 2
+    while target.exists():
+        target, number = directory.path.with_name(f"{name}-{number}"), number + 1
+    try:
+        directory.path.rename(target)
+    except OSError as error:
+        raise PreflightError(
+            f"{directory.path} belongs to another job ({how}) and cannot be moved aside: {error}",
+            fix="move it away, or give this run a name of its own: srobust run --name NAME …",
+            code=ExitCode.JOB_DIR,
+        ) from error
+    return f"{directory.path} held another job with this id ({how}); that is now {target}"
+
+
+def check_log_rules(config: JobConfig, cwd: Path) -> None:
+    """All files must be there and right. Raises PreflightError with file and line."""
+    try:
+        with_site_rules(_log_rule_files(config, cwd))
+    except InvalidSettings as error:
+        raise PreflightError(f"detect.log_rules: {error}", fix=error.fix, code=ExitCode.CONFIG) from error
+
+
+def load_log_rules(config: JobConfig, cwd: Path) -> tuple[RuleSet, str]:
+    """Our rules and above them the site's; only ours, and why, if those cannot be used any more."""
+    try:
+        return with_site_rules(_log_rule_files(config, cwd)), ""
+    except InvalidSettings as error:
+        return shipped(), f"logs are read by the built-in rules only; detect.log_rules: {error}"
+
+
+def _log_rule_files(config: JobConfig, cwd: Path) -> Iterator[Path]:
+    return (cwd / name for name in config.detect.log_rules)
+
+
+def too_short(slurm_conf: Mapping[str, str], timings: Timings, *, gpus: bool) -> Iterator[str]:
+    """A warning with its fix for each. ``slurm_conf``: as ``scontrol show config`` prints it.
+
+    ``gpus``: whether the job has any; other workers leave no memory that a driver gives back for long.
+    """
+    unkillable_s, least_s = _seconds(slurm_conf, "UnkillableStepTimeout"), timings.kill_wait_s
+    if gpus and unkillable_s is not None and unkillable_s < least_s:
+        yield (
+            f"UnkillableStepTimeout is {unkillable_s} s: a worker with much memory registered for its GPU "
+            "may take longer to die at the job's end, and slurmd drains its node then ('Kill task failed'); "
+            f"fix: the administrator sets UnkillableStepTimeout={least_s:.0f} in slurm.conf"
+        )
+    kill_wait_s, least_s = _seconds(slurm_conf, "KillWait"), _leaving_s(timings)
+    if kill_wait_s is not None and kill_wait_s < least_s:
+        yield (
+            f"KillWait is {kill_wait_s} s: so long after SIGTERM Slurm kills a job that it ends, and this "
+            f"one may need {least_s:.0f} s to stop its workers and write down what they left; fix: the "
+            "administrator sets KillWait=30 in slurm.conf, or lower timings.stop_grace_s and "
+            "timings.shutdown_s"
+        )
+
+
+def _leaving_s(timings: Timings) -> float:
+    """The longest time in which a job that is ordered to leave does so."""
+    return timings.stop_grace_s + min(timings.kill_wait_s, LEAVING_S) + MARGIN_S + timings.shutdown_s
+
+
+def _seconds(slurm_conf: Mapping[str, str], key: str) -> int | None:
+    """``60 sec`` as a number; None without a number."""
+    found = re.match(r"\d+", slurm_conf.get(key, ""))
+    return int(found[0]) if found else None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slurm_robust.controller.effects import RequeueAnswer, Said
+from slurm_robust.controller.output import say
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.errors import JobFinished, JobNotFound, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.requeue import Outcome, Stage, StageOutcome, requeue_without
+from slurm_robust.slurm.records import Allocation, SlurmVersion
+from slurm_robust.slurm.requeue import Clock, Outcome, Stage, StageOutcome, SystemClock, requeue_without
 from slurm_robust.slurm.requeue_plan import affordable, waiting_advice
+from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
 from slurm_robust.util.hostlist import fold
 
@@ -47,10 +53,10 @@ class Requeuer:
     def ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
         """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
 
-        ``answer`` is told what Slurm says, once more when all is done. Never raises for Slurm or files.
+        ``answer`` gets what Slurm says, again when all is done. Never raises for Slurm or files.
         """
 
-        def tell(stage: StageOutcome) -> None:
+        def report_stage(stage: StageOutcome) -> None:
             report(stage.stage.value, stage.ok, stage.detail)
             if stage.stage is Stage.REQUEUE and stage.ok:
                 answer(RequeueAnswer(said=Said.TAKEN))
@@ -58,7 +64,7 @@ class Requeuer:
         try:
             exclude = self._affordable(exclude, report)
             outcome = requeue_without(
-                self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=tell
+                self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=report_stage
             )
         except (SlurmError, CommandTimeout, OSError) as error:
             answer(RequeueAnswer(said=Said.NOTHING, detail=str(error)))
@@ -83,7 +89,7 @@ class Requeuer:
         return kept
 
     def _watch(self, exclude: tuple[str, ...], outcome: Outcome, report: Report) -> None:
-        """Start the watcher; without one the job comes back as well, only later."""
+        """Start the watcher; without one the job comes back later."""
         if outcome.job is not None and outcome.job.expedited:
             report("watcher", True, "none: the requeue is expedited")
             return
@@ -100,3 +106,56 @@ class Requeuer:
             report("watcher", False, str(error))
         else:
             report("watcher", True, which)
+
+
+SINCE = SlurmVersion(major=25, minor=11)
+# For Slurm to answer: a restart of slurmctld takes a while, and KillWait may be running already.
+PATIENCE_S, PAUSE_S = 60.0, 2.0
+TIMEOUT_S = 10.0
+# With these the job goes on, in its next run or under its other controller.
+_GOES_ON = frozenset({ExitCode.SUCCESS, ExitCode.REQUEUED, ExitCode.OTHER_CONTROLLER})
+
+
+def ending_for_good(run: Callable[[], int], environ: Mapping[str, str] = os.environ) -> int:
+    """The exit code of ``run``, or its exception, with the requeue taken away before where that must be."""
+    code: int | None = None
+    try:
+        code = run()
+        return code
+    finally:
+        if code not in _GOES_ON:
+            _forbid(environ)
+
+
+def _forbid(environ: Mapping[str, str]) -> None:
+    client = make_client("cli", TIMEOUT_S)
+    try:
+        allocation = allocation_from_environment(environ)
+        if client.version() < SINCE:
+            return
+    except (SlurmError, CommandTimeout, OSError):
+        return  # no job, or no Slurm
+    forbid_requeue(client, allocation)
+
+
+def forbid_requeue(client: SlurmClient, allocation: Allocation, clock: Clock | None = None) -> None:
+    """Take the requeue away from this run of the job if it is expedited. Never raises for Slurm."""
+    clock = clock or SystemClock()
+    deadline = clock.monotonic() + PATIENCE_S
+    while True:
+        try:
+            job = client.job(allocation.job_id)
+            if job.expedited and job.is_running and job.restart_count == allocation.restart_count:
+                client.forbid_requeue(allocation.job_id)
+            return
+        except (JobNotFound, JobFinished):
+            return
+        except (SlurmError, CommandTimeout, OSError) as error:
+            if clock.monotonic() >= deadline:
+                say(
+                    f"Slurm gave no answer within {PATIENCE_S:.0f} s ({error}). If this job was submitted "
+                    "with --requeue=expedite, Slurm requeues and holds it (REQUEUE_HOLD): end it with "
+                    f"scancel {allocation.job_id}"
+                )
+                return
+        clock.sleep(PAUSE_S)

@@ -1,31 +1,31 @@
-"""One look at the stacks of all ranks at a time, whoever wants it: the policy, or a person on call."""
+"""One sample round of all ranks' stacks at a time, for the policy or a person on call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.wire.messages import LookAtStacks, StacksShown, StacksTaken
+from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken
 
 RESEND_S = 1.0
 TRAVEL_S = 1.0
 """For orders and answers, beyond the time that taking stacks may take."""
 
 FRESH_S = 2.0
-"""A person who asks again so soon is shown the same look: a script must not keep all nodes at it."""
+"""A person who asks again within this time is shown the same round: a script must not keep all nodes busy."""
 
 MOST_NODES = 8
 """Nodes whose stacks go into one message: a node's may be megabytes, and heartbeats wait meanwhile."""
 
 KEEP_S = 60.0
-"""Stacks of ten thousand ranks are hundreds of megabytes; whoever wanted them has them by then."""
+"""Stacks of ten thousand ranks are hundreds of megabytes, and have been read by then."""
 
 
 class StackBook:
-    """The newest look. Looks are numbered, so that a late answer to an earlier one is known as such.
+    """The newest sample round. Rounds are numbered, so that a late answer to an earlier one is recognised.
 
-    Agents carry out one order after the other, so a second look would come too late to count as answered.
-    Hence who wants one while one is under way gets that one. ``budget_s``: how long taking stacks may take.
+    Agents carry out one order after the other, so a second round would come too late to count as answered.
+    Hence a request during a round gets that round. ``budget_s``: how long taking stacks may take.
     Times are monotonic.
     """
 
@@ -44,7 +44,7 @@ class StackBook:
         return self.budget_s + TRAVEL_S
 
     def ask(self, generation: int, nodes: Sequence[str], now: float, native: tuple[int, ...] = ()) -> None:
-        """Begin a look at ``generation``, unless one is under way; ``native``: as in the order."""
+        """Begin a round of ``generation``, unless one is under way; ``native``: as in the order."""
         if generation == self.generation and not self.over(now):
             return
         self.number += 1
@@ -79,12 +79,12 @@ class StackBook:
         stacks = (stack for answer in self._answers.values() for stack in answer.stacks)
         return tuple(sorted(stacks, key=lambda stack: stack.rank))
 
-    def knows(self, wish: LookAtStacks) -> bool:
-        """Whether a person has seen the beginning of this look."""
-        return bool(self.nodes) and wish.look == self.number
+    def knows(self, wish: ShowStacks) -> bool:
+        """Whether a person has seen the beginning of this round."""
+        return bool(self.nodes) and wish.number == self.number
 
-    def show(self, wish: LookAtStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
-        """What a person gets next, who is kept on no list: each question says what has come already.
+    def show(self, wish: ShowStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
+        """The next part for a person; each request says what has come already, so no list of people is kept.
 
         ``generation`` runs now on ``nodes``; 0 for none.
         """
@@ -96,7 +96,7 @@ class StackBook:
         # A generation that has ended will not answer any more.
         at_end = self.over(now) or generation != self.generation
         return StacksShown(
-            look=self.number,
+            number=self.number,
             generation=self.generation,
             nodes=self.nodes,
             stacks=some,

@@ -11,10 +11,10 @@ from typing import Final
 
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
-from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.steps import Outlook, StepEnd, Witness
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
-from slurm_robust.policy.starting import Answer, Start, in_words, judge
+from slurm_robust.policy.starting import Answer, Start, format_start, judge
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Shutdown
 
@@ -36,7 +36,7 @@ class _NodeStart:
 
 @dataclass
 class Unstarted:
-    """Nodes without an agent for which waiting is over, with the reason in words.
+    """Nodes without an agent for which waiting is over, with the reason.
 
     ``down``: Slurm says so; ``silent``: nothing says why; ``refused``: Slurm does not start the agent.
     """
@@ -85,7 +85,7 @@ class AgentStarts:
             self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
-        """The agent of ``node`` could not begin (its own words from the step's output)."""
+        """The agent of ``node`` could not begin (its own message, from the step's output)."""
         self._refused.setdefault(node, text)
         self._refusal_code = code
 
@@ -94,10 +94,10 @@ class AgentStarts:
         self._all_ended = True
 
     def on_end(self, end: StepEnd, now: Now) -> None:
-        """An srun, or some of its tasks, ended: whoever of them is still there speaks again at once."""
+        """An srun, or some of its tasks, ended: an agent that is still there is heard again at once."""
         context = self._context
         if end.code and not context.leaving:
-            context.note(f"agents on {fold(end.nodes)} ended: {end.words}", "", now)
+            context.note(f"agents on {fold(end.nodes)} ended: {end.message}", "", now)
         for node in end.nodes:
             if not context.state.running:
                 context.fleet.forget(node)
@@ -125,8 +125,8 @@ class AgentStarts:
         context.send(heartbeat.agent, Shutdown(epoch=context.state.epoch, grace_s=0.0, keep_copies=True))
         return True
 
-    def look(self, nodes: Iterable[str], now: Now) -> Unstarted:
-        """Of ``nodes``, none of which has an agent: ask, start again, and tell for which waiting is over."""
+    def check(self, nodes: Iterable[str], now: Now) -> Unstarted:
+        """Of ``nodes``, none of which has an agent: ask, start again; those for which waiting is over."""
         context, missing = self._context, tuple(nodes)
         self.expect(missing, now)
         starts = {node: self._seen(node, now) for node in missing}
@@ -153,19 +153,21 @@ class AgentStarts:
         self._nodes[node] = new
 
     def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Of ``nodes`` those whose agent Slurm says ended for want of memory, with its words."""
+        """Of ``nodes`` those whose agent Slurm says ended for want of memory, with its message."""
         ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
-        return {node: end.words for node, end in ends.items() if end is not None and _OOM.search(end.words)}
+        return {
+            node: end.message for node, end in ends.items() if end is not None and _OOM.search(end.message)
+        }
 
     def ended(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Of ``nodes`` those whose agent Slurm says ended and was not heard since, with its words."""
+        """Of ``nodes`` those whose agent Slurm says ended and was not heard since, with its message."""
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
             if start is None or start.end is None or not start.end.is_task or view is None:
                 continue
             if view.heard <= start.ended:
-                found[node] = start.end.words
+                found[node] = start.end.message
         return found
 
     def failed(self, node: str) -> str:
@@ -175,7 +177,7 @@ class AgentStarts:
     def _why(self, start: Start) -> str:
         refusal = self.refused.get(start.node)
         fix = f"; fix: {start.end.fix}" if start.end is not None and start.end.fix else ""
-        return (f"{refusal}; " if refusal else "") + in_words(start) + fix
+        return (f"{refusal}; " if refusal else "") + format_start(start) + fix
 
     def _seen(self, node: str, now: Now) -> Start:
         start = self._nodes[node]

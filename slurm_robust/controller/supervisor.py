@@ -1,8 +1,7 @@
-"""The process that the batch script becomes: it keeps a controller alive and passes signals on.
+"""The process that the batch script becomes: it keeps a controller running and passes signals on.
 
-It holds no state, so there is nothing in it that could go wrong with the job. A controller that was
-killed, or that met an error of its own, is started again and continues from the journal; training
-does not notice.
+It holds no state of the job. A controller that was killed, or that met an error of its own, is started again
+and continues from the journal; training does not notice.
 """
 
 from __future__ import annotations
@@ -23,22 +22,59 @@ from types import FrameType
 
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
-from slurm_robust.controller.signals import Signals
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.util import openfiles
+from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.keys import KeysError
 
-# So many ends within the window are bad luck; more are a defect that another start does not mend.
+
+class Signals:
+    """Those of Slurm and of the owner, from ``with`` on. Main thread only.
+
+    The supervisor blocks them in a controller that begins, so that none ends it before they are watched.
+    """
+
+    WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+    def __enter__(self) -> Signals:
+        self._wakeup = WakeUp()
+        self._old_fd = self._wakeup.on_signals()
+        self._old = {number: signal.signal(number, lambda *_: None) for number in self.WATCHED}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.WATCHED)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._old_fd)
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        self._wakeup.close()
+
+    def fileno(self) -> int:
+        """Readable when a signal came."""
+        return self._wakeup.fileno()
+
+    def taken(self) -> list[int]:
+        """Numbers of the signals that came since the last call."""
+        return [number for number in self._wakeup.clear() if number in self.WATCHED]
+
+
 MOST_ENDS = 6
+"""Fewer ends within the window are bad luck; this many are a defect that another start does not mend."""
+
 WINDOW_S = 600.0
-# Between two controllers, the longer the more of them ended early, one after the other.
+
 PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
-# Who lived for so long did not end early.
+"""Between two controllers, the longer the more of them ended early, one after the other."""
+
 LIVED_S = 60.0
-# Without agents nothing trains, and nobody makes room on storage any more.
+"""A controller that ran for this long did not end early."""
+
 STORAGE_S = 1800.0
-# A controller that has said the end has ended within this time, or hangs in the kernel, as on a dead mount.
+"""For storage, without agents: nothing trains then, and nobody makes room on storage any more."""
+
 END_S = 10.0
+"""A controller that has reported the end has ended after this time, or hangs in the kernel (a dead mount)."""
+
 _OTHERS = (signal.SIGUSR2, signal.SIGHUP)  # would end us, and mean nothing to a controller
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _KILLED = range(-signal.NSIG, 0)
@@ -52,8 +88,8 @@ def storage_error(error: BaseException) -> OSError | None:
     return refused if isinstance(refused, OSError) and refused.errno not in lacking else None
 
 
-def tell_end(descriptor: int | None, code: int) -> None:
-    """Tell the supervisor that all is over, and the exit code of the job.
+def report_end(descriptor: int | None, code: int) -> None:
+    """Report to the supervisor that the job is over, with its exit code.
 
     The exit code of this process says nothing: an interpreter that cannot read its own modules ends with 1.
     """
@@ -61,8 +97,8 @@ def tell_end(descriptor: int | None, code: int) -> None:
         os.write(descriptor, b"%d" % code)
 
 
-def keep(directory: Path, run_id: str = "") -> int:
-    """Run controllers on ``directory``, that of ``run_id``, until one says that all is over; its code."""
+def supervise(directory: Path, run_id: str = "") -> int:
+    """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code."""
     openfiles.raise_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
     return Supervisor((*command, "--run-id", run_id)).run()
@@ -84,36 +120,32 @@ class Supervisor:
         self._no_agents_since: float | None = None
 
     def run(self) -> int:
-        """Until it is over, or there is no use in another start."""
+        """Run until the job is over, or another start is of no use; the exit code."""
         _adopt_orphans()
-        # Wakes whatever waits here: signals for a controller, and ends of children.
-        self._wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        woken_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self._wakeup = WakeUp()  # by signals for a controller, and by ends of children
+        woken_before = self._wakeup.on_signals()
         numbers = (*Signals.WATCHED, *_OTHERS, signal.SIGCHLD)
         before = {number: signal.signal(number, self._pass_on) for number in numbers}
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, (signal.SIGCHLD,)
-        )  # as whoever started us may have left it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))  # our parent may have blocked it
         try:
             while True:
-                begun, told_to_end = time.monotonic(), self._told_to_end()
-                code, told = self._one()
-                if told is not None:
-                    return told
-                if told_to_end is not None:
-                    return 128 + told_to_end  # there is nobody who could do more about it
-                end = self._judge(code, time.monotonic() - begun)
+                started_at, end_signal = time.monotonic(), self._end_signal()
+                code, reported = self._run_once()
+                if reported is not None:
+                    return reported
+                if end_signal is not None:
+                    return 128 + end_signal  # another controller could do no more about it
+                end = self._judge(code, time.monotonic() - started_at)
                 if end is not None:
                     return end
         finally:
             signal.set_wakeup_fd(woken_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            os.close(self._wake)
-            os.close(waker)
+            self._wakeup.close()
 
-    def _one(self) -> tuple[int, int | None]:
-        """One controller to its end: its exit code, and that of the job if it told one."""
+    def _run_once(self) -> tuple[int, int | None]:
+        """Run one controller to its end: its exit code, and that of the job if it reported one."""
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # It unblocks them when it watches them. Those that come to us in the meantime wait, too.
         signal.pthread_sigmask(signal.SIG_BLOCK, Signals.WATCHED)
@@ -132,31 +164,31 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.WATCHED)
             os.close(theirs)
-        code, told = self._wait(self._child, ours)
+        code, reported = self._wait(self._child, ours)
         os.close(ours)
-        # Who died has not done what it was told.
-        self._pending[:0] = [] if told else list(dict.fromkeys(self._given))
-        return code, int(told) if told else None
+        # A controller that died has not handled the signals that it was given.
+        self._pending[:0] = [] if reported else list(dict.fromkeys(self._given))
+        return code, int(reported) if reported else None
 
-    def _wait(self, child: subprocess.Popen[bytes], words: int) -> tuple[int, bytes]:
-        """The exit code of ``child``, and what it said on ``words``; the dead of the orphans are buried.
+    def _wait(self, child: subprocess.Popen[bytes], report: int) -> tuple[int, bytes]:
+        """The exit code of ``child``, and what it wrote to ``report``; orphans that ended are reaped.
 
-        A child that has said the end is waited for no longer than :data:`END_S`, and killed.
+        A child that has reported the end is waited for no longer than :data:`END_S`, and killed.
         """
-        told, until, watched = b"", math.inf, [self._wake, words]
+        reported, until, watched = b"", math.inf, [self._wakeup.fileno(), report]
         while (code := self._ended(child)) is None and (left := until - time.monotonic()) > 0:
-            ready, _, _ = select.select(watched, [], [], left if told else None)
-            _read(self._wake)
-            if words in ready:
-                watched.remove(words)
-                told = _read(words)
-                until = time.monotonic() + END_S if told else math.inf
+            ready, _, _ = select.select(watched, [], [], left if reported else None)
+            self._wakeup.clear()
+            if report in ready:
+                watched.remove(report)
+                reported = _read(report)
+                until = time.monotonic() + END_S if reported else math.inf
         if code is None:
-            say(f"the controller has told the end and is still there after {END_S:.0f} s: it is left behind")
+            say(f"the job is over, but its controller still runs after {END_S:.0f} s: it is killed")
             code = -signal.SIGKILL
             os.kill(child.pid, signal.SIGKILL)
         self._child, child.returncode = None, code
-        return code, told or _read(words)
+        return code, reported or _read(report)
 
     def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
         """The exit code of ``child``, None while it lives."""
@@ -204,15 +236,15 @@ class Supervisor:
         return self._pauses_s[min(self._early, len(self._pauses_s)) - 1] if self._early else 0.0
 
     def _rest(self, seconds: float) -> None:
-        """Until then, or until a signal that no controller has had or that tells us to end."""
+        """Wait; a signal that no controller has had, or that orders us to end, ends the wait."""
         until = time.monotonic() + seconds
-        _read(self._wake)
-        while not self._came and self._told_to_end() is None and (left := until - time.monotonic()) > 0:
-            select.select([self._wake], [], [], left)
-            _read(self._wake)
+        self._wakeup.clear()
+        while not self._came and self._end_signal() is None and (left := until - time.monotonic()) > 0:
+            select.select([self._wakeup], [], [], left)
+            self._wakeup.clear()
 
-    def _told_to_end(self) -> int | None:
-        """The signal that tells us to end, which the next controller is given."""
+    def _end_signal(self) -> int | None:
+        """The signal that orders us to end, which the next controller is given."""
         return next((number for number in self._pending if number in _ENDING), None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -225,9 +257,9 @@ class Supervisor:
         else:
             self._given.append(number)
             try:
-                os.kill(self._child.pid, number)  # not Popen's, which may bury it
+                os.kill(self._child.pid, number)  # not Popen's, which may reap it
             except ProcessLookupError:
-                pass  # buried just now: the next one is given what this one was
+                pass  # reaped just now: the next one is given what this one was
 
 
 def _read(descriptor: int) -> bytes:
@@ -243,7 +275,7 @@ def _adopt_orphans() -> None:
 
 
 def _have_children() -> bool:
-    """Whether any child lives; the dead ones are buried."""
+    """Whether any child lives; those that ended are reaped."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Protocol
 
 from slurm_robust.config.job import ReplayConfig
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand, Replayer
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, Replayer
 from slurm_robust.diagnostics.runner import Diagnoser
-from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.layout import ParallelLayout
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class StepTester:
     def test(self, nodes: Sequence[str], *, bitwise: bool, budget_s: float) -> Diagnosis:
         """See :class:`Tester`."""
         if self._storage:
-            with suppress(OSError):  # which the test of the storage tells
+            with suppress(OSError):  # the test of the storage reports it
                 os.makedirs(self._storage, exist_ok=True)  # before the first checkpoint there is none
         try:
             return self._diagnoser.diagnose(nodes, bitwise=bitwise, storage=self._storage, budget_s=budget_s)

@@ -1,4 +1,4 @@
-"""What wakes the loop, and how often it turns: at once for news, in a burst as often as its work allows."""
+"""When the loop turns, and when it only waits for storage."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from contextlib import contextmanager
 
 import zmq
 
+from slurm_robust.controller.effects import Now
+
 LONGEST_S = 0.25
 """For what only time brings."""
 
 REST_S = 0.1
-"""Between two ticks of a large job: a thousand heartbeats a second are no thousand reasons to look at all."""
+"""Between two ticks of a large job: a thousand heartbeats a second need no thousand checks of everything."""
 
 LONG_FACTOR = 2.0
 """With ten thousand nodes a tick takes longer than that; all of them together take a third of the time."""
 
 REST_FACTOR = 9.0
-"""A tick that took less is followed by so many times as long a rest: a small job answers in milliseconds."""
+"""The rest after a shorter tick is this many times as long: a small job answers in milliseconds."""
 
 
 class Turns:
@@ -53,9 +55,66 @@ class Turns:
 
     @contextmanager
     def tick(self) -> Iterator[None]:
-        """Around the work that looks at everything."""
+        """Around the work that checks everything."""
         begun = self._clock()
         yield
         ended = self._clock()
         took = ended - begun
         self._rest_until = ended + min(REST_FACTOR * took, max(REST_S, LONG_FACTOR * took))
+
+
+LONGEST_HOLD_S = 1800.0
+"""Administrators make room within this time, or nobody does."""
+
+
+def read_clocks() -> Now:
+    """Both clocks, now."""
+    return Now(mono=time.monotonic(), wall=time.time())
+
+
+class Hold:
+    """Whether decisions wait for storage, and the clocks by which they are made.
+
+    What was decided is done when the journal holds it, so until then nothing more is decided. Time that
+    passes meanwhile is nobody's: no deadline comes nearer. A hold ends when storage has taken all, at once
+    when the end of the run is near, and after half an hour in any case. None begins again before the journal
+    is whole.
+    """
+
+    def __init__(self, clocks: Callable[[], Now] = read_clocks) -> None:
+        self._clocks = clocks
+        self._since: float | None = None
+        self._lost_s = 0.0
+        self._is_over = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is to be decided, nor done about what is not written."""
+        return self._since is not None
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the journal is behind and is not waited for."""
+        return self._is_over
+
+    def follow(self, *, behind: bool, urgent: bool) -> float:
+        """``behind``: the journal is; ``urgent``: nothing can wait. The seconds of a hold that ends."""
+        mono = self._clocks().mono
+        if not behind:
+            self._is_over = False
+        elif urgent or (self._since is not None and mono - self._since > LONGEST_HOLD_S):
+            self._is_over = True
+        if behind and not self._is_over:
+            self._since = mono if self._since is None else self._since
+            return 0.0
+        if self._since is None:
+            return 0.0
+        seconds, self._since = mono - self._since, None
+        self._lost_s += seconds
+        return seconds
+
+    def now(self) -> Now:
+        """The clocks, of which the monotonic one stands still during a hold."""
+        now = self._clocks()
+        mono = now.mono if self._since is None else self._since
+        return Now(mono=mono - self._lost_s, wall=now.wall)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Knock, Now, Say
-from slurm_robust.model.steps import Witness
+from slurm_robust.model.exits import Witness
 from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
 
 LOOK_EVERY_S = 0.25
@@ -21,7 +21,7 @@ class Witnesses:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._looked = self._knocked = self._asked = -math.inf
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         self._slurm_at = -math.inf
         self._slurm_answers = False
         self._given_up: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class Witnesses:
             for node in (*context.state.slots, *context.state.spares)
             if node in views and dead_s / 2 < now.mono - views[node].heard <= STALLED_S
         }
-        self._told &= silent.keys()
+        self._noted &= silent.keys()
         if not silent or len(silent) > MOST_WITNESSED:
             return
         self._knocked = now.mono
@@ -95,8 +95,8 @@ class Witnesses:
             return
         context.fleet.give_sign(node, at)
         silent_s = now.mono - context.fleet.views[node].heard
-        if node not in self._told and silent_s > context.config.timings.node_dead_s:
-            self._told.add(node)
+        if node not in self._noted and silent_s > context.config.timings.node_dead_s:
+            self._noted.add(node)
             text = f"the agent of {node} is silent, but {why}: it is waited for up to {STALLED_S:.0f} s"
             context.note(text, node, now)
             context.emit(Say(text=text))
@@ -118,5 +118,5 @@ class Witnesses:
                 count += 1
                 if record.step < newest + 2:
                     return None
-                at = min(at, views[other].told - record.age_s)
+                at = min(at, views[other].received - record.age_s)
         return at if count and at > since else None

@@ -18,10 +18,20 @@ from functools import partial
 import msgspec
 
 from slurm_robust.diagnostics.children import without_value
-from slurm_robust.diagnostics.part import Answer, Died, Found, NotHere, Part, Wrong, died, failed, unknown
+from slurm_robust.diagnostics.part import (
+    Died,
+    Measurement,
+    NotHere,
+    Part,
+    PartAnswer,
+    Wrong,
+    died,
+    failed,
+    unknown,
+)
 from slurm_robust.diagnostics.plan import BY_NAME, Program
-from slurm_robust.health import isolate
-from slurm_robust.model.diagnosis import TestResult
+from slurm_robust.model.incident import TestResult
+from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 _LEAST_S = 2.0
@@ -40,12 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ImportError:
             pass  # said by each program that needs it
     for answer in answers(programs, _part(args), time.monotonic() + args.budget):
-        line = msgspec.json.encode(answer) if args.json else _in_words(answer).encode()
+        line = msgspec.json.encode(answer) if args.json else _format(answer).encode()
         os.write(sys.stdout.fileno(), line + b"\n")  # at once, so that srun does not mix it with others
     return 0
 
 
-def answers(programs: Sequence[Program], part: Part, end: float) -> Iterator[Answer]:
+def answers(programs: Sequence[Program], part: Part, end: float) -> Iterator[PartAnswer]:
     """Run one after the other; each gets its share of the time that is left until ``end`` (monotonic)."""
     for index, program in enumerate(programs):
         left = end - time.monotonic()
@@ -53,18 +63,18 @@ def answers(programs: Sequence[Program], part: Part, end: float) -> Iterator[Ans
         yield answer(program, msgspec.structs.replace(part, limit_s=left * share))
 
 
-def answer(program: Program, part: Part) -> Answer:
+def answer(program: Program, part: Part) -> PartAnswer:
     """Run one program in a child for ``part.limit_s`` seconds at most."""
     begun = time.monotonic()
     if part.limit_s < _LEAST_S:
         return _answer(program, part, unknown("no time was left", measured=False), 0.0)
     task = partial(_child, program.name, part, os.getpid())
     limits = {program.name: part.limit_s}
-    said = isolate.call({program.name: task}, limits, part.limit_s + 1.0)[program.name]
+    reply = isolate.call({program.name: task}, limits, part.limit_s + 1.0)[program.name]
     took_s = time.monotonic() - begun
-    if said.value is None:
-        return _answer(program, part, without_value(said, part.limit_s), took_s)
-    found, left_out = msgspec.json.decode(said.value, type=tuple[Found, bool])
+    if reply.value is None:
+        return _answer(program, part, without_value(reply, part.limit_s), took_s)
+    found, left_out = msgspec.json.decode(reply.value, type=tuple[Measurement, bool])
     return _answer(program, part, found, took_s, left_out=left_out)
 
 
@@ -77,23 +87,25 @@ def _child(name: str, part: Part, parent: int) -> bytes:
         found, left_out = unknown(str(reason)), True
     except ImportError as error:
         found = unknown(str(error))
-    except Wrong as words:
-        found = failed(str(words))
-    except Died as words:
-        found = died(str(words))
+    except Wrong as reason:
+        found = failed(str(reason))
+    except Died as reason:
+        found = died(str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a driver or library raises is a result
         first = str(error).strip().partition("\n")[0]
         found = failed(f"{type(error).__name__}: {first}"[:300])
     return msgspec.json.encode((found, left_out))
 
 
-def _answer(program: Program, part: Part, found: Found, took_s: float, *, left_out: bool = False) -> Answer:
+def _answer(
+    program: Program, part: Part, found: Measurement, took_s: float, *, left_out: bool = False
+) -> PartAnswer:
     fields = msgspec.structs.asdict(found)
     measured = fields.pop("measured")
     # In tests of single nodes nobody else takes part.
     peers = part.group if program.pairs else (part.node,)
     result = TestResult(test=program.name, node=part.node, peers=peers, took_s=round(took_s, 2), **fields)
-    return Answer(result=result, left_out=left_out, measured=measured)
+    return PartAnswer(result=result, left_out=left_out, measured=measured)
 
 
 def _part(args: argparse.Namespace) -> Part:
@@ -113,17 +125,17 @@ def _part(args: argparse.Namespace) -> Part:
     )
 
 
-def _in_words(answer: Answer) -> str:
+def _format(answer: PartAnswer) -> str:
     found = answer.result
-    word = "left out" if answer.left_out else found.outcome.value
-    return f"{found.test} on {found.node}: {word} {found.text or found.value}".rstrip()
+    status = "left out" if answer.left_out else found.outcome.value
+    return f"{found.test} on {found.node}: {status} {found.text or found.value}".rstrip()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m slurm_robust.diagnostics", allow_abbrev=False)
     parser.add_argument("programs", help=f"names with commas between them, of: {', '.join(BY_NAME)}")
     parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
-    parser.add_argument("--groups", default="", help="'ADDRESS=NODE,NODE ...': who runs tests together")
+    parser.add_argument("--groups", default="", help="'ADDRESS=NODE,NODE ...': nodes that run tests together")
     parser.add_argument("--port", type=int, default=0, help="where a group meets, on its first node")
     parser.add_argument("--nccl", type=int, default=0, help="GPUs that groups use on each node")
     parser.add_argument("--gpus", type=int, help="GPUs of this node (default: those of the Slurm step)")

@@ -8,15 +8,15 @@ from functools import partial
 
 import msgspec
 
-from slurm_robust.diagnostics.part import Found, died, failed, late
-from slurm_robust.health import isolate
+from slurm_robust.diagnostics.part import Measurement, died, failed, late
+from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 # A child that dies after so much of its time is late too: NCCL ends a rank whose time is over.
 _LATE = 0.8
 
 
-def in_children(bodies: Mapping[str, Callable[[], Found]], limit_s: float) -> dict[str, Found]:
+def in_children(bodies: Mapping[str, Callable[[], Measurement]], limit_s: float) -> dict[str, Measurement]:
     """What each body found, by its name. One that raises has failed.
 
     One that dies or does not end in time has measured nothing.
@@ -28,13 +28,13 @@ def in_children(bodies: Mapping[str, Callable[[], Found]], limit_s: float) -> di
     return {name: _decoded(name, answer, limit_s) for name, answer in answers.items()}
 
 
-def _decoded(name: str, answer: isolate.Answer, limit_s: float) -> Found:
+def _decoded(name: str, answer: isolate.Answer, limit_s: float) -> Measurement:
     if answer.value is None:
         return without_value(answer, limit_s, name)
-    return msgspec.json.decode(answer.value, type=Found)
+    return msgspec.json.decode(answer.value, type=Measurement)
 
 
-def without_value(answer: isolate.Answer, limit_s: float, what: str = "") -> Found:
+def without_value(answer: isolate.Answer, limit_s: float, what: str = "") -> Measurement:
     """What a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it did."""
     if answer.hung or answer.is_cut or (answer.died and answer.took_s >= _LATE * limit_s):
         return late(limit_s, what)
@@ -42,6 +42,6 @@ def without_value(answer: isolate.Answer, limit_s: float, what: str = "") -> Fou
     return died(text) if answer.died else failed(text)
 
 
-def _encoded(body: Callable[[], Found], parent: int) -> bytes:
+def _encoded(body: Callable[[], Measurement], parent: int) -> bytes:
     die_with_parent(parent)
     return msgspec.json.encode(body())

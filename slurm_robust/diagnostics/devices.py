@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from slurm_robust.diagnostics.part import Died, NotHere, Part, Wrong
-from slurm_robust.health import isolate
+from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 

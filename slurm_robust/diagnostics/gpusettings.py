@@ -22,7 +22,7 @@ class GpuSettings(Record):
 
 @contextmanager
 def restored(nvml: Any = None) -> Iterator[list[str]]:
-    """Put back what the block changes. What cannot be put back is in the list afterwards, in words.
+    """Put back what the block changes. What cannot be put back is in the list afterwards, as text.
 
     ``nvml`` is ``pynvml`` or what behaves like it. Where there is no driver, nothing is done.
     """
@@ -39,7 +39,7 @@ def restored(nvml: Any = None) -> Iterator[list[str]]:
         before = [read(nvml, handle) for handle in handles]
         yield trouble
         for index, (handle, wanted) in enumerate(zip(handles, before, strict=True)):
-            trouble += (f"gpu{index}: {words}" for words in put_back(nvml, handle, wanted))
+            trouble += (f"gpu{index}: {text}" for text in put_back(nvml, handle, wanted))
     finally:
         nvml.nvmlShutdown()
 

@@ -15,10 +15,10 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from slurm_robust.diagnostics.part import Answer
-from slurm_robust.diagnostics.plan import Round
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.diagnostics.part import PartAnswer
+from slurm_robust.diagnostics.plan import DiagnosticRound
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of
 
@@ -28,7 +28,9 @@ SLOWER = 4.0
 _ENOUGH_NODES = 3
 
 
-def judge(rounds: Sequence[Round], answers: Iterable[Answer], left_out: Mapping[str, str]) -> Diagnosis:
+def judge(
+    rounds: Sequence[DiagnosticRound], answers: Iterable[PartAnswer], left_out: Mapping[str, str]
+) -> Diagnosis:
     """The diagnosis. ``rounds`` were run and gave ``answers``; ``left_out`` is what was not even begun."""
     answers = list(answers)
     judging = _Judging()
@@ -54,7 +56,7 @@ def judge(rounds: Sequence[Round], answers: Iterable[Answer], left_out: Mapping[
     )
 
 
-def quiet_nodes(round_: Round, answers: Iterable[Answer]) -> dict[str, str]:
+def quiet_nodes(round_: DiagnosticRound, answers: Iterable[PartAnswer]) -> dict[str, str]:
     """Nodes that have not answered for all programs of the round, with the first that lacks."""
     answered = {(a.result.test, a.result.node) for a in answers}
     lacking = {
@@ -64,42 +66,43 @@ def quiet_nodes(round_: Round, answers: Iterable[Answer]) -> dict[str, str]:
     return {node: name for node, name in lacking.items() if name}
 
 
-def settled(answers: Iterable[Answer]) -> list[TestResult]:
-    """The results. What measured nothing is unknown, and gone where another look has measured.
+def settled(answers: Iterable[PartAnswer]) -> list[TestResult]:
+    """The results. What measured nothing is unknown, and gone where another attempt has measured.
 
-    A failure beside a partner who measured nothing says nothing either. A program that died twice has failed.
+    A failure beside a partner that measured nothing does not count either. A program that died twice has
+    failed.
     """
-    looks = [*_looks(answer for answer in answers if not answer.left_out)]
-    deaths = Counter((a.result.test, a.result.node) for a, _ in looks if _is_dead(a))
+    attempts = [*_attempts(answer for answer in answers if not answer.left_out)]
+    deaths = Counter((a.result.test, a.result.node) for a, _ in attempts if _is_dead(a))
 
-    def says_something(answer: Answer) -> bool:
+    def says_something(answer: PartAnswer) -> bool:
         return answer.measured or (_is_dead(answer) and deaths[answer.result.test, answer.result.node] > 1)
 
-    empty = {look for answer, look in looks if not says_something(answer)}
+    empty = {attempt for answer, attempt in attempts if not says_something(answer)}
     sure = [
         answer
-        for answer, look in looks
-        if says_something(answer) and (answer.result.outcome is not Outcome.FAIL or look not in empty)
+        for answer, attempt in attempts
+        if says_something(answer) and (answer.result.outcome is not Outcome.FAIL or attempt not in empty)
     ]
     known = {_place(answer) for answer in sure}
-    unsure = {_place(answer): answer for answer, _ in looks if _place(answer) not in known}
+    unsure = {_place(answer): answer for answer, _ in attempts if _place(answer) not in known}
     doubts = (replace(answer.result, outcome=Outcome.UNKNOWN) for answer in unsure.values())
     return [*(answer.result for answer in sure), *doubts]
 
 
-def _looks(answers: Iterable[Answer]) -> Iterator[tuple[Answer, tuple[str, tuple[str, ...], int]]]:
-    """The answers with the look that each is of: test, nodes, and the how manieth of these."""
+def _attempts(answers: Iterable[PartAnswer]) -> Iterator[tuple[PartAnswer, tuple[str, tuple[str, ...], int]]]:
+    """The answers, each with its attempt: test, nodes, and the number of the attempt at these."""
     count: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
     for answer in answers:
         yield answer, (answer.result.test, answer.result.peers, count[_place(answer)])
         count[_place(answer)] += 1
 
 
-def _place(answer: Answer) -> tuple[str, str, tuple[str, ...]]:
+def _place(answer: PartAnswer) -> tuple[str, str, tuple[str, ...]]:
     return answer.result.test, answer.result.node, answer.result.peers
 
 
-def _is_dead(answer: Answer) -> bool:
+def _is_dead(answer: PartAnswer) -> bool:
     return not answer.measured and answer.result.outcome is Outcome.FAIL
 
 
@@ -112,7 +115,7 @@ def far_below(results: Sequence[TestResult]) -> list[TestResult]:
             # As fast as a node's best pair: the worse one may be its neighbour's fault.
             nodes = best[result.test, result.kind]
             nodes[result.node] = max(result.rate, nodes.get(result.node, 0.0))
-            # And of several looks at the same nodes the best: something else has slowed the others down.
+            # And of several attempts at the same nodes the best: something else has slowed the others down.
             same = (result.test, result.node, result.peers)
             together[same] = max(result.rate, together.get(same, 0.0))
     limits = {key: median(of.values()) / SLOWER for key, of in best.items() if len(of) >= _ENOUGH_NODES}
@@ -153,7 +156,7 @@ class Meetings(Record):
 
     @property
     def bad(self) -> frozenset[str]:
-        """Nodes that failed with all whom they met, who were more than one."""
+        """Nodes that failed with all that they met, which were more than one."""
         met = Counter(node for pair in self.failures for node in pair)
         return frozenset(node for node, count in met.items() if count > 1) - self.good
 
@@ -164,20 +167,24 @@ def only_slow(results: Sequence[TestResult]) -> list[TestResult]:
     return [judged for result, judged in pairs if judged.outcome is not result.outcome]
 
 
-def second_looks(rounds: Sequence[Round], answers: Iterable[Answer]) -> tuple[Round, ...]:
-    """Rounds that tell bad luck from a fault, where there is something to tell."""
+def retry_rounds(
+    rounds: Sequence[DiagnosticRound], answers: Iterable[PartAnswer]
+) -> tuple[DiagnosticRound, ...]:
+    """Rounds that distinguish bad luck from a fault, where that is open."""
     answers = list(answers)
     quiet = _Judging().silent(rounds, answers)
     alone = [round_ for round_ in rounds if all(len(group) == 1 for group in round_.groups)]
     pairs = [round_ for round_ in rounds if round_ not in alone]
-    looks = (
+    retries = (
         _by_themselves(alone[0], answers, quiet) if alone else None,
         _with_others(pairs, answers, quiet) if pairs else None,
     )
-    return tuple(filter(None, looks))
+    return tuple(filter(None, retries))
 
 
-def _by_themselves(alone: Round, answers: Sequence[Answer], quiet: Mapping[str, str]) -> Round | None:
+def _by_themselves(
+    alone: DiagnosticRound, answers: Sequence[PartAnswer], quiet: Mapping[str, str]
+) -> DiagnosticRound | None:
     """Who was only far slower than others, or has measured nothing, has it again with nobody else at work."""
     results = [a for a in answers if a.result.test in alone.programs and not a.left_out]
     again = [(slow.test, slow.node) for slow in only_slow([a.result for a in results])]
@@ -190,12 +197,14 @@ def _by_themselves(alone: Round, answers: Sequence[Answer], quiet: Mapping[str, 
     return replace(alone, programs=programs, groups=groups) if programs and groups else None
 
 
-def _with_others(pairs: Sequence[Round], answers: Sequence[Answer], quiet: Mapping[str, str]) -> Round | None:
+def _with_others(
+    pairs: Sequence[DiagnosticRound], answers: Sequence[PartAnswer], quiet: Mapping[str, str]
+) -> DiagnosticRound | None:
     """A round in which nodes that failed with both neighbours each meet a good one that they have not met.
 
     It clears a good node between two bad ones, and one that had bad luck twice. Who was only slow, or has
-    measured nothing, meets a neighbour again where there is nobody else; who finds no partner stays as he is.
-    None where nobody is in doubt or good nodes are lacking.
+    measured nothing, meets a neighbour again where there is nobody else; one that finds no partner stays in
+    doubt. None where nobody is in doubt or good nodes are lacking.
     """
     here = [a for a in answers if len(a.result.peers) > 1 and not a.left_out]
     results = [a.result if a.measured else replace(a.result, outcome=Outcome.FAIL) for a in here]
@@ -228,14 +237,14 @@ class _Judging:
         self.remarks: list[str] = []
         self.left_out: dict[str, str] = {}
 
-    def silent(self, rounds: Sequence[Round], answers: Sequence[Answer]) -> dict[str, str]:
+    def silent(self, rounds: Sequence[DiagnosticRound], answers: Sequence[PartAnswer]) -> dict[str, str]:
         """Nodes that gave no answer, with the test; nobody of a round in which all were silent."""
         found: dict[str, str] = {}
         asked: set[tuple[str, tuple[str, ...]]] = set()
         for round_ in rounds:
             new = {(name, group) for name in round_.programs for group in round_.groups} - asked
             if not new:
-                continue  # a second look, whose answers are taken for those that lacked
+                continue  # a second attempt, whose answers are taken for those that lacked
             asked |= new
             # A node is in one group of a round, but a test may come again in the next round.
             groups = {node: group for group in round_.groups for node in group}
@@ -261,8 +270,8 @@ class _Judging:
             digest = right.get((result.test, result.kind), "")
             if not digest or result.outcome is not Outcome.PASS or result.digest == digest:
                 return result
-            words = "another result than most nodes of its kind"
-            return replace(result, outcome=Outcome.FAIL, text=words, limit=digest[:12])
+            text = "another result than most nodes of its kind"
+            return replace(result, outcome=Outcome.FAIL, text=text, limit=digest[:12])
 
         return [judged(result) for result in results]
 
@@ -279,18 +288,18 @@ class _Judging:
         return ""
 
     def alone(self, test: str, results: Sequence[TestResult]) -> None:
-        """Blame who fails, unless all do."""
+        """Blame those that fail, unless all do."""
         failures = [result for result in results if result.outcome is Outcome.FAIL]
         known = {result.node for result in results if result.outcome is not Outcome.UNKNOWN}
         if known == {result.node for result in failures} and len(known) > 1:
-            words = f"all {len(known)} nodes fail {test} ({failures[0].text})"
-            self.remarks.append(f"{words}, which is no fault of one of them")
+            text = f"all {len(known)} nodes fail {test} ({failures[0].text})"
+            self.remarks.append(f"{text}, which is not the fault of one of them")
             return
         for result in failures:
             self.blamed[result.node].append(f"{test}: {result.text}")
 
     def pairs(self, test: str, results: Sequence[TestResult], quiet: Iterable[str]) -> None:
-        """Blame who fails with every neighbour; a pair that fails without such a node is only named.
+        """Blame nodes that fail with every neighbour; a pair that fails without such a node is only named.
 
         What a silent node took part in says nothing of the other one.
         """
@@ -298,7 +307,7 @@ class _Judging:
         texts, bad = meetings.failures, meetings.bad
         if len(texts) > 1 and not meetings.good:
             first = next(iter(texts.values()))
-            self.remarks.append(f"no pair passes {test} ({first}), which is no fault of one node")
+            self.remarks.append(f"no pair passes {test} ({first}), which is not the fault of one node")
             return
         for pair, text in texts.items():
             if bad.isdisjoint(pair):
@@ -308,7 +317,7 @@ class _Judging:
                 self.blamed[node].append(f"{test} with {other}: {text}")
 
 
-def _not_here(answers: Iterable[Answer]) -> dict[str, str]:
+def _not_here(answers: Iterable[PartAnswer]) -> dict[str, str]:
     """Tests that nodes left out, with their reasons."""
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for answer in answers:
@@ -317,7 +326,7 @@ def _not_here(answers: Iterable[Answer]) -> dict[str, str]:
     reasons: dict[str, list[str]] = defaultdict(list)
     for (test, text), names in nodes.items():
         reasons[test].append(f"{text} ({some_of(names)})")
-    return {test: "; ".join(words) for test, words in reasons.items()}
+    return {test: "; ".join(texts) for test, texts in reasons.items()}
 
 
 def _reason(judging: _Judging, suspects: Sequence[str], results: Sequence[TestResult], count: int) -> str:
@@ -331,8 +340,8 @@ def _reason(judging: _Judging, suspects: Sequence[str], results: Sequence[TestRe
     tests = {result.test for result in results if result.outcome is Outcome.UNKNOWN}
     passed = dict.fromkeys(result.test for result in results if result.test not in tests)
     everybody = f"all {count} nodes passed" if count > 1 else "passed"
-    words = [f"{everybody} {', '.join(passed)}"] if passed else []
-    return "; ".join((*words, *doubts)) or "nothing could be tested"
+    texts = [f"{everybody} {', '.join(passed)}"] if passed else []
+    return "; ".join((*texts, *doubts)) or "nothing could be tested"
 
 
 def _doubts(results: Iterable[TestResult]) -> Iterator[str]:

@@ -180,7 +180,7 @@ class _Steps(_Started):
         self._name = name
 
     def end(self) -> None:
-        """See the protocol. Tasks may outlive their srun, so the steps are cancelled as well."""
+        """See the protocol. Tasks may outlive their srun, so the steps are cancelled too."""
         if self.ended():
             return
         deadline = time.monotonic() + _CANCEL_S

@@ -9,16 +9,15 @@ from slurm_robust.model.record import Record
 
 
 class Program(Record):
-    """One test; its module is ``slurm_robust.diagnostics.programs.<name>``.
-
-    ``pairs``: two neighbours run it together. ``needs_s``: seconds within which a healthy node ends, unless
-    somebody else keeps it busy. ``takes_more``: it tests more where more time is given.
-    """
+    """One test; its module is ``slurm_robust.diagnostics.programs.<name>``."""
 
     name: str
     needs_s: float
+    """Seconds within which a healthy node ends, unless somebody else keeps it busy."""
     pairs: bool = False
+    """Two neighbours run it together."""
     takes_more: bool = False
+    """It tests more where more time is given."""
 
 
 PROGRAMS = (
@@ -33,15 +32,14 @@ PROGRAMS = (
 BY_NAME = {program.name: program for program in PROGRAMS}
 
 
-class Round(Record):
-    """Groups of nodes that run ``programs`` at the same time, one program after the other.
-
-    A node is in one group at most; ``ready_s`` is how long starting its part takes at most, in seconds.
-    """
+class DiagnosticRound(Record):
+    """Groups of nodes that run ``programs`` at the same time, one program after the other."""
 
     programs: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
+    """A node is in one group at most."""
     ready_s: float = 45.0
+    """Seconds that starting a node's part takes at most."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -59,14 +57,17 @@ class Round(Record):
         return math.inf if any(BY_NAME[name].takes_more for name in self.programs) else self.needs_s
 
 
-class Plan(Record):
-    """Rounds in their order. ``left_out``: tests that cannot be run, with the reason."""
+class DiagnosticPlan(Record):
+    """The rounds of a diagnosis, in their order."""
 
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[DiagnosticRound, ...] = ()
     left_out: dict[str, str] = {}
+    """Tests that cannot be run, with the reason."""
 
 
-def plan(nodes: Sequence[str], *, bitwise: bool, gpus: bool, storage: str, tests: Sequence[str] = ()) -> Plan:
+def plan(
+    nodes: Sequence[str], *, bitwise: bool, gpus: bool, storage: str, tests: Sequence[str] = ()
+) -> DiagnosticPlan:
     """What to run on ``nodes``, which are in the order of Slurm, hence neighbours in the network.
 
     ``bitwise``: also the reference model. ``gpus``: every node has some. ``storage``: a folder to be tested,
@@ -83,9 +84,11 @@ def plan(nodes: Sequence[str], *, bitwise: bool, gpus: bool, storage: str, tests
     left_out = {p.name: reasons[p.name] for p in wanted if reasons.get(p.name)}
     alone = tuple(p.name for p in wanted if not p.pairs and p.name not in left_out)
     pairs = tuple(p.name for p in wanted if p.pairs and p.name not in left_out)
-    rounds = [Round(programs=alone, groups=tuple((node,) for node in nodes))] if alone and nodes else []
-    rounds += [Round(programs=pairs, groups=groups) for groups in neighbours(nodes) if pairs]
-    return Plan(rounds=tuple(rounds), left_out=left_out)
+    rounds = (
+        [DiagnosticRound(programs=alone, groups=tuple((node,) for node in nodes))] if alone and nodes else []
+    )
+    rounds += [DiagnosticRound(programs=pairs, groups=groups) for groups in neighbours(nodes) if pairs]
+    return DiagnosticPlan(rounds=tuple(rounds), left_out=left_out)
 
 
 def neighbours(nodes: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:

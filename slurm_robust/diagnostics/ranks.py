@@ -14,13 +14,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from slurm_robust.agent.ports import local_address
+from slurm_robust.agent.network import local_address
 from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import name_of
-from slurm_robust.diagnostics.part import Found, Part, failed, late, unknown, worst
+from slurm_robust.diagnostics.part import Measurement, Part, failed, late, unknown, worst
 from slurm_robust.model.record import Record
 
-_GIVE_UP_S = 3.0  # before the time is over, so that what went wrong can still be told
+_GIVE_UP_S = 3.0  # before the time is over, so that what went wrong can still be reported
 _LATE = 0.9
 # Waiting for a CPU, as a share of an exchange: below it others cost less than half the rate.
 _BUSY = 0.5
@@ -37,7 +37,7 @@ class Ranks(Record):
     on_gpus: bool
 
 
-def run_ranks(ranks: Ranks, body: Callable[[int, torch.device], Found], part: Part) -> Found:
+def run_ranks(ranks: Ranks, body: Callable[[int, torch.device], Measurement], part: Part) -> Measurement:
     """Call ``body(rank, device)`` in every rank, with the process group up; the worst of what they found.
 
     The rate is that of the slowest. A rank that raises has failed; one that dies or does not end has measured
@@ -51,7 +51,9 @@ def run_ranks(ranks: Ranks, body: Callable[[int, torch.device], Found], part: Pa
     return msgspec.structs.replace(worst(found), rate=min(rates, default=0.0))
 
 
-def _rank(ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], timeout_s: float) -> Found:
+def _rank(
+    ranks: Ranks, rank: int, body: Callable[[int, torch.device], Measurement], timeout_s: float
+) -> Measurement:
     begun = time.monotonic()
     try:
         return _meet(ranks, rank, body, timeout_s)
@@ -62,7 +64,9 @@ def _rank(ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], t
         return failed(f"rank {rank}: {first}"[:300])
 
 
-def _meet(ranks: Ranks, rank: int, body: Callable[[int, torch.device], Found], timeout_s: float) -> Found:
+def _meet(
+    ranks: Ranks, rank: int, body: Callable[[int, torch.device], Measurement], timeout_s: float
+) -> Measurement:
     _choose_interface(ranks)
     device = torch.device("cuda", rank - ranks.first) if ranks.on_gpus else torch.device("cpu")
     torch.set_num_threads(1)
@@ -116,12 +120,12 @@ def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: t
     return max(undisturbed, default=0.0)
 
 
-def rated(rate: float, device: torch.device) -> Found:
+def rated(rate: float, device: torch.device) -> Measurement:
     """What a test of :func:`best_rate` found that saw nothing wrong."""
     if not rate:
         load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         return unknown(f"the node's CPUs were busy with other work ({load})", measured=False)
-    return Found(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(device))
+    return Measurement(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(device))
 
 
 def _waited_s() -> float:

@@ -16,7 +16,7 @@ class ResumableLoader(StatefulDataLoader[Any]):
     """torchdata's ``StatefulDataLoader``, with the same arguments and two differences.
 
     It begins when the first batch is asked for. The original draws the order of the epoch in ``iter()``, and
-    a framework that calls it before it has told the sampler which epoch it is (Lightning does so when it goes
+    a framework that calls it before the sampler knows which epoch it is (Lightning does so when it goes
     on in the middle) gets the order of the first one.
 
     It leaves torch's global random number generator alone. The original draws a seed for its workers from it

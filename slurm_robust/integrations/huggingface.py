@@ -37,9 +37,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from slurm_robust.checkpoint.errors import EntryMismatch, WrongUse
-from slurm_robust.checkpoint.rng import capture_rng, restore_rng
-from slurm_robust.checkpoint.state import Stateful, Unread
-from slurm_robust.model.pace import CHECKPOINT, EVALUATION
+from slurm_robust.checkpoint.state import Stateful, Unread, capture_rng, restore_rng
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
 from slurm_robust.worker.phases import PhaseSwitch
 
@@ -51,7 +50,7 @@ class RobustCallback(TrainerCallback):
     """Reports steps and takes snapshots of a ``transformers.Trainer``; :meth:`resume` goes on from one.
 
     The arguments are those of :class:`slurm_robust.Checkpointer`. The loss and the gradient norm are reported
-    for the steps that the Trainer logs (``logging_steps``), because it tells them to nobody otherwise.
+    for the steps that the Trainer logs (``logging_steps``), because it gives them to nobody otherwise.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse` for what cannot go on exactly: DeepSpeed, the
     first FSDP, models loaded sharded or quantized, ``ignore_data_skip``, ``auto_find_batch_size``.

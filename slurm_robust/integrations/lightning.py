@@ -30,10 +30,9 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, SequentialSampler
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.checkpoint.rng import capture_rng, restore_rng
-from slurm_robust.checkpoint.state import Stateful
+from slurm_robust.checkpoint.state import Stateful, capture_rng, restore_rng
 from slurm_robust.integrations.data import ResumableLoader
-from slurm_robust.model.pace import CHECKPOINT, EVALUATION
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
 from slurm_robust.worker.phases import PhaseSwitch
 
@@ -126,7 +125,7 @@ class RobustCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """So may a checkpoint of Lightning's own, of which nobody tells when it is written."""
+        """So may a checkpoint of Lightning's own, which may be written at any time."""
         self._phase.begin(CHECKPOINT)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -42,7 +42,7 @@ class CheckpointId(Record, order=True, gc=False):
 
 
 class Tier(str, Enum):
-    """Where a copy lies, nearest first (paper, section 5.1; the order of the restore ladder)."""
+    """Where a copy is, nearest first (paper, section 5.1; the order of the restore ladder)."""
 
     MEMORY = "memory"  # in the memory of the node on which the rank ran
     PEER = "peer"  # in the memory of another node

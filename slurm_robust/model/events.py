@@ -1,4 +1,4 @@
-"""What the journal holds: one event a line, in the order in which the controller learnt of them.
+"""What the journal holds: one event a line, in the order in which the controller learned of them.
 
 Every event has ``t``, seconds since 1970 by the controller's wall clock, for people. Durations are
 measured by a monotonic clock before they are written, so a clock that jumps falsifies none of them.
@@ -12,9 +12,8 @@ from typing import TypeAlias
 import msgspec
 
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.diagnosis import TestResult
-from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, Verdict
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
+from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
 
 
@@ -83,7 +82,7 @@ class AgentJoined(Event):
 class GenerationLaunched(Event):
     """Launch orders were sent.
 
-    ``tiers``: how many ranks get their part of ``restore`` from which tier, in words for people;
+    ``tiers``: how many ranks get their part of ``restore`` from which tier;
     ``layout``: identity of the parallel layout.
     """
 
@@ -162,7 +161,7 @@ class GenerationEnded(Event):
 class GenerationSealed(Event):
     """What counts of a generation whose end could not be sealed when it was written down.
 
-    ``pending``: storage still has not told what it has, so another one may follow.
+    ``pending``: storage has not listed what it has, so another one may follow.
     """
 
     generation: int
@@ -199,15 +198,19 @@ class StorageWritten(Event):
 
 
 class Decided(Event):
-    """The policy's answer. ``localise_s``: from detection until the verdict; ``place``: of the fault."""
+    """The policy's answer to a fault: what to do, and why."""
 
     incident: int
     actions: tuple[Action, ...]
     reason: str
     verdict: Verdict | None = None
-    localise_s: float = 0.0
-    carried_out: bool = True
+    """None where the exit code of the training decides by itself (``final_exit_codes``)."""
     place: Place | None = None
+    """Where stacks placed the fault."""
+    localise_s: float = 0.0
+    """From detection until the verdict."""
+    carried_out: bool = True
+    """False in observe mode."""
 
 
 class NodesTested(Event):
@@ -222,9 +225,9 @@ class NodesTested(Event):
 
 
 class Unanswered(Event):
-    """``nodes`` were asked for what would have told more, in vain: the decision that follows lacks it.
+    """``nodes`` were asked for evidence in vain: the decision that follows lacks it.
 
-    ``asked``: ``stacks``, ``tests``, ``a replay``; ``why`` in words. ``incident`` is 0 where none is open.
+    ``asked``: ``stacks``, ``tests``, ``a replay``; ``incident`` is 0 where none is open.
     """
 
     incident: int
@@ -249,7 +252,7 @@ class NodeEvicted(Event):
 
 
 class NodeReturned(Event):
-    """An evicted node answers again; its old workers were told to stop and it is not used."""
+    """An evicted node answers again; its old workers were ordered to stop and it is not used."""
 
     node: str
 

@@ -1,8 +1,9 @@
-"""How one worker ended, as the agent saw it."""
+"""How workers end, as the agent sees it, and how agents end, as Slurm says."""
 
 from __future__ import annotations
 
 import signal
+from enum import Enum
 
 from slurm_robust.model.record import Record
 
@@ -26,10 +27,10 @@ class WorkerError(Record):
 class WorkerExit(Record):
     """End of one worker process. Exactly one of ``code`` and ``signal`` is set.
 
-    ``age_s`` is how long ago it ended when the agent sent the record (the node's monotonic clock),
-    so that the controller orders exits of different nodes without trusting their wall clocks. ``oom``: the
-    kernel had killed it, or a child, for want of memory; in words. ``taken``: of rank 0, who else listened on
-    its ``MASTER_PORT``, in words.
+    ``age_s`` is how long ago it ended when the agent sent the record (the node's monotonic clock), so that
+    the controller orders exits of different nodes without trusting their wall clocks. ``oom``: the kernel had
+    killed it, or a child, for want of memory. ``taken``: of rank 0, which other process listened on its
+    ``MASTER_PORT``.
     """
 
     rank: int
@@ -58,3 +59,40 @@ class WorkerExit(Record):
             where = f" at {self.error.file}:{self.error.line}" if self.error.file else ""
             return f"rank {self.rank}: {self.error.type}{where}"
         return f"rank {self.rank}: exit code {self.code}"
+
+
+class Outlook(str, Enum):
+    """Whether the same step could start later."""
+
+    PASSES = "passes"  # slurmctld restarts, a daemon is busy
+    STAYS = "stays"  # Slurm will not grant it, however often it is asked
+    UNKNOWN = "unknown"
+
+
+class StepEnd(Record):
+    """The end of agents on ``nodes`` as Slurm reports it: of one srun, or of some of its tasks.
+
+    ``code`` is srun's exit code, or a task's where Slurm reports that (-1: it does not). ``named`` are nodes
+    that the message itself holds responsible. ``fix``: what the reader can do, "" where the message does not
+    say enough. ``is_task``: the agent itself ended, and Slurm still speaks with its node.
+    """
+
+    nodes: tuple[str, ...]
+    code: int
+    message: str = ""
+    outlook: Outlook = Outlook.UNKNOWN
+    fix: str = ""
+    named: dict[str, str] = {}
+    is_task: bool = False
+
+
+class Witness(Record):
+    """What Slurm says of one node: its state and reason, and whether that speaks ``against`` using it.
+
+    ``gone``: Slurm has given the node up, or has taken it from the job.
+    """
+
+    node: str
+    message: str
+    against: bool
+    gone: bool = False

@@ -1,4 +1,7 @@
-"""What a check of a node found. Three-valued: what could not be measured is unknown, never a failure."""
+"""What is found of a node: findings of checks, alerts while a job runs, and suspects that a job leaves.
+
+Three-valued: what could not be measured is unknown, never a failure.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Party(str, Enum):
     """A link that has another end: cable, switch, neighbour."""
 
     STORAGE = "storage"
-    """A file system that other nodes use as well."""
+    """A file system that other nodes use, too."""
 
     SITE = "site"
     """How the node was set up: driver, firmware, services, limits."""
@@ -40,7 +43,7 @@ class Party(str, Enum):
 
 
 class Writer(str, Enum):
-    """Who can bring about what is seen, or make it look as if it were so.
+    """Who can cause what is seen, or fake it.
 
     What ordinary users can write convicts no node by itself (docs/security.md has all of it in one table).
     """
@@ -74,7 +77,7 @@ class Suggestion(str, Enum):
 
     NONE = "none"
     MONITOR = "monitor"
-    """Worth a look; no reason to keep jobs away."""
+    """Worth checking; no reason to keep jobs away."""
 
     RESET = "reset"
     """Reset the device, or restart the service."""
@@ -82,6 +85,11 @@ class Suggestion(str, Enum):
     REBOOT = "reboot"
     REPLACE = "replace"
     """Hardware for the repair desk."""
+
+    @property
+    def weight(self) -> int:
+        """0 for none; the stronger, the higher."""
+        return tuple(Suggestion).index(self)
 
     @property
     def keeps_jobs_away(self) -> bool:
@@ -105,9 +113,9 @@ class Effect(str, Enum):
 class Finding(Record):
     """One result. Texts are for people, in one line; numbers in them have their unit.
 
-    ``check`` is the check's name (``gpu.ecc``) and ``subject`` what was looked at (``gpu3``,
+    ``check`` is the check's name (``gpu.ecc``) and ``subject`` the part that was checked (``gpu3``,
     ``mlx5_0/1``, ``/scratch``; empty: the node). ``value`` was measured, ``limit`` allowed, ``source`` says
-    where the value is from. ``text`` says in a few words what is wrong (``XID 79, fell off the bus``).
+    where the value is from. ``text`` says briefly what is wrong (``XID 79, fell off the bus``).
     ``count``: how often it happened lately, where the check counts that; 0 elsewhere. ``confirm``: in how
     many periodic runs in a row it must be so before it keeps jobs away; never less than the check's.
     """
@@ -123,3 +131,55 @@ class Finding(Record):
     suggestion: Suggestion = Suggestion.NONE
     count: int = 0
     confirm: int = 1
+
+
+MOST_ALERTS = 32
+"""In one heartbeat; the newest."""
+
+REMEMBERED_S = 600.0
+"""How long an alert that has ended is still reported, so that a restarted controller counts it too."""
+
+
+class Alert(Finding, kw_only=True):
+    """A failed check of a node while the training runs, from its beginning to its end."""
+
+    number: int
+    """Counts the alerts of one agent, so that each is counted once."""
+
+    age_s: float
+    """Seconds since it began, by the node's own clock."""
+
+    ended_s: float | None = None
+    """Seconds since it was seen to be over; None while it stands."""
+
+    effect: Effect = Effect.FAULT
+    """What the check's failure means to a training that runs."""
+
+    outcome: Outcome = Outcome.FAIL
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is about one end of a link, which may heal."""
+        return self.blame is Party.FABRIC
+
+
+MOST_EVIDENCE = 20
+"""Lines of evidence that are kept."""
+
+MOST_TEXT = 500
+"""Characters of each text that are kept."""
+
+
+class Suspect(Record, forbid_unknown_fields=True):
+    """``suspects/<node>.json`` in the job directory. ``t``: seconds since 1970, by the controller's clock.
+
+    ``reason`` says why the job stopped using the node, ``symptom`` what was seen first; ``evidence``
+    are lines for the person who repairs it.
+    """
+
+    node: str
+    job_id: int
+    t: float
+    reason: str
+    symptom: str = ""
+    evidence: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Observations, verdicts and actions: what was seen, what it means, what to do about it."""
+"""Faults, verdicts and actions: what was seen, what it means, what to do about it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,99 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
-from slurm_robust.model.classification import Classification
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation
+
+
+class Cause(str, Enum):
+    """To whom or what a log points."""
+
+    INFRASTRUCTURE = "infrastructure"
+    USER_CODE = "user_code"
+    USER_CONFIG = "user_config"
+    TRANSIENT = "transient"
+    SECONDARY = "secondary"
+    """Another rank or node failed before; this one only lost it."""
+
+    NONE = "none"
+    """Nothing is wrong."""
+
+    UNKNOWN = "unknown"
+    """No rule knows the log."""
+
+
+class Remedy(str, Enum):
+    """What a log asks for."""
+
+    RESTART = "restart"
+    EVICT = "evict"
+    ROLLBACK_OR_FIX = "rollback_or_fix"
+    RECONFIGURE = "reconfigure"
+    NONE = "none"
+
+
+class Classification(Record):
+    """The verdict on one log.
+
+    ``symptom`` is the main one of ``symptoms``; ``line`` the line that decided, as it stands in the log;
+    ``rule`` the name of the rule that matched it, "" when none did; ``place`` the module and line of a
+    Python traceback (``train.py:12``), "" without one.
+    """
+
+    symptom: str
+    blame: Cause
+    action: Remedy
+    symptoms: tuple[str, ...] = ()
+    line: str = ""
+    rule: str = ""
+    place: str = ""
+
+
+class JobClassification(Record):
+    """The verdict on the logs of several ranks: that of the root, and which ranks are roots."""
+
+    verdict: Classification
+    root_ranks: tuple[int, ...] = ()
+    ranks: dict[int, Classification] = {}
+
+
+class TestResult(Record):
+    """One test on one node. ``text`` says briefly what is wrong.
+
+    ``peers`` are the nodes that took part, ``value`` was measured, ``limit`` allowed; ``digest`` is what must
+    be equal on all nodes, for tests whose result is compared, and ``rate`` (in GB/s, 0 for none) what must
+    not be far below that of others; both are compared among results of one ``kind`` only (the models of
+    processors, the version of PyTorch). ``took_s`` in seconds.
+    """
+
+    __test__ = False  # pytest takes every class with this beginning for tests
+
+    test: str
+    node: str
+    outcome: Outcome
+    text: str = ""
+    peers: tuple[str, ...] = ()
+    value: str = ""
+    limit: str = ""
+    digest: str = ""
+    rate: float = 0.0
+    kind: str = ""
+    took_s: float = 0.0
+
+
+class Diagnosis(Record):
+    """All results, and the nodes that failed by themselves (not only together with another one).
+
+    ``reason`` is for people; ``left_out`` names tests that could not run, with the reason.
+    """
+
+    results: tuple[TestResult, ...] = ()
+    suspects: tuple[str, ...] = ()
+    reason: str = ""
+    left_out: dict[str, str] = {}
 
 
 class Symptom(str, Enum):
@@ -31,7 +118,7 @@ class Symptom(str, Enum):
     SPIKE = "jump of loss or gradient norm"
 
 
-# -- observations: the input of the policy ---------------------------------------------------------
+# -- the fault: the input of the policy ------------------------------------------------------------
 
 
 class NodeExit(Record):
@@ -41,7 +128,7 @@ class NodeExit(Record):
     exit: WorkerExit
 
 
-class Fault(Record, tag_field="kind", tag="fault"):
+class Fault(Record):
     """Why training is not productive any more: one record from the first sign to the decision.
 
     Detection makes it; stack samples, the end of the generation, tests and a replay add what they found.
@@ -51,7 +138,7 @@ class Fault(Record, tag_field="kind", tag="fault"):
     symptom: Symptom | None = None
     """What was seen first; None where the generation ended before anything was detected."""
     detail: str = ""
-    """The same in words."""
+    """A text of what was seen."""
     detect_s: float = 0.0
     """Seconds from the fault as seen from outside until it was detected."""
     times: int = 1
@@ -77,11 +164,11 @@ class Fault(Record, tag_field="kind", tag="fault"):
     lost: tuple[str, ...] = ()
     """Nodes without a sign of life."""
     unreachable: str = ""
-    """One cause of all that are lost, in words; "" where each speaks for itself."""
+    """One cause of all that are lost; "" where each speaks for itself."""
     ended: dict[str, str] = {}
-    """Of ``lost``, those whose agent ended, in Slurm's words."""
+    """Of ``lost``, those whose agent ended, with Slurm's message."""
     oom: dict[str, str] = {}
-    """Of ``lost``, those whose agent ended for want of memory, in Slurm's words."""
+    """Of ``lost``, those whose agent ended for want of memory, with Slurm's message."""
     alive: tuple[str, ...] = ()
     """Nodes of the placement that answer."""
     unable: dict[str, str] = {}
@@ -100,32 +187,6 @@ class Fault(Record, tag_field="kind", tag="fault"):
     """Results, once the nodes were tested."""
     replayed: Diagnosis | None = None
     """Results, once the training was replayed in small groups."""
-
-
-class SpareLost(Record, tag_field="kind", tag="spare lost"):
-    """A node in the spare state must not be counted on any more; training is not touched by it."""
-
-    node: str
-    reason: str
-
-
-class EndApproaching(Record, tag_field="kind", tag="end approaching"):
-    """This run of the Slurm job ends for ``reason``; workers are stopped.
-
-    ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).
-    """
-
-    reason: str
-    warned: bool = False
-
-
-class AllRanksDone(Record, tag_field="kind", tag="all ranks done"):
-    """Every rank of the generation ended by itself with code 0."""
-
-    generation: int
-
-
-Observation: TypeAlias = Fault | SpareLost | EndApproaching | AllRanksDone
 
 
 # -- verdict ---------------------------------------------------------------------------------------
@@ -193,7 +254,7 @@ class Signature(Record):
 class Place(Record):
     """Where the stacks of all ranks placed a fault: the ``ranks`` and their ``nodes``, at which ``step``.
 
-    ``stack``: what the ranks did there, in words.
+    ``stack``: a text of what the ranks did there.
     """
 
     symptom: Symptom
@@ -204,19 +265,18 @@ class Place(Record):
 
 
 class Verdict(Record):
-    """The conclusion drawn from an observation. ``rung`` is that of the recovery ladder (design, 5).
-
-    ``signature`` names the fault so that the same one is recognised when it comes again;
-    ``allowed`` is how often it may be answered without new progress in between.
-    """
+    """The conclusion drawn from a fault."""
 
     rung: int
+    """Of the recovery ladder (design, section 5)."""
     blame: Blame
     signature: Signature
+    """Names the fault, so that the same one is recognised when it comes again."""
     reason: str
     suspects: tuple[str, ...] = ()
     confidence: float = 1.0
     allowed: int = 1
+    """How often it may be answered without new progress in between."""
 
 
 # -- actions: the output of the policy --------------------------------------------------------------
@@ -226,7 +286,6 @@ class Evict(Record, tag_field="action", tag="evict"):
     """Use ``node`` no more in this job."""
 
     node: str
-    reason: str
 
 
 class Replace(Record, tag_field="action", tag="replace"):
@@ -280,26 +339,9 @@ class GiveUp(Record, tag_field="action", tag="give up"):
     reason: str
 
 
-class Finish(Record, tag_field="action", tag="finish"):
-    """Training has ended by itself; the job ends with ``code``."""
-
-    code: int
-
-
-Action: TypeAlias = (
-    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Requeue | GiveUp | Finish
-)
+Action: TypeAlias = Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Requeue | GiveUp
 
 
 def finds_out_more(actions: Sequence[Action]) -> bool:
     """Whether these actions only ask for more evidence, so that another decision follows."""
     return any(isinstance(action, Diagnose | Replay) for action in actions)
-
-
-class Decision(Record):
-    """What to do, and why, in words for the journal and the person on call."""
-
-    actions: tuple[Action, ...]
-    reason: str
-    verdict: Verdict | None = None
-    place: Place | None = None

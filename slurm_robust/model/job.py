@@ -16,12 +16,12 @@ RANKS_PER_FOLDER = 64
 open theirs at once would wait 5 to 30 s, in each restart."""
 
 LEAVING_S = 5.0
-"""Who leaves for good waits no longer for killed workers: Slurm's ``KillWait`` is running, and Slurm itself
-sees to what is left."""
+"""A job that ends for good waits no longer for killed workers: Slurm's ``KillWait`` is running, and Slurm
+itself ends what is left."""
 
 
 class CommandKind(str, Enum):
-    """How the words of the user's command are to be run."""
+    """How the user's command is to be run."""
 
     SCRIPT = "script"  # a Python file, run in a fork of the zygote
     MODULE = "module"  # ``-m package.module``, run in a fork of the zygote
@@ -47,7 +47,7 @@ class CopySpec(Record):
 
 
 class InspectionSpec(Record):
-    """How agents look at their nodes while the training runs; seconds between two looks.
+    """How often agents check their nodes while the training runs, in seconds.
 
     ``kernel_s``: from a line in the kernel's log until it is judged.
     """
@@ -128,7 +128,7 @@ class JobDirectory:
 
     @property
     def suspects(self) -> Path:
-        """For each node that was given up ``<node>.json``, a :class:`.suspect.Suspect`."""
+        """For each node that was given up ``<node>.json``, a :class:`.findings.Suspect`."""
         return self.path / "suspects"
 
     def logs(self, generation: int) -> Path:

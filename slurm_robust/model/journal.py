@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.state import JobState, apply
 
 _SECOND_S = 1.0  # Slurm's own resolution
@@ -45,8 +44,9 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
                 break
             raise JournalDamaged(
                 f"{name}, line {number}: {error}",
-                fix=f"line {number} was changed or the storage lost data; nothing was touched. Move the job "
-                "directory aside to start the job anew, or restore the journal from a copy",
+                fix=f"line {number} was changed, or written by another version of slurm_robust, or storage "
+                "lost data; nothing was touched. Go on with the version that wrote it, restore the journal "
+                "from a copy, or move the job directory aside to start the job anew",
             ) from error
         offset += len(line)
     return events, offset

@@ -38,8 +38,8 @@ class ParallelLayout(Record):
         """
         used = math.prod(sizes.values())
         if world_size % used:
-            words = " * ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-            raise DoesNotDivide(f"{words} = {used} does not divide the world of {world_size} ranks")
+            product = " * ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            raise DoesNotDivide(f"{product} = {used} does not divide the world of {world_size} ranks")
         every = {**sizes, "dp": world_size // used}
         return cls(
             nproc_per_node=nproc_per_node, sizes=tuple((name, every[name]) for name in order.split("-"))
@@ -72,7 +72,7 @@ class ParallelLayout(Record):
     def groups_of(self, rank: int) -> tuple[tuple[str, int], ...]:
         """Names of the groups that ``rank`` is in: the dimension and the group's lowest rank.
 
-        A group of one rank is none.
+        A group has two ranks at least.
         """
         found, stride = [], 1
         for name, size in self.sizes:

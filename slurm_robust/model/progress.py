@@ -1,4 +1,4 @@
-"""How far one rank of the training is, as its step record says."""
+"""How far the training is, how fast it has been, and what its nodes send each other."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Progress(Record, array_like=True, gc=False):
     ``step`` is the newest completed step, -1 before the first. ``reported`` is False when the number
     is only a count of optimizer steps of this generation (script without the library's API).
     ``age_s``: seconds since that step was completed, by the node's monotonic clock; before the first
-    step since the launch. ``phase`` is what the rank does between steps (:mod:`slurm_robust.model.pace`),
+    step since the launch. ``phase`` is what the rank does between steps (:mod:`slurm_robust.model.progress`),
     "" for nothing of that kind; ``phase_s``: seconds since it began or, with no phase, since the last one
-    ended (infinite: there was none). ``bad_step``: the first step of this generation with a loss that is no
-    finite number, -1: none.
+    ended (infinite: there was none). ``bad_step``: the first step of this generation with a
+    non-finite loss, -1: none.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Progress(Record, array_like=True, gc=False):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the loss is a number, as far as it is told. (Single gradients may overflow.)"""
+        """Whether the loss is finite, as far as it is reported. (Single gradients may overflow.)"""
         return self.loss is None or math.isfinite(self.loss)
 
     @property
@@ -65,3 +65,53 @@ class Progress(Record, array_like=True, gc=False):
 def slowest(records: Iterable[Progress]) -> Progress:
     """The rank that was the last to complete the newest step that all ranks have completed."""
     return min(records, key=lambda p: (p.step, p.age_s))
+
+
+RESTORE = "restore"
+"""The phase in which a rank reads its checkpoint."""
+
+CHECKPOINT = "checkpoint"
+"""The phase in which ``step()``, or a framework, writes to storage."""
+
+RESERVE = "reserves memory for snapshots"
+"""The phase in which a rank has no room yet for its first snapshots, and a driver may hold it up."""
+
+EVALUATION = "evaluation"
+"""The phase in which a framework validates or evaluates."""
+
+FINISHED = "after training"
+"""The phase of a script that has closed its ``Checkpointer``, until its end."""
+
+
+class PaceHistory(Record):
+    """``steps`` were measured; their times in seconds: median, 99th percentile, longest.
+
+    ``first_step_s``: the longest time from a launch to the first step; ``phases``: the longest of each phase
+    that the script announces; ``pause_s``: the longest time without a step that looked like a hang and then
+    ended by itself. 0 and absent: not seen yet, or no longer believed since it was exceeded. ``hung_after``:
+    the step after which the training was last taken for hanging, -1 once it got beyond. ``doubts``: how often
+    it was between steps, since it last went on for hours without. Whoever finds the cause of a hang may set
+    it to 0: then it was none of the script's own doing.
+    """
+
+    steps: int = 0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+    longest_s: float = 0.0
+    first_step_s: float = 0.0
+    phases: dict[str, float] = {}
+    pause_s: float = 0.0
+    hung_after: int = -1
+    doubts: int = 0
+
+
+class Traffic(Record):
+    """Since the workers of the generation began. In seconds, of the node's own clock.
+
+    ``silent_s``: the links have carried next to nothing for so long; ``pause_s``: the longest such time
+    before, which ended by itself; ``talked_s``: from the first traffic to the newest.
+    """
+
+    silent_s: float
+    pause_s: float = 0.0
+    talked_s: float = 0.0

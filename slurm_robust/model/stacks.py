@@ -93,7 +93,7 @@ class RankStacks(Record):
     ``source`` says how the stacks were taken: ``py-spy``, ``signal`` (the handler in the worker), or "" when
     there are none. ``took_s`` is how long that took. Of the ``collectives`` that have not completed the one
     that was enqueued first comes first. ``native``: the calls in libraries were asked for too. ``absent``:
-    processes that NCCL misses anywhere in the job, told with rank 0.
+    processes that NCCL misses anywhere in the job, reported with rank 0.
     """
 
     rank: int
@@ -111,7 +111,7 @@ class Localisation(Record):
 
     ``outliers`` are ranks that do something else than most; ``ranks`` those that are at fault: the parallel
     group that covers them (``group``, as ``pp 24-31``), or exactly they when ``exact``. ``stack``: what these
-    ranks do, in words. ``halted``: their processes are stopped or gone, which no code does to itself; one
+    ranks do. ``halted``: their processes are stopped or gone, which no code does to itself; one
     that is blocked in the kernel may be waiting for storage, which is no fault of its node. ``healthy``: how
     many ranks do what most do. Empty ``ranks``: nothing could be concluded.
     """

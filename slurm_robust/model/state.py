@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
 
 REPEAT_S = 2.0
@@ -18,7 +18,7 @@ REPEAT_S = 2.0
 
 
 MOST_PLACES = 32
-"""Of so many hangs and slowdowns it is remembered where they were."""
+"""Places of hangs and slowdowns that are remembered."""
 
 
 _MOST_OF_IT = 0.5  # of a run's time
@@ -67,7 +67,7 @@ class JobState(Record, dict=True):
     ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
     how fast training is. ``aside``: those of ``spares`` that do not answer. ``allocated``: when this run of
     the Slurm job got its nodes, ``time_limit_s``: how long it has them, None if not known; ``got_on``: it has
-    made a new step; ``runs_in_vain``: so many runs before it, one after the other, were :meth:`is_in_vain`
+    made a new step; ``runs_in_vain``: how many runs before it, one after the other, were :meth:`is_in_vain`
     at their end.
     """
 
@@ -150,7 +150,7 @@ class JobState(Record, dict=True):
 
     @property
     def slack(self) -> int:
-        """So many steps are no progress: those of :data:`REPEAT_S`, at least one."""
+        """This many steps are no progress: those of :data:`REPEAT_S`, at least one."""
         return max(1, int(REPEAT_S / self.pace.p50_s)) if self.pace.p50_s > 0 else 1
 
 
@@ -252,7 +252,7 @@ def _(event: ev.GenerationEnded, state: JobState) -> JobState:
     state = _seal(state, event.generation, event.sealed_step, event.shared)
     good_steps = state.good_steps
     if event.good_step is not None:
-        # With numbers that are not finite no progress is told, so this is how far training was.
+        # Non-finite numbers count as no progress, so this is how far training was.
         state = _advance(state, event.good_step, True)
         good_steps = {**good_steps, event.generation: event.good_step}
     return msgspec.structs.replace(state, running=False, unsealed=unsealed, good_steps=good_steps)

@@ -10,33 +10,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.findings import Effect, Party, Suggestion
+from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
+from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of
 
 T = TypeVar("T")
 
-# Beyond the time between two looks at the network: how far apart nodes see one event at most.
+# Beyond the time between two checks of the network: how far apart nodes see one event at most.
 _APART_S = 5.0
-# So many nodes, and more than this share of the job, do not break in the same way at once.
+# This many nodes, and more than this share of the job, do not break in the same way at once.
 _CROWD = 3
 _CROWD_SHARE = 1 / 3
-# Looks in a row at a link that is down or slow, after which it counts as a second alert.
+# Checks in a row that find a link down or slow, after which it counts as a second alert.
 _MISSES = 2
 
 _WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
-
-
-class Judgement(Record):
-    """Nodes to evict with the reason in words: ``evict`` at once, ``network`` for their links.
-
-    ``waits`` has lines that say why nobody else is evicted although there are alerts.
-    """
-
-    evict: dict[str, str] = {}
-    network: dict[str, str] = {}
-    waits: tuple[str, ...] = ()
 
 
 class _Event(Record):
@@ -54,8 +43,8 @@ class _Event(Record):
 
 def judge(
     alerts: Mapping[str, Sequence[Alert]], switches: Mapping[str, str], config: DetectConfig, *, nodes: int
-) -> Judgement:
-    """What follows from the alerts of each node.
+) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+    """Faults that name nodes for their hardware or their links; and lines that say why no other is named.
 
     ``switches`` has the leaf switch of each node as far as it is known, ``nodes`` says how many the job has.
     With ``config.network_alerts`` of 0 nobody is evicted for the network.
@@ -65,16 +54,17 @@ def judge(
     events = [event for node in sorted(alerts) for event in _events(node, alerts, switches, config)]
     shared = _shared(events, nodes, together_s)
     network, counted = _count([event for event in events if event not in shared], config)
-    return Judgement(
-        evict=evict,
-        network={node: reason for node, reason in network.items() if node not in evict},
-        waits=(
-            *crowds,
-            *_switch_lines(shared),
-            *(line for node, line in counted.items() if node not in evict),
-            *(line for node in sorted(alerts) if node not in evict for line in _others(node, alerts[node])),
-        ),
+    named = {
+        Symptom.NODE_FAULT: evict,
+        Symptom.NETWORK: {node: reason for node, reason in network.items() if node not in evict},
+    }
+    waits = (
+        *crowds,
+        *_switch_lines(shared),
+        *(line for node, line in counted.items() if node not in evict),
+        *(line for node in sorted(alerts) if node not in evict for line in _others(node, alerts[node])),
     )
+    return tuple(Fault(symptom=symptom, named=own) for symptom, own in named.items() if own), waits
 
 
 # -- what a node itself is to blame for ------------------------------------------------------------
@@ -112,14 +102,14 @@ def _is_certain(alert: Alert) -> bool:
 
 
 def _others(node: str, alerts: Iterable[Alert]) -> Iterator[str]:
-    """Why the rest of what stands is no reason to evict the node."""
+    """Why the other alerts that stand do not evict the node."""
     for alert in alerts:
         if alert.ended_s is not None or alert.is_link or not alert.suggestion.keeps_jobs_away:
             continue
         if alert.blame is not Party.NODE:
-            yield f"{node}: {_words(alert)}: lies with the {alert.blame.value}, not with the node"
+            yield f"{node}: {_format_alert(alert)}: blames the {alert.blame.value}, not the node"
         elif alert.effect is Effect.SLOW:
-            yield f"{node}: {_words(alert)}: the pace of the training tells whether it matters"
+            yield f"{node}: {_format_alert(alert)}: the pace of the training shows whether it matters"
 
 
 # -- the network -----------------------------------------------------------------------------------
@@ -169,12 +159,12 @@ def _count(events: Iterable[_Event], config: DetectConfig) -> tuple[dict[str, st
         shown = max(own[-1].alerts, key=lambda alert: (_stands(alert), alert.number))
         times = f"{count} network alert{'s' if count > 1 else ''} within {config.network_window_s:g} s"
         if 0 < config.network_alerts <= count:
-            evict[node] = f"{times}: {_words(shown)}"
+            evict[node] = f"{times}: {_format_alert(shown)}"
         else:
             limit = (
                 f"evicted at {config.network_alerts}" if config.network_alerts else "nobody is evicted for it"
             )
-            wait[node] = f"{node}: {_words(shown)}: {times}, {limit}"
+            wait[node] = f"{node}: {_format_alert(shown)}: {times}, {limit}"
     return evict, wait
 
 
@@ -193,9 +183,9 @@ def _switch_lines(shared: Mapping[_Event, str]) -> list[str]:
     by_leaf: dict[str, set[str]] = {}
     for event, leaf in shared.items():
         by_leaf.setdefault(leaf, set()).add(event.node)
-    words = {leaf: f"an event of {leaf or 'the fabric'}, nobody is evicted for it" for leaf in by_leaf}
+    reasons = {leaf: f"an event of {leaf or 'the fabric'}, nobody is evicted for it" for leaf in by_leaf}
     return [
-        f"links of {some_of(sorted(names))} fail at once: {words[leaf]}"
+        f"links of {some_of(sorted(names))} fail at once: {reasons[leaf]}"
         for leaf, names in sorted(by_leaf.items())
     ]
 
@@ -212,14 +202,14 @@ def _at_once(items: Iterable[T], age_s: Callable[[T], float], within_s: float) -
         yield group
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
-def _words(alert: Alert) -> str:
+def _format_alert(alert: Alert) -> str:
     return f"{alert.subject} {alert.text or 'fails'} ({alert.check})".lstrip()
 
 
 def _reason(alerts: Sequence[Alert]) -> str:
     worst = max(alerts, key=lambda alert: (_WEIGHT[alert.suggestion], -alert.number))
     more = f" (+{len(alerts) - 1})" if len(alerts) > 1 else ""
-    return _words(worst) + more
+    return _format_alert(worst) + more

@@ -7,8 +7,8 @@ import math
 from slurm_robust.config.job import CheckpointConfig
 
 MAX_STRIDE = 1024
-# A stride steps must take so many times as long as a copy lags behind, or copies of different ranks are
-# of different steps when a node is lost.
+# The steps of one stride must take this many times as long as a copy lags behind, or copies of different
+# ranks are of different steps when a node is lost.
 HEADROOM = 2.0
 # Going back needs this much more room, so that noise does not make the stride swing.
 SLACK = 1.5

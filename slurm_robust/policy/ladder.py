@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_robust.model.classification import Cause, Remedy
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome, Writer
-from slurm_robust.model.incident import Blame, Fault, FaultKind, Signature, Symptom, Verdict
+from slurm_robust.model.incident import (
+    Blame,
+    Cause,
+    Diagnosis,
+    Fault,
+    FaultKind,
+    Remedy,
+    Signature,
+    Symptom,
+    TestResult,
+    Verdict,
+)
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import failed_to_restore, restore_failure
-from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.rules import Rules, convict
 from slurm_robust.policy.stacks import stacks_named
 from slurm_robust.util.text import some_of
 
 STUCK = "its workers cannot be killed"
 MOST_PORTS = 5
-"""So many are tried one after the other."""
+"""Ports that are tried one after the other."""
 
 _GPU_OOM = "gpu_oom"
 _LAST_LINES = 5
@@ -67,14 +76,14 @@ def against(fault: Fault, node: str) -> tuple[str, ...]:
     lines += ["no sign of life"] if node in fault.lost else []
     lines += [fault.unstarted[node]] if node in fault.unstarted else []
     for found in filter(None, (fault.diagnosis, fault.replayed)):
-        lines += [_in_words(r) for r in found.results if r.node == node and r.outcome is Outcome.FAIL]
+        lines += [_format_result(r) for r in found.results if r.node == node and r.outcome is Outcome.FAIL]
     for ended in fault.exits:
         if ended.node == node and ended.exit.failed:
             lines += [ended.exit.describe(), *ended.exit.tail[-_LAST_LINES:]]
     return tuple(lines)
 
 
-def _in_words(result: TestResult) -> str:
+def _format_result(result: TestResult) -> str:
     measured = f" ({result.value}, limit {result.limit})" if result.value and result.limit else ""
     return f"test {result.test}: {result.text}{measured}"
 
@@ -97,13 +106,8 @@ def nodes_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     why |= {node: f"{node}: {text}" for node, text in (fault.named | unable).items() if node not in why}
     if not why:
         return None
-    return Verdict(
-        rung=2 if fault.symptom is Symptom.NETWORK else 1,
-        blame=Blame.NODE,
-        signature=Signature.of_nodes(FaultKind.NODE, why),
-        reason="; ".join(why.values()),
-        suspects=tuple(why),
-        allowed=rules.limits.per_signature,
+    return convict(
+        why, rules, rung=2 if fault.symptom is Symptom.NETWORK else 1, reason="; ".join(why.values())
     )
 
 
@@ -116,15 +120,8 @@ def unstarted(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 1: agents of other nodes came, and this one's did not although it was started again."""
     if not fault.unstarted:
         return None
-    return Verdict(
-        rung=1,
-        blame=Blame.NODE,
-        signature=Signature.of_nodes(FaultKind.NODE, fault.unstarted),
-        reason="; ".join(f"{node}: {text}" for node, text in fault.unstarted.items()),
-        suspects=tuple(fault.unstarted),
-        confidence=0.5,
-        allowed=rules.limits.per_signature,
-    )
+    reason = "; ".join(f"{node}: {text}" for node, text in fault.unstarted.items())
+    return convict(fault.unstarted, rules, rung=1, reason=reason, confidence=0.5)
 
 
 def log_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
@@ -134,29 +131,22 @@ def log_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         return None
     if (cause.blame, cause.action) != (Cause.INFRASTRUCTURE, Remedy.EVICT):
         return None
-    return Verdict(
-        rung=1,
-        blame=Blame.NODE,
-        signature=Signature.of_nodes(FaultKind.NODE, (root.node,)),
-        reason=f"rank {root.exit.rank} on {root.node}: {cause.symptom}: {cause.line}",
-        suspects=(root.node,),
-        confidence=0.8,
-        allowed=rules.limits.per_signature,
-    )
+    reason = f"rank {root.exit.rank} on {root.node}: {cause.symptom}: {cause.line}"
+    return convict((root.node,), rules, rung=1, reason=reason, confidence=0.8)
 
 
 def out_of_memory(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 3: the kernel killed for want of memory, which is the job's own limit or its own doing."""
     killed = {f"rank {e.exit.rank} on {e.node}": e.exit.oom for e in fault.exits if e.exit.oom}
-    killed |= {f"all of the job's processes on {node}": words for node, words in fault.oom.items()}
+    killed |= {f"all of the job's processes on {node}": message for node, message in fault.oom.items()}
     if not killed or fault.named or set(fault.lost) - set(fault.oom):
         return None
-    what, words = next(iter(killed.items()))
+    what, message = next(iter(killed.items()))
     return Verdict(
         rung=3,
         blame=Blame.CODE,
         signature=Signature(kind=FaultKind.OUT_OF_MEMORY),
-        reason=f"{what}: {words}: ask for more memory (sbatch --mem), or lower what a rank holds (batch, "
+        reason=f"{what}: {message}: ask for more memory (sbatch --mem), or lower what a rank holds (batch, "
         "loader workers)",
         confidence=0.9,
         allowed=min(1, rules.limits.per_signature),
@@ -174,15 +164,8 @@ def full_disk(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     alike = {e.node for e in fault.exits if e.exit.error is not None and e.exit.error.full}
     if alike - {root.node} or any(a.signature.kind is FaultKind.DISK_FULL for a in state.attempts):
         return None
-    return Verdict(
-        rung=1,
-        blame=Blame.NODE,
-        signature=Signature(kind=FaultKind.DISK_FULL, key=root.node),
-        reason=f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}",
-        suspects=(root.node,),
-        confidence=0.7,
-        allowed=rules.limits.per_signature,
-    )
+    reason = f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}"
+    return convict((root.node,), rules, rung=1, reason=reason, confidence=0.7, kind=FaultKind.DISK_FULL)
 
 
 def tests_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
@@ -191,15 +174,8 @@ def tests_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     rung, diagnosis = next(((n, d) for n, d in found if d is not None and d.suspects), (0, None))
     if diagnosis is None:
         return None
-    return Verdict(
-        rung=rung,
-        blame=Blame.NODE,
-        signature=Signature.of_nodes(FaultKind.NODE, diagnosis.suspects),
-        reason=f"{unexplained(fault).reason}; tests: {diagnosis.reason}",
-        suspects=diagnosis.suspects,
-        confidence=0.9,
-        allowed=rules.limits.per_signature,
-    )
+    reason = f"{unexplained(fault).reason}; tests: {diagnosis.reason}"
+    return convict(diagnosis.suspects, rules, rung=rung, reason=reason, confidence=0.9)
 
 
 def slow_to_die(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
@@ -227,7 +203,7 @@ def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """
     found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
     before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.in_vain)
-    # A rank binds its port before its first step. Whoever listens there later is no cause of a later end.
+    # A rank binds its port before its first step. A process that listens there later causes no later end.
     if found is None or before >= MOST_PORTS or state.steps_here >= 0:
         return None
     return Verdict(
@@ -277,13 +253,13 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     )
 
 
-def worth_tests(looks: int, rules: Rules, state: JobState) -> bool:
-    """Whether a slowdown for which so many looks found no culprit is to be ended by tests: once in a job.
+def worth_tests(samples: int, rules: Rules, state: JobState) -> bool:
+    """Whether a slowdown for which ``samples`` found no culprit is to be ended by tests: once in a job.
 
     It takes minutes, and training that is slow by its own work or by what all share goes on as before.
     """
     was_tested = any(attempt.signature == _by_symptom(Symptom.SLOW) for attempt in state.attempts)
-    return rules.diagnose and 0 < rules.slow_samples <= looks and not was_tested
+    return rules.diagnose and 0 < rules.slow_samples <= samples and not was_tested
 
 
 def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
@@ -328,7 +304,7 @@ def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def agent_ended(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Slurm says that the agents ended, and speaks with their nodes: once, that is no node's fault."""
+    """Slurm says that the agents ended while their nodes answer: the first time no node is at fault."""
     signature = Signature.of_nodes(FaultKind.AGENT_ENDED, fault.lost)
     once = not any(attempt.signature == signature for attempt in state.attempts)
     if not fault.lost or not set(fault.lost) <= fault.ended.keys() or not once:
@@ -344,7 +320,7 @@ def agent_ended(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Slurm starts no agent: neither another node nor another try helps, and its words say what does."""
+    """Slurm starts no agent: neither another node nor another try helps, and its message says what does."""
     if not fault.refused:
         return None
     nodes = ",".join(fault.refused)

@@ -19,7 +19,7 @@ WORKERS_LEAST_S = 120.0
 """A node has at least this time to start its workers, however early the others did."""
 
 GROWS_S = 60.0
-"""Nobody is late while the newest node came within so many seconds."""
+"""Nobody is late while the newest node came within this many seconds."""
 
 
 def patience_s(limit_s: float, least_s: float, grown_s: float | None) -> float:
@@ -34,7 +34,7 @@ def patience_s(limit_s: float, least_s: float, grown_s: float | None) -> float:
 
 
 class Growth:
-    """Follows how many nodes are there; who comes back is no new one. Times are monotonic seconds."""
+    """Follows how many nodes are there; a node that comes back is not new. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._most = 0
@@ -46,6 +46,9 @@ class Growth:
             self._most, self._at = count, now
         return None if self._at is None else now - self._at
 
+
+MARGIN_S = 2.0
+"""Beyond grace and kill wait, for orders and answers to travel."""
 
 STILL_S = 30.0
 """A killed worker at which nothing has moved for so long is stuck."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container
 
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart, Swap
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
@@ -35,11 +35,9 @@ def fit_spares(state: JobState) -> tuple[str, ...]:
     return (*(node for node in state.spares if node not in state.aside), *late)
 
 
-def replace_nodes(
-    state: JobState, suspects: tuple[str, ...], reason: str, rules: Rules
-) -> tuple[tuple[Action, ...], str]:
+def replace_nodes(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
     """Actions that take ``suspects`` out of the job and bring training back, and why these."""
-    evictions = tuple(Evict(node=node, reason=reason) for node in suspects)
+    evictions = tuple(Evict(node=node) for node in suspects)
     standbys = [node for node in fit_spares(state) if node not in suspects]
     exclude = tuple(dict.fromkeys((*state.evicted, *suspects)))  # in the order in which they were evicted
     actions, how = _replace(state, suspects, standbys, exclude, rules)
@@ -69,7 +67,7 @@ def _replace(
 
 
 def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action, ...], str]:
-    """Actions that have the ranks of ``suspects`` run on other nodes, and these in words; none is evicted.
+    """Actions that have the ranks of ``suspects`` run on other nodes, and a text of them; none is evicted.
 
     A standby takes the slot and the suspect stands by; without one, two nodes exchange their slots.
     """
@@ -81,13 +79,13 @@ def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action
             moves.append(Replace(node=node, standby=standby))
         elif (partner := next(partners, None)) is not None:
             moves.append(Swap(first=node, second=partner))
-    words = [
+    texts = [
         f"{m.standby} takes the slot of {m.node}, which stands by"
         if isinstance(m, Replace)
         else f"{m.first} and {m.second} exchange their slots"
         for m in moves
     ]
-    return (*moves, Restart()), "; ".join(words) or "restart in place, since there is no other node"
+    return (*moves, Restart()), "; ".join(texts) or "restart in place, since there is no other node"
 
 
 def _heard(state: JobState, nodes: Collection[str]) -> list[str]:

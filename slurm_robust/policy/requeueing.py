@@ -6,16 +6,16 @@ TERM_COMES_S = 10.0
 """Slurm sends TERM to the batch script at once when it takes a requeue."""
 
 ANSWER_COMES_S = 1.5
-"""A TERM may be that of the requeue whose answer is on its way; the owner's is obeyed after so long."""
+"""A TERM may be that of the requeue whose answer is on its way; the owner's is obeyed after this time."""
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 16.0
 """Between two attempts, of which each waits up to 20 s itself: doubled from the first to the second."""
 
 LOST_S = 180.0
-"""An attempt without any word for so long is lost; its questions to Slurm are bounded, and add up to less."""
+"""An attempt without an answer for this long is lost; its commands are bounded, and take less."""
 
 GIVE_UP_S = 86400.0
-"""Nobody restarts slurmctld for so long: then the nodes are given back without it."""
+"""After this time the nodes are given back without an answer of slurmctld."""
 
 
 def next_pause_s(pause_s: float) -> float:
@@ -23,14 +23,14 @@ def next_pause_s(pause_s: float) -> float:
     return min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def patience_s(*, taken: bool, done: bool, told: bool) -> float:
+def patience_s(*, taken: bool, done: bool, ordered_to_end: bool) -> float:
     """How long a requeue may stay as it is.
 
-    ``taken``: Slurm has requeued the job; ``done``: and all else is in good hands; ``told``: the controller
-    was told to end, by Slurm or by the owner.
+    ``taken``: Slurm has requeued the job; ``done``: and all else is in good hands; ``ordered_to_end``: the
+    controller was, by Slurm or by the owner.
     """
     if not taken:
-        return ANSWER_COMES_S if told else GIVE_UP_S
-    if done and told:
+        return ANSWER_COMES_S if ordered_to_end else GIVE_UP_S
+    if done and ordered_to_end:
         return 0.0
-    return TERM_COMES_S if done or told else LOST_S
+    return TERM_COMES_S if done or ordered_to_end else LOST_S

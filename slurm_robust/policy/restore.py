@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
-from slurm_robust.model.exitcodes import UNUSABLE_COPY
+from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import FaultKind, Signature
 from slurm_robust.model.layout import Placement
@@ -215,12 +215,12 @@ def _nearest(
     return source, Tier.PEER.value if tier.in_memory else tier.value
 
 
-def in_words(step: int, tiers: Mapping[str, int]) -> str:
+def format_source(step: int, tiers: Mapping[str, int]) -> str:
     """``step 1234 from memory (14 parts), peer (2)``."""
-    return f"step {step} from {tiers_in_words(tiers)}"
+    return f"step {step} from {format_tiers(tiers)}"
 
 
-def tiers_in_words(tiers: Mapping[str, int]) -> str:
+def format_tiers(tiers: Mapping[str, int]) -> str:
     """``memory (14 parts), peer (2)``."""
     return ", ".join(_parts(tiers))
 

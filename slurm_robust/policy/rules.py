@@ -1,9 +1,14 @@
-"""What the site and the user allow the policy to do."""
+"""What the policy may do: choices of the site and the user, and bounds, so that nothing is tried for ever."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slurm_robust.config.job import JobConfig, Limits
+from slurm_robust.model.incident import Blame, FaultKind, Signature, Verdict
 from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
+from slurm_robust.util.text import count
 
 
 class Rules(Record):
@@ -31,3 +36,69 @@ class Rules(Record):
             slow_samples=config.detect.slow_samples,
             replay=config.replay.args is not None,
         )
+
+
+def convict(
+    nodes: Iterable[str],
+    rules: Rules,
+    *,
+    rung: int,
+    reason: str,
+    confidence: float = 1.0,
+    kind: FaultKind = FaultKind.NODE,
+) -> Verdict:
+    """A verdict that blames ``nodes``."""
+    suspects = tuple(nodes)
+    return Verdict(
+        rung=rung,
+        blame=Blame.NODE,
+        signature=Signature.of_nodes(kind, suspects),
+        reason=reason,
+        suspects=suspects,
+        confidence=confidence,
+        allowed=rules.limits.per_signature,
+    )
+
+
+HOUR_S = 3600.0
+MOST_RUNS_IN_VAIN = 3
+"""So many runs of the Slurm job may end in a row without a new step: what was tried twice more is over."""
+
+
+def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> str | None:
+    """Why this verdict may not be answered once more, or None if it may.
+
+    ``now`` is wall-clock time, as in the journal, because the bounds outlive controllers and
+    requeues. A clock that jumped back makes old attempts look recent, which errs on the safe side.
+    """
+    same = [a for a in state.in_vain if a.signature == verdict.signature]
+    if len(same) >= verdict.allowed:
+        return (
+            f"'{verdict.signature}' came {len(same) + 1} times without new progress in between "
+            f"(limit: {verdict.allowed} restart{'s' if verdict.allowed != 1 else ''})"
+        )
+    if verdict.signature.kind is FaultKind.PORT_TAKEN:
+        return None
+    attempts = [a for a in state.attempts if a.signature.kind is not FaultKind.PORT_TAKEN]
+    recent = [a for a in attempts if now - a.t < HOUR_S]
+    if len(recent) >= limits.per_hour:
+        return f"{len(recent)} recoveries within an hour (limits.per_hour: {limits.per_hour})"
+    if len(attempts) >= limits.total:
+        return f"{len(attempts)} recoveries of this job (limits.total: {limits.total})"
+    return None
+
+
+def in_vain(state: JobState, reason: str, now: float, *, warned: bool) -> str:
+    """Why the job may not be requeued at the end of this run, "" if it may: too many made no new step."""
+    runs = state.runs_in_vain + state.is_in_vain(now)
+    if runs < MOST_RUNS_IN_VAIN or not state.is_in_vain(now):
+        return ""
+    if not warned:
+        return f"{runs} runs in a row ended without a new step, this one because {reason}"
+    minutes = round((state.time_limit_s or 0.0) / 60)
+    limit = f"the time limit of {count(minutes, 'minute')}" if minutes else "the time limit"
+    return (
+        f"{runs} runs in a row ended at the time limit (or a preemption) without a new step: {limit} is too "
+        "short for the start and the first new step; fix: submit with more time (sbatch --time), or have "
+        "Slurm warn later (--signal=B:USR1@SECONDS)"
+    )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.analysis.stacks import localise, vote
-from slurm_robust.analysis.stacks.moving import Look, awaited, is_busy, is_idle, is_moving
+from slurm_robust.analysis.stacks.moving import SampleRound, awaited, is_busy, is_idle, is_moving
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
@@ -46,7 +46,7 @@ class Sampling:
         self._phase_s = phase_s
         self._is_hang = fault.symptom is Symptom.HANG
         self._found: list[Localisation] = []
-        self._samples: list[Look] = []
+        self._samples: list[SampleRound] = []
         self._in_question: set[int] = set()
         self._patience = ""
 
@@ -57,7 +57,7 @@ class Sampling:
 
     @property
     def patience(self) -> str:
-        """For what is being waited, in words; "" while nothing but a hang would explain the samples."""
+        """What is being waited for; "" while nothing but a hang would explain the samples."""
         return self._patience
 
     def add(
@@ -69,7 +69,7 @@ class Sampling:
         begun: float,
         now: float,
     ) -> Localisation | float:
-        """A sample that was begun at ``begun`` is complete: where the fault lies, or when to take the next.
+        """A sample that began at ``begun`` is complete: where the fault lies, or when to take the next.
 
         ``silent``: ranks of which no stacks came.
         """
@@ -78,13 +78,13 @@ class Sampling:
         if not self._is_hang:
             is_last = len(self._found) >= SLOW_SAMPLES
             return vote(self._found, layout) if is_last else begun + SLOW_EVERY_S
-        sample = Look(at=begun, stacks={stack.rank: stack for stack in stacks})
+        sample = SampleRound(at=begun, stacks={stack.rank: stack for stack in stacks})
         self._samples = [*self._samples, sample][-HANG_SAMPLES:]
         computing = awaited(sample, layout)
         ranks = found.ranks or computing
         if len(self._in_question | set(ranks)) <= MOST_NATIVE:
             self._in_question.update(ranks)
-        # Who waits gets on with nothing, even if it uses a processor: waits for a GPU spin.
+        # A rank that waits makes no progress, even if it uses a processor: waits for a GPU spin.
         is_own = set(ranks) <= set(computing)
         if not found.halted and is_own and (later := self._may_go_on(ranks, now)) is not None:
             return later

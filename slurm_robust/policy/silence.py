@@ -1,4 +1,4 @@
-"""Whose silence is it: a node's, or the network's that lies between? Pure.
+"""Is a node silent, or the network between? Pure.
 
 One node that is silent while others speak is lost. Where many fall silent at once there is one cause for all,
 and who hears nobody at all may be cut off himself; then nobody is convicted.
@@ -13,11 +13,11 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import some_of
 
 STALLED_S = 30.0
-"""So long an agent may be silent while its node gives other signs of life: storage that hangs, memory that is
-reclaimed or a port that is full of copies stall a process without anything being wrong with the node."""
+"""How long an agent may be silent while its node gives other signs of life: storage that hangs, memory that
+is reclaimed or a port that is full of copies stall a process without anything being wrong with the node."""
 
 FRESH_S = 30.0
-"""For so long it counts whether slurmctld has answered."""
+"""How long an answer of slurmctld counts."""
 
 TOGETHER = 1.5
 """Heartbeats between the last signs of life of nodes that fall silent together."""
@@ -26,7 +26,7 @@ MOST_WITNESSED = 64
 """More silent nodes have one cause, which is judged without witnesses for each."""
 
 _CROWD_SHARE = 1 / 3
-"""So many of a job's nodes do not fail at once by themselves."""
+"""This share of a job's nodes does not fail at once by themselves."""
 
 
 def counted(silent_s: float, sign_s: float) -> float:
@@ -70,7 +70,7 @@ def is_settled(since_s: float | None, dead_s: float) -> bool:
 
 
 class Silence(Record):
-    """``nodes`` are silent. ``cause``: of all of them together, in words; "" where each speaks for itself."""
+    """``nodes`` are silent. ``cause``: of all of them together; "" where each speaks for itself."""
 
     nodes: tuple[str, ...]
     cause: str = ""

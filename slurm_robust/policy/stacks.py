@@ -1,7 +1,7 @@
 """Rung 4: what follows from where the stacks of all ranks place a hang or a slowdown. Pure.
 
-A rank that stands still, or is slow, may have a bad node or bad code, and one look cannot tell which. What
-tells is whether the fault stays with the node or moves with the rank. So the first hang is answered by a
+A rank that stands still, or is slow, may have a bad node or bad code, and one sample cannot show which. The
+question is whether the fault stays with the node or moves with the rank. So the first hang is answered by a
 restart in place, the second one by a move of the ranks to another node, and only what is seen then convicts:
 the same on another node is the code's, other ranks on the same node are the node's. A process that is
 stopped, dead or held in the kernel speaks against its node at once.
@@ -12,11 +12,11 @@ from __future__ import annotations
 from slurm_robust.model.incident import Blame, Fault, FaultKind, Place, Signature, Symptom, Verdict
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.rules import Rules, convict
 from slurm_robust.util.text import named_ranks
 
 SAME_STEP = 1
-"""Ranks that hang at the same step may differ in whether they have told of the one before."""
+"""Ranks that hang at the same step may differ in whether they have reported the one before."""
 
 
 def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
@@ -41,22 +41,14 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     others = next((p.ranks for p in here if p.ranks != place.ranks), ())
     if found.halted or others:
         stays = f"; it was the same with {named_ranks(others)}, so it stays with the node" if others else ""
-        return Verdict(
-            rung=4,
-            blame=Blame.NODE,
-            signature=Signature.of_nodes(FaultKind.NODE, place.nodes),
-            reason=reason + stays,
-            suspects=place.nodes,
-            confidence=found.confidence,
-            allowed=rules.limits.per_signature,
-        )
+        return convict(place.nodes, rules, rung=4, reason=reason + stays, confidence=found.confidence)
     # A restart in place does not make a slow node faster.
     is_to_move = bool(here) or place.symptom is Symptom.SLOW
     return Verdict(
         rung=4,
         blame=Blame.NOBODY,
         signature=signature,
-        reason=f"{reason}; where it comes again tells whether it is the node or the code",
+        reason=f"{reason}; where it comes again shows whether it is the node or the code",
         suspects=place.nodes if is_to_move else (),
         confidence=0.5,
         allowed=rules.limits.per_signature,

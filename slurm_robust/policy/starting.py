@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.model.record import Record
-from slurm_robust.model.steps import Outlook, StepEnd, Witness
 
 MOST_STARTS = 2  # on one node, unless Slurm itself may be the reason
 PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site
@@ -18,7 +18,7 @@ LONGEST_PAUSE_S = 30.0
 UNSETTLED_S = 180.0
 # After a step's end agents of it may live on, and are heard again within two heartbeats.
 GRACE_S = 2.5
-ASK_S = 12.0  # a slurmctld that is gone is told by Slurm's commands after 9 s
+ASK_S = 12.0  # Slurm's commands report a slurmctld that is gone after 9 s
 
 
 STORAGE_S = 1800.0
@@ -100,14 +100,14 @@ def judge(start: Start, patience_s: float) -> Answer:
     return Answer.UNSTARTED if end is None or start.node in end.named else Answer.REFUSED
 
 
-def in_words(start: Start) -> str:
+def format_start(start: Start) -> str:
     """Why there is no agent, as far as it is known."""
     parts = [f"no agent has joined in {start.times} start{'s' if start.times != 1 else ''}"]
     parts = [f"{parts[0]}, {start.tried_s:.0f} s" if start.tried_s >= 1 else parts[0]]
     if start.end is not None:
-        parts.append(start.end.words or f"srun ended with exit code {start.end.code} without a word")
+        parts.append(start.end.message or f"srun ended with exit code {start.end.code} without a message")
     if start.witness is not None:
-        parts.append(f"Slurm says {start.witness.words}")
+        parts.append(f"Slurm says {start.witness.message}")
     elif start.asked_s is not None:
         parts.append("Slurm does not say how the node is")
     return "; ".join(parts)

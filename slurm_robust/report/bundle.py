@@ -14,13 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
-from slurm_robust.model.alerts import Alert
+from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
-from slurm_robust.model.suspect import Suspect
 from slurm_robust.report import incident_text
 from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports

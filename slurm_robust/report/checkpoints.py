@@ -28,8 +28,7 @@ from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import Placement
@@ -183,7 +182,7 @@ def list_checkpoints(place: Place, now: float) -> Listing:
         local=str(place.local.path) if place.local else "",
         rows=tuple(rows),
         restored=str(plan.ref) if plan else "",
-        how=restore.in_words(plan.ref.step, plan.tiers) if plan else "",
+        how=restore.format_source(plan.ref.step, plan.tiers) if plan else "",
         latest=str(latest) if latest else "",
     )
 
@@ -388,7 +387,7 @@ def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointId, list[str]]:
             sealed = CheckpointId(step=event.sealed_step, generation=event.generation)
             found[sealed].append("sealed")
         elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:
-            tiers = restore.tiers_in_words(event.tiers)
+            tiers = restore.format_tiers(event.tiers)
             where = f" from {tiers}" if event.tiers else ""
             found[event.restore].append(f"restored for generation {event.generation}{where}")
         elif isinstance(event, ev.CheckpointBanned):

@@ -17,16 +17,15 @@ from rich.text import Text
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
-from slurm_robust.health.check import AnyCheck, Context
-from slurm_robust.health.host import Host
-from slurm_robust.health.memory import Memory, record_baseline
-from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.health.runner import all_checks, baseline_facts, failing_runs, inspect
-from slurm_robust.health.verdict import conclude, rule_of
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
-from slurm_robust.node.jobs import no_other_job
+from slurm_robust.nodes.check import AnyCheck, Context
+from slurm_robust.nodes.hooks.jobs import no_other_job
+from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.memory import Memory, record_baseline
+from slurm_robust.nodes.runner import all_checks, baseline_facts, contexts_of, failing_runs, inspect
+from slurm_robust.nodes.verdict import Conclusion, Report, conclude, rule_of
 from slurm_robust.report.console import STYLES, show
 from slurm_robust.util.text import count, one_line
 
@@ -199,11 +198,10 @@ def _add_row(table: Table, subject: str, outcome: Outcome, group: Sequence[Findi
 
 def _described(check: AnyCheck, config: NodeConfig) -> dict[str, object]:
     rule = rule_of(config, check.name)
-    contexts = check.contexts if rule.contexts is None else rule.contexts
     return {
         "check": check.name,
         "explain": " ".join(check.explain.split()),
-        "contexts": sorted(Context(context).value for context in contexts),
+        "contexts": sorted(context.value for context in contexts_of(check, rule)),
         "source": check.source.name,
         "timeout_s": check.source.timeout_s,
         "enabled": rule.enabled is not False,

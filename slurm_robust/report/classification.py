@@ -17,9 +17,8 @@ from rich.text import Text
 from slurm_robust.analysis.logs import Reading, RuleSet, first_causes, of_all, read, with_site_rules
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM
 from slurm_robust.analysis.logs.text import HEAD, TAIL
-from slurm_robust.model.classification import Cause, Remedy
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.report.console import show
 

@@ -17,9 +17,9 @@ from rich.text import Text
 from slurm_robust.diagnostics.places import HerePlace, Place, SlurmPlace, gpus_here
 from slurm_robust.diagnostics.plan import BY_NAME, PROGRAMS
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.report.console import STYLES, show
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -55,7 +55,7 @@ def main(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     tell = partial(print, file=sys.stderr, flush=True)
-    diagnoser = PlaceDiagnoser(place, tests=tests, tell=tell)
+    diagnoser = PlaceDiagnoser(place, tests=tests, report=tell)
     diagnosis = diagnoser.diagnose(names, bitwise=bitwise, storage=storage, budget_s=budget_s)
     show(diagnosis, partial(render, nodes=names), json=json)
     return code_of(diagnosis)

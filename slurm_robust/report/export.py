@@ -17,8 +17,7 @@ from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.part import read_sidecar, verify_part
 from slurm_robust.checkpoint.store import METADATA, CheckpointStore
 from slurm_robust.model.copies import SHARED, CheckpointId
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.report.checkpoints import Place, bar, friendly, open_place, would_restore
 from slurm_robust.report.console import show

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run

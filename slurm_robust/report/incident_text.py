@@ -10,8 +10,8 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import TestResult
 from slurm_robust.model.record import Record
 from slurm_robust.policy import restore
 from slurm_robust.report.incidents import IncidentReport, IncidentStatus, incident_reports
@@ -225,8 +225,6 @@ def _action(action: inc.Action) -> str:
             return "test the nodes" + (", also bitwise" if bitwise else "")
         case inc.GiveUp(code=code):
             return f"give up (exit code {code})"
-        case inc.Finish():
-            return "finish"
     return ""
 
 
@@ -333,7 +331,9 @@ def _tests(event: ev.NodesTested) -> str:
 
 def restored_text(launched: ev.GenerationLaunched) -> str:
     """``step 98 from memory (6 parts), peer (2)``; "" for a generation that began with nothing."""
-    return restore.in_words(launched.restore_step, launched.tiers) if launched.restore is not None else ""
+    return (
+        restore.format_source(launched.restore_step, launched.tiers) if launched.restore is not None else ""
+    )
 
 
 # -- tests -----------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
-from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, NodeExit, Verdict, finds_out_more
 from slurm_robust.model.layout import Placement

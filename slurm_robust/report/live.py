@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.stacks import localise
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import ParallelLayout, Placement
@@ -34,7 +33,7 @@ from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
 from slurm_robust.wire.client import Client, ask
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys, load_client
-from slurm_robust.wire.messages import Drill, DrillReply, LookAtStacks, StacksShown, StacksTaken
+from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown, StacksTaken
 
 ANSWER_S = 5.0
 """For one answer of the controller, which never waits for nodes."""
@@ -173,7 +172,7 @@ def _take_from(job: LiveJob) -> Taken:
         Screen(stderr=True).status("asking the controller") as status,
     ):
 
-        def ask_once(wish: LookAtStacks) -> StacksShown:
+        def ask_once(wish: ShowStacks) -> StacksShown:
             answer = client.ask(wish, ANSWER_S)
             if isinstance(answer, StacksShown):
                 return answer
@@ -186,7 +185,7 @@ def _take_from(job: LiveJob) -> Taken:
 
 
 def take(
-    ask: Callable[[LookAtStacks], StacksShown],
+    ask: Callable[[ShowStacks], StacksShown],
     progress: Callable[[int, int], None],
     pause: Callable[[], None],
 ) -> Taken:
@@ -194,12 +193,12 @@ def take(
 
     ``progress`` gets how many nodes of how many have answered; ``pause`` waits before the next question.
     """
-    wish, found = LookAtStacks(), dict[str, StacksTaken]()
+    wish, found = ShowStacks(), dict[str, StacksTaken]()
     while True:
         shown = ask(wish)
         if shown.error:
             raise NotLive(shown.error, fix="try again when 'srobust status' shows that it trains")
-        if shown.look != wish.look:
+        if shown.number != wish.number:
             found = {}
         found |= {answer.node: answer for answer in shown.stacks}
         progress(len(found), len(shown.nodes))
@@ -212,7 +211,7 @@ def take(
                 silent=tuple(node for node in shown.nodes if node not in found),
                 limit_s=shown.limit_s,
             )
-        wish = LookAtStacks(look=shown.look, after=len(found))
+        wish = ShowStacks(number=shown.number, after=len(found))
         if not shown.stacks:
             pause()
 

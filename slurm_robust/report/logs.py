@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import RunEnded, decode_event
-from slurm_robust.model.exitcodes import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record

@@ -31,8 +31,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from slurm_robust.model.errors import SrobustError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm.process import CompletedCommand
 
 

@@ -17,9 +17,10 @@ import msgspec
 
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.errors import BackendUnavailable, CommandFailed, SlurmTimeout, classify
-from slurm_robust.slurm.process import CommandTimeout, CompletedCommand, LineProcess
+from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import Job, Node, SlurmVersion
 from slurm_robust.slurm.values import parse_version
+from slurm_robust.util.child import LineProcess
 from slurm_robust.util.text import one_line
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class PyslurmHelper:
             raise BackendUnavailable(f"cannot start the pyslurm helper: {error}") from error
         try:
             hello = msgspec.json.decode(process.receive(self._timeout_s))
-        except CommandTimeout as error:
+        except TimeoutError as error:
             process.close()
             raise BackendUnavailable(f"import pyslurm: {error}") from error
         except EOFError as error:
@@ -101,7 +102,7 @@ class PyslurmHelper:
         try:
             process.send(msgspec.json.encode(request).decode())
             reply = msgspec.json.decode(process.receive(self._timeout_s))
-        except CommandTimeout as error:
+        except TimeoutError as error:
             self._drop()
             raise SlurmTimeout(
                 f"pyslurm gave no answer within {self._timeout_s:g} s", command=command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from slurm_robust.model.steps import Outlook, StepEnd
+from slurm_robust.model.exits import Outlook, StepEnd
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 _MOST_LINES = 4
@@ -66,7 +66,7 @@ def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd
     return StepEnd(
         nodes=nodes,
         code=code,
-        words=_joined(messages),
+        message=_joined(messages),
         outlook=outlook,
         fix=fix,
         named={node: why for node, why in _named(messages) if node in nodes},
@@ -88,7 +88,7 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
                 yield StepEnd(
                     nodes=(node,),
                     code=int(code[1]) if code else -1,
-                    words=message,
+                    message=message,
                     named={node: message},
                     is_task=True,
                 )

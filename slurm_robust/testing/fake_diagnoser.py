@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.diagnostics.part import Answer
+from slurm_robust.diagnostics.part import PartAnswer
 from slurm_robust.diagnostics.places import Launched
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 
 
 class FakeDiagnoser(PlaceDiagnoser):
@@ -66,7 +66,7 @@ class _FakePlace:
             text=f"{test} fails" if bad else "",
             digest=("bad" if bad else "good") if test == "reference" else "",
         )
-        return msgspec.json.encode(Answer(result=result)).decode()
+        return msgspec.json.encode(PartAnswer(result=result)).decode()
 
 
 class _Ended:

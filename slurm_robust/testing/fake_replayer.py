@@ -19,7 +19,7 @@ from slurm_robust.analysis.replay import (
     judge,
     nodes_of,
 )
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
 
@@ -34,7 +34,7 @@ class Fault(Enum):
 
 
 class FakeReplayer:
-    """A :class:`~slurm_robust.diagnostics.replay.replayer.Replayer`; nodes not in ``faults`` are sound.
+    """A :class:`~slurm_robust.diagnostics.replay.steps.Replayer`; nodes not in ``faults`` are sound.
 
     ``asked`` are the nodes of each call, ``stopped`` whether it was stopped.
     """

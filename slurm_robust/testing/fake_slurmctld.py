@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TypeVar
 
 from slurm_robust.slurm import errors
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.testing.clock import VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -33,17 +33,19 @@ class Rpc(str, Enum):
     NODE = "REQUEST_NODE_INFO_SINGLE"
     ALL_NODES = "REQUEST_NODE_INFO"
     UPDATE_NODE = "REQUEST_UPDATE_NODE"
+    RESERVATIONS = "REQUEST_RESERVATION_INFO"
     RESERVE = "REQUEST_CREATE_RESERVATION"
     RELEASE = "REQUEST_DELETE_RESERVATION"
 
 
 _OF_NODES = (Rpc.NODE, Rpc.ALL_NODES)
-_READS = (Rpc.PARTITIONS, Rpc.STATS, *_OF_NODES)
+_READS = (Rpc.PARTITIONS, Rpc.STATS, Rpc.RESERVATIONS, *_OF_NODES)
 _COST_S = {
     Rpc.PARTITIONS: 3e-4,
     Rpc.STATS: 2e-4,
     Rpc.NODE: 3e-4,
     Rpc.UPDATE_NODE: 2e-4,
+    Rpc.RESERVATIONS: 2e-4,
     Rpc.RESERVE: 4e-4,
     Rpc.RELEASE: 2e-4,
 }
@@ -128,6 +130,10 @@ class HookSlurm(FakeSlurm):
     def resume(self, nodes: Sequence[str]) -> None:
         """See the protocol."""
         self._ask(Rpc.UPDATE_NODE, lambda: super(HookSlurm, self).resume(nodes))
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """See the protocol."""
+        return self._ask(Rpc.RESERVATIONS, super().reservations)
 
     def create_reservation(self, request: ReservationRequest) -> None:
         """See the protocol."""

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from slurm_robust.controller.disk import Disk
+from slurm_robust.controller.journal import Disk
 
 
 class FaultyDisk(Disk):

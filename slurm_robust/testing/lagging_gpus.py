@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from slurm_robust.checkpoint.gpus import Event, Pairs, Stream
+from slurm_robust.checkpoint.gpus import GpuEvent, Pairs, Stream
 
 PAGE = 4096
 _PARTS = 4  # in which a copy is made, so that other work comes between
@@ -55,12 +55,12 @@ class _Stream:
             if waits:
                 self.record().wait()
 
-    def record(self) -> Event:
+    def record(self) -> GpuEvent:
         event = _Event(self.gpus)
         self.gpus.enqueue(self, _Work(event.happened.set))
         return event
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: GpuEvent) -> None:
         assert isinstance(event, _Event)
         if self.gpus.is_capturing() and self is self.gpus.training(torch.device("cpu")):
             raise RuntimeError("CUDA error: dependency created on uncaptured work in another stream")

@@ -64,3 +64,27 @@ def names_in(folder: Path) -> list[str]:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def publish_once(path: Path, content: bytes) -> bool:
+    """Create ``path`` (0600) with ``content``, durably; False if it exists already. Raises ``OSError``.
+
+    The file is linked, not renamed: link(2) is the one operation that is exclusive and brings the whole
+    content on NFS of any version.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with os.fdopen(os.open(beside, _NEW, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            # An NFS server whose first answer was lost refuses the repeated request: the link is ours.
+            if os.stat(beside).st_nlink != 2:
+                return False
+        sync(path.parent)
+        return True
+    finally:
+        beside.unlink(missing_ok=True)

@@ -154,3 +154,8 @@ def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
 
 def _folded(runs: Iterable[tuple[int, int]]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Major and minor version as numbers, which compare: (2, 13) of ``2.13.0+cpu``."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

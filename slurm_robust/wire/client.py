@@ -15,9 +15,9 @@ from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import (
     Drill,
     FromController,
-    LookAtStacks,
     MalformedMessage,
     Ping,
+    ShowStacks,
     ToController,
 )
 from slurm_robust.wire.options import joined, pieces, set_common
@@ -26,7 +26,7 @@ from slurm_robust.wire.options import joined, pieces, set_common
 _SEND_QUEUE = 16
 _RECEIVE_QUEUE = 1_000
 
-Question: TypeAlias = Ping | Drill | LookAtStacks
+Question: TypeAlias = Ping | Drill | ShowStacks
 
 
 class AgentSocket:
@@ -132,8 +132,8 @@ class AgentSocket:
         set_common(socket)
         # After a cut TCP repeats at ever longer intervals, up to minutes. ZeroMQ's own heartbeats end such a
         # connection, so that a new one is made within seconds once the network is back. Only agents send
-        # them: the answer and the time to live tell each end of the other, and a controller that sent its
-        # own to 10,000 agents would keep its I/O thread busy with nothing else (measured).
+        # them: the answer and the time to live show each end that the other lives, and a controller that sent
+        # its own to 10,000 agents would keep its I/O thread busy with nothing else (measured).
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6_000)
         socket.setsockopt(zmq.HEARTBEAT_TTL, 10_000)

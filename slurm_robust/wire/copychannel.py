@@ -2,8 +2,8 @@
 
 Both ends prove with HMAC-SHA256 over a nonce of each that they hold the job's secret, before anything else is
 said: nobody outside of the job can read its memory or write into it. What follows is neither encrypted nor
-signed: who can change packets on the way between two nodes is not kept out (the images have checksums against
-errors, not against forgery). Little-endian; C is who connects, S who listens::
+signed: an attacker that changes packets between two nodes is not kept out (the images have checksums against
+errors, not against forgery). Little-endian; C connects, S listens::
 
     C  magic "SRCOPY\\0\\1", nonce c of 32 bytes
     S  nonce s of 32 bytes, HMAC(key, "server" c s)
@@ -15,7 +15,7 @@ Then requests and answers, each a u32 of its bytes and MessagePack::
     C  Get      S  Answer GO with total, or REFUSED; after GO  C  Answer GO, with the memory, or REFUSED
                 after GO  S  bytes 8 to total of the image    C  Answer
 
-Who receives reserves memory before the first byte is sent: it takes half a second per GiB, in which whoever
+The receiver reserves memory before the first byte is sent: it takes half a second per GiB, in which one that
 sends would believe the way to be cut.
 
 Every wait has a limit, so a cut network costs seconds and never a thread.
@@ -64,27 +64,23 @@ _TRY_S = 0.25
 
 
 class ChannelError(ConnectionError):
-    """The other side is none of this job, does not answer in time, or sends what is no message."""
+    """The other side is not of this job, does not answer in time, or sends something else than messages."""
 
 
-class Verdict(str, Enum):
-    """What comes of a request."""
+class CopyVerdict(str, Enum):
+    """The answer to a request."""
 
     GO = "go"  # the bytes may come, or do come; after them: all is well
     HAVE = "have"  # exactly that image is there already
-    REFUSED = "refused"  # with a reason in words
+    REFUSED = "refused"  # with a reason
 
 
 class Put(Record, tag_field="kind", tag="put"):
-    """The image of a rank is offered to its peer.
-
-    ``launch`` is the generation that runs, ``restore`` the checkpoint that it began with:
-    copies of other generations and steps are dead for it.
-    """
+    """The image of a rank is offered to its peer."""
 
     run_id: str
-    launch: int
-    restore: CheckpointId | None
+    launch: int  # the generation that runs; copies of others, but of ``restore``, are dead for it
+    restore: CheckpointId | None  # the checkpoint that it began with
     rank: int
     checkpoint: CheckpointId
     total: int
@@ -98,33 +94,37 @@ class Get(Record, tag_field="kind", tag="get"):
     checkpoint: CheckpointId
 
 
-class Answer(Record, tag_field="kind", tag="answer"):
-    """``total``: bytes of the image that a Get asked for. ``later``: the same may go well soon."""
+class CopyAnswer(Record, tag_field="kind", tag="answer"):
+    """Answers a request, and the bytes that followed it."""
 
-    verdict: Verdict
+    verdict: CopyVerdict
     reason: str = ""
-    total: int = 0
-    later: bool = False
+    total: int = 0  # bytes of the image that a Get asked for
+    later: bool = False  # the same may go well soon
 
 
 Request: TypeAlias = Put | Get
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_answers: msgspec.msgpack.Decoder[CopyAnswer] = msgspec.msgpack.Decoder(CopyAnswer)
 
 
 def request_in(frame: bytes) -> Request:
     """The request of a frame. Raises :class:`ChannelError`."""
-    return decoded(_requests, frame, lambda why: ChannelError(f"it sends what is no request: {why}"))
+    return decoded(
+        _requests, frame, lambda why: ChannelError(f"it sends something else than a request: {why}")
+    )
 
 
-def answer_in(frame: bytes) -> Answer:
+def answer_in(frame: bytes) -> CopyAnswer:
     """The answer of a frame. Raises :class:`ChannelError`."""
-    return decoded(_answers, frame, lambda why: ChannelError(f"it sends what is no answer: {why}"))
+    return decoded(
+        _answers, frame, lambda why: ChannelError(f"it sends something else than an answer: {why}")
+    )
 
 
 def transfer_s(nbytes: int) -> float:
-    """How long it may take in all to fetch an image of so many bytes, in seconds, as long as bytes arrive."""
+    """Seconds that fetching an image of ``nbytes`` may take in all, as long as bytes arrive."""
     return _TRANSFER_S + nbytes / _WORK_BYTES_S
 
 
@@ -134,7 +134,7 @@ def derive_key(secret: str) -> bytes:
 
 
 class Handshake:
-    """The part of who listens: bytes in, bytes out. Never wants more than belongs to the handshake."""
+    """The listener's part: bytes in, bytes out. Never wants more than belongs to the handshake."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -195,7 +195,7 @@ class Channel:
 
     @classmethod
     def accept(cls, connection: socket.socket, key: bytes) -> Channel:
-        """Prove ourselves to who connected, and have the same done. Raises ``OSError``.
+        """Prove ourselves to the client, and have it do the same. Raises ``OSError``.
 
         The connection is closed if that fails.
         """
@@ -217,7 +217,7 @@ class Channel:
         channel._prepare()
         return channel
 
-    def send(self, message: Request | Answer) -> None:
+    def send(self, message: Request | CopyAnswer) -> None:
         """Send one message. Raises ``OSError``."""
         content = msgspec.msgpack.encode(message)
         self._send(_LENGTH.pack(len(content)) + content, time.monotonic() + PROGRESS_S)
@@ -230,7 +230,7 @@ class Channel:
             return None
         return request_in(self._frame(PROGRESS_S, first))
 
-    def answer(self, work_bytes: int = 0) -> Answer:
+    def answer(self, work_bytes: int = 0) -> CopyAnswer:
         """The answer, for which the other side may have to go over so many bytes. Raises ``OSError``."""
         return answer_in(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
 
@@ -271,7 +271,7 @@ class Channel:
 
     def _prepare(self) -> None:
         for level, option, value in (
-            # Heartbeats go first in this node's queues, and in those of switches that look at the packets.
+            # Heartbeats go first in this node's queues, and in those of switches that read the packets.
             (socket.IPPROTO_IP, socket.IP_TOS, _DSCP_BULK << 2),
             (socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_BULK),  # after IP_TOS, which sets it as well
             (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.wire.publish import publish_once
+from slurm_robust.util.files import publish_once
 
 _NAME = re.compile(r"(\d{6,})\.json")
 

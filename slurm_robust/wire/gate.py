@@ -1,4 +1,4 @@
-"""The controller's listening socket, and who watches it: sources that flood it are kept out by the kernel.
+"""The controller's listening socket, and its watch: the kernel keeps out sources that flood it.
 
 CURVE lets nobody in without the job's key, but every connection costs a descriptor, and work, until it fails.
 """
@@ -8,15 +8,95 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import Counter
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from slurm_robust.util import openfiles
 from slurm_robust.wire import portfilter
-from slurm_robust.wire.attendant import Attendant
 from slurm_robust.wire.portfilter import Address
-from slurm_robust.wire.strangers import Strangers
+
+
+class Attendant(threading.Thread):
+    """A thread beside the controller's socket, which must not die unseen: see :meth:`check`.
+
+    It calls :meth:`attend` again and again until the context of ``source`` ends; ``source`` is its alone.
+    """
+
+    def __init__(self, name: str, source: zmq.Socket[bytes]) -> None:
+        super().__init__(name=name, daemon=True)
+        self.source = source
+        self._died: BaseException | None = None
+
+    def attend(self) -> None:
+        """Wait for the next message of ``source``, and answer it."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Until the context ends."""
+        try:
+            while True:
+                self.attend()
+        except zmq.ContextTerminated:
+            pass
+        except BaseException as error:  # noqa: BLE001 - check() raises it, in the thread that can end all
+            self._died = error
+        finally:
+            self.source.close(linger=0)
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` if this thread has died."""
+        if self._died is not None:
+            raise RuntimeError(f"the thread {self.name} has died") from self._died
+
+
+WINDOW_S = 10.0
+"""A connection proves itself within this time."""
+
+BAN_S = 60.0
+
+S = TypeVar("S", bound=Hashable)
+
+
+class Strangers(Generic[S]):
+    """Counts connections without the job's key by source, and bans sources with too many. Decides only.
+
+    ``allowance``: how many within 10 s are allowed. Times are monotonic seconds.
+    """
+
+    def __init__(self, allowance: int) -> None:
+        self._allowance = allowance
+        self._unproven: Counter[S] = Counter()
+        self._window = 0.0
+        self._banned: dict[S, float] = {}  # until when
+
+    def came(self, source: S, now: float) -> bool:
+        """A connection came from ``source``; whether that is to be kept out from now on."""
+        if now - self._window > WINDOW_S:
+            self._window = now
+            self._unproven.clear()
+        self._unproven[source] += 1
+        if self._unproven[source] <= self._allowance or source in self._banned:
+            return False
+        self._banned[source] = now + BAN_S
+        return True
+
+    def proved(self, source: S) -> None:
+        """A connection from ``source`` has the job's key."""
+        self._unproven[source] -= 1
+
+    def banned(self, now: float) -> frozenset[S]:
+        """Sources to be kept out."""
+        self._banned = {source: until for source, until in self._banned.items() if until > now}
+        return frozenset(self._banned)
+
+    def next_change(self, now: float) -> float | None:
+        """Seconds until some source is let in again; None while none is kept out."""
+        return max(0.0, min(self._banned.values()) - now) if self._banned else None
+
 
 _BACKLOG = 4096
 _MONITOR = "inproc://srobust-gate"
@@ -42,7 +122,7 @@ class Gate(Attendant):
         listener: socket.socket,
         agents: int,
     ) -> None:
-        """``agents``: so many descriptors are for them."""
+        """``agents``: how many descriptors are kept for them."""
         served.monitor(_MONITOR, zmq.EVENT_ACCEPTED)
         events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         # Never full: ZeroMQ would wait for us before it serves anybody.

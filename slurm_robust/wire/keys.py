@@ -1,4 +1,4 @@
-"""The job's CURVE keys: who holds them may command and read the job's agents, nobody else.
+"""The job's CURVE keys: their holders may command and read the job's agents, nobody else.
 
 There is one key pair for controllers and one that all agents and clients of the job share. They lie
 in the job directory's ``keys`` folder, so the rights of that folder are the rights over the job.
@@ -15,8 +15,8 @@ import zmq
 
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.util.files import publish_once
 from slurm_robust.util.ours import make_own_folder, open_ours
-from slurm_robust.wire.publish import publish_once
 
 _SERVER = "controller.json"
 _CLIENT = "agent.json"
@@ -91,10 +91,10 @@ def _load(path: Path) -> KeyPair:
     pair = decoded(
         _pairs,
         content,
-        lambda why: KeysError(f"{path} is no key file ({why}); start the job with a new job directory"),
+        lambda why: KeysError(f"{path} is not a key file ({why}); start the job with a new job directory"),
     )
     if stat.S_IMODE(mode) & 0o077:
         raise KeysError(f"others may read {path}, so it protects nothing: chmod 600 {path}")
     if len(pair.public) != 40 or len(pair.secret) != 40:
-        raise KeysError(f"{path} is no key file; start the job with a new job directory")
+        raise KeysError(f"{path} is not a key file; start the job with a new job directory")
     return pair

@@ -1,4 +1,4 @@
-"""What controller and agents say to each other. MessagePack, tagged by ``kind``.
+"""The messages between controller and agents. MessagePack, tagged by ``kind``.
 
 The protocol is built on state, not on events: every :class:`Heartbeat` carries all that the agent knows
 (a :class:`Pulse` says that nothing of it has changed), so a lost message, a restarted controller or a
@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from slurm_robust.model.alerts import Alert
 from slurm_robust.model.copies import CheckpointId, Copy, Peer, Source
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.findings import Alert
 from slurm_robust.model.progress import Progress as Progress
+from slurm_robust.model.progress import Traffic
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.model.traffic import Traffic
 
 
 class Phase(str, Enum):
@@ -38,21 +38,16 @@ class Phase(str, Enum):
 
 
 class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
-    """Everything an agent knows. Sent every ``heartbeat_s`` and at once when something changes.
-
-    ``agent`` is unique for each start of an agent process, so that a node that was rebooted is told
-    apart from one that was silent. ``generation`` is that of the workers described, 0 for none.
-    ``rendezvous_port`` is a TCP port that the agent holds bound for the next launch.
-    """
+    """Everything an agent knows. Sent every ``heartbeat_s`` and at once when something changes."""
 
     node: str
-    agent: str
+    agent: str  # unique for each start of an agent process, to distinguish a reboot from a silence
     seq: int
     epoch: int  # the epoch this agent obeys
     phase: Phase
-    generation: int = 0
+    generation: int = 0  # of the workers described, 0 for none
     address: str = ""  # address under which other nodes reach this one
-    rendezvous_port: int = 0
+    rendezvous_port: int = 0  # TCP port that the agent holds bound for the next launch
     ready: bool = False  # the zygote has imported everything (always True in exec mode)
     progress: tuple[Progress, ...] = ()
     exits: tuple[WorkerExit, ...] = ()
@@ -96,21 +91,18 @@ class StacksTaken(Record, tag_field="kind", tag="stacks"):
 
 
 class Ack(Record, tag_field="kind", tag="ack"):
-    """Answer to a heartbeat, so that an agent knows that its controller lives.
-
-    ``seq`` is the heartbeat's; ``notes`` of heartbeats up to it are in the journal and need no repetition.
-    """
+    """Answer to a heartbeat, so that an agent knows that its controller lives."""
 
     epoch: int
-    seq: int
+    seq: int  # the heartbeat's; notes of heartbeats up to it are in the journal and need no repetition
 
 
 class Launch(Record, tag_field="kind", tag="launch"):
-    """Start the workers of ``generation`` on this node. ``ranks`` are global, in local order."""
+    """Start the workers of ``generation`` on this node."""
 
     epoch: int
     generation: int
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # global, in local order
     world_size: int
     slot: int
     slots: int
@@ -142,11 +134,11 @@ class RequestCheckpoint(Record, tag_field="kind", tag="checkpoint"):
 
 
 class Pace(Record, tag_field="kind", tag="pace"):
-    """Which steps of ``generation`` go to peers: multiples of ``stride``, a power of two."""
+    """Which steps of ``generation`` go to peers."""
 
     epoch: int
     generation: int
-    stride: int
+    stride: int  # a power of two: its multiples do
 
 
 class Flush(Record, tag_field="kind", tag="flush"):
@@ -173,15 +165,14 @@ class Save(Record, tag_field="kind", tag="save"):
 class TakeStacks(Record, tag_field="kind", tag="take_stacks"):
     """Take the stacks of all workers of ``generation`` within ``budget_s`` seconds.
 
-    Of the ranks ``native`` with the calls in libraries, which pauses these. Answered by :class:`StacksTaken`;
-    a repeated ``number`` is answered with the same stacks.
+    Answered by :class:`StacksTaken`; a repeated ``number`` is answered with the same stacks.
     """
 
     epoch: int
     generation: int
     number: int
     budget_s: float
-    native: tuple[int, ...] = ()
+    native: tuple[int, ...] = ()  # ranks of which to take the calls in libraries too, which pauses them
 
 
 class Inject(Record, tag_field="kind", tag="inject"):
@@ -193,14 +184,11 @@ class Inject(Record, tag_field="kind", tag="inject"):
 
 
 class Shutdown(Record, tag_field="kind", tag="shutdown"):
-    """Stop the workers as in :class:`Stop` and end the agent.
-
-    ``keep_copies``: the job may come back, and nothing else has what the copies hold, so they stay.
-    """
+    """Stop the workers as in :class:`Stop` and end the agent."""
 
     epoch: int
     grace_s: float
-    keep_copies: bool = False
+    keep_copies: bool = False  # the job may come back, and nothing else has what the copies hold
 
 
 # -- clients of the owner, and the question whether a controller lives ----------------------------
@@ -219,46 +207,39 @@ class Pong(Record, tag_field="kind", tag="pong"):
 
 
 class Drill(Record, tag_field="kind", tag="drill"):
-    """The owner asks for a fault: ``kill-rank`` or ``stop-rank`` on ``rank``."""
+    """The owner asks for a fault."""
 
-    fault: str
+    fault: str  # ``kill-rank`` or ``stop-rank``
     rank: int
 
 
 class DrillReply(Record, tag_field="kind", tag="drill_reply"):
-    """``ok`` and a line that says what was done, or why not."""
+    """Answer to :class:`Drill`."""
 
     ok: bool
-    text: str
+    text: str  # a line: what was done, or why not
 
 
-class LookAtStacks(Record, tag_field="kind", tag="look_at_stacks"):
-    """The owner wants to see what all ranks do; asked again until the answer is ``over``.
+class ShowStacks(Record, tag_field="kind", tag="show_stacks"):
+    """The owner wants to see what all ranks do; asked again until the answer is ``over``."""
 
-    ``look`` is that of the answer before, of which ``after`` nodes' stacks have come; 0 at first.
-    """
-
-    look: int = 0
-    after: int = 0
+    number: int = 0  # of the sample round in the answer before, 0 at first
+    after: int = 0  # of how many nodes the stacks have come
 
 
 class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
-    """The stacks of ``look`` at ``generation`` that came next; the first ones if it is another look.
+    """The stacks of a sample round that came next."""
 
-    ``nodes`` were asked, in the order of their slots; ``over``: these were the last, the other nodes have not
-    answered within ``limit_s``. ``error``: why there is nothing to look at.
-    """
-
-    look: int = 0
+    number: int = 0  # of the round; where it is another than that of the question, these are its first stacks
     generation: int = 0
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # that were asked, in the order of their slots
     stacks: tuple[StacksTaken, ...] = ()
-    over: bool = False
+    over: bool = False  # these were the last; the other nodes have not answered within ``limit_s``
     limit_s: float = 0.0
-    error: str = ""
+    error: str = ""  # why there are no stacks
 
 
-ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | Ping | Drill | LookAtStacks
+ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | Ping | Drill | ShowStacks
 FromController: TypeAlias = (
     Ack
     | Launch
@@ -280,7 +261,7 @@ _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Deco
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no message of this protocol (another version, or garbage)."""
+    """Bytes that are not a message of this protocol (another version, or garbage)."""
 
 
 def encode(message: ToController | FromController) -> bytes:

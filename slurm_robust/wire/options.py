@@ -11,7 +11,7 @@ from slurm_robust.wire.messages import MalformedMessage
 # A heartbeat of 16 ranks with tails and tracebacks has some 100 KiB, their stacks some MiB; more is an error.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 PIECE_BYTES = 64 * 1024
-# Memory for a piece is taken when its length is read, also from who has not proven anything yet.
+# Memory for a piece is taken when its length is read, also of a peer that has not proven anything yet.
 _MOST_BYTES = PIECE_BYTES + 1024
 
 
@@ -36,5 +36,6 @@ def set_common(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-    # A thousand agents that connect at once take a second; who does not prove itself is not kept for long.
+    # A thousand agents that connect at once take a second; a peer that does not prove itself is not kept for
+    # long.
     socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)

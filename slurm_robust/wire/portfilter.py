@@ -70,13 +70,13 @@ def program(sources: Iterable[Address]) -> bytes:
     v4: list[tuple[int, int, int, int]] = [(_WORD_AT, 0, 0, _SOURCE_V4)]
     v6: list[tuple[int, int, int, int]] = []
     for source in sources:
-        words = struct.unpack(f"!{len(source.packed) // 4}I", source.packed)
+        groups = struct.unpack(f"!{len(source.packed) // 4}I", source.packed)
         if source.version == 4:
-            v4 += [(_IF_EQUAL, 0, 1, words[0]), (_RETURN, 0, 0, _NOTHING)]
+            v4 += [(_IF_EQUAL, 0, 1, groups[0]), (_RETURN, 0, 0, _NOTHING)]
             continue
-        for number, word in enumerate(words):
+        for number, group in enumerate(groups):
             # Past what is left of this source.
-            v6 += [(_WORD_AT, 0, 0, _SOURCE_V6 + 4 * number), (_IF_EQUAL, 0, 7 - 2 * number, word)]
+            v6 += [(_WORD_AT, 0, 0, _SOURCE_V6 + 4 * number), (_IF_EQUAL, 0, 7 - 2 * number, group)]
         v6.append((_RETURN, 0, 0, _NOTHING))
     passes = (_RETURN, 0, 0, _ALL)
     version = [(_BYTE_AT, 0, 0, _HEADER), (_SHIFT_RIGHT, 0, 0, 4), (_IF_EQUAL, 0, 1, 4)]

@@ -12,8 +12,7 @@ from zmq.utils import z85
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.wire import messages
-from slurm_robust.wire.attendant import Attendant
-from slurm_robust.wire.gate import Gate, listen
+from slurm_robust.wire.gate import Attendant, Gate, listen
 from slurm_robust.wire.keys import ServerKeys
 from slurm_robust.wire.messages import FromController, MalformedMessage, ToController
 from slurm_robust.wire.options import joined, pieces, set_common
@@ -40,7 +39,7 @@ class SocketStatistics(Record):
     """Counts since the socket was opened."""
 
     received: int = 0
-    malformed: int = 0  # dropped: bytes that are no message of this protocol
+    malformed: int = 0  # dropped: bytes that are not a message of this protocol
     sent: int = 0
     unreachable: int = 0  # dropped: the peer is gone or does not read
     refused: int = 0  # connections without the job's key
@@ -48,7 +47,7 @@ class SocketStatistics(Record):
 
 
 class ControllerSocket:
-    """Listens for the job's agents and clients; lets in only who holds the job's client key.
+    """Listens for the job's agents and clients; lets in only holders of the job's client key.
 
     ``port`` is the one listened on (``port=0`` takes any free one). For a ``zmq.Poller`` register
     ``socket``; after it is readable call :meth:`recv` until it gives None. One thread only.
@@ -76,7 +75,7 @@ class ControllerSocket:
         self.socket.sndhwm = _SEND_QUEUE
         # An agent that reconnects before we noticed the end of its old connection keeps its name.
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        # Tells us that a peer is gone, where ROUTER would drop the message in silence.
+        # Reports that a peer is gone, where ROUTER would drop the message in silence.
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._doorkeeper.start()
         self._gate.start()
@@ -144,7 +143,7 @@ class _Doorkeeper(Attendant):
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], client_public: str, let_in: Callable[[str], None]
     ) -> None:
-        """``let_in`` is told the address of each connection that may come in."""
+        """``let_in`` gets the address of each connection that may come in."""
         super().__init__("srobust-zap", context.socket(zmq.REP))
         self._let_in = let_in
         self._client = z85.decode(client_public)

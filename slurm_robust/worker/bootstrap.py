@@ -15,15 +15,16 @@ from typing import NoReturn
 from msgspec import structs
 
 from slurm_robust.checkpoint.errors import UnusableCopy
-from slurm_robust.model.exitcodes import UNUSABLE_COPY
+from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import process
-from slurm_robust.worker import crash, dump, rendezvous, script, spawning, stepcount
+from slurm_robust.worker import crash, dump, rendezvous, script, spawning
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
+from slurm_robust.worker.step_record import RecordError, StepRecord
 
 _HIDDEN = script.RUNNER_FILES | {__file__}
-# The shell's codes for a program that is not there, or is no program.
+# The shell's codes for a program that is not there, or is not a program.
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _FLUSH_FAILED = 120  # Python's own
 
@@ -57,9 +58,9 @@ def become_worker(
                 code = run(spawn, worker, listener)
             else:
                 _start_afresh(spawn, worker, agent, listener)
-    except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes untold
+    except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes unreported
         if crash.collect(worker.error) is None:
-            tell(error, spawn, worker)
+            leave_error(error, spawn, worker)
     finally:
         # Not sys.exit: the interpreter's teardown belongs to the zygote, and torch's sometimes aborts.
         os._exit(code)
@@ -106,9 +107,8 @@ def _open_log(path: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     try:
         return os.open(path, flags, 0o640)
-    except (
-        FileNotFoundError
-    ):  # the agent, which makes the folder for all ranks of the node, is not so far yet
+    except FileNotFoundError:
+        # The agent, which makes the folder for all ranks of the node, is not so far yet.
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, flags, 0o640)
 
@@ -145,7 +145,7 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
     if entry is not None:
         sys.path[0] = entry
-    stepcount.count_optimizer_steps(worker.record)
+    count_optimizer_steps(worker.record)
     dump.prepare(worker.record)
     if listener is not None:
         rendezvous.listen_on(listener)
@@ -158,7 +158,7 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     _forget_children()
     code = _exit_code(ended)
     if ended is not None and not isinstance(ended, SystemExit):
-        tell(ended, spawn, worker)
+        leave_error(ended, spawn, worker)
     code = _finish(code)
     if isinstance(ended, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -169,14 +169,14 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
 def _forget_children() -> None:
     """Stop telling the script of ends of its children.
 
-    torch's DataLoader raises at each end that is none of a worker's own, wherever the program is then.
+    torch's DataLoader raises at each end that is not one of its workers', wherever the program is then.
     """
     while signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL:
         with contextlib.suppress(BaseException):  # the handler's, if one has ended just now
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def tell(error: BaseException, spawn: Spawn, worker: WorkerSpec) -> None:
+def leave_error(error: BaseException, spawn: Spawn, worker: WorkerSpec) -> None:
     """Leave what ended the script for the agent, then show it as Python does."""
     trace = crash.own_traceback(error, _HIDDEN)
     crash.leave(crash.describe(error, trace, spawn.cwd), worker.error)
@@ -223,3 +223,28 @@ def _renew_entropy() -> None:
         numpy.random.seed()
     if torch is not None:
         torch.default_generator.seed()
+
+
+def count_optimizer_steps(record: str) -> None:
+    """Count every ``step()`` of every torch optimizer of this process into the step record.
+
+    Does nothing in a process without torch, or whose record cannot be opened: training comes first.
+    """
+    if "torch" not in sys.modules:
+        return
+    try:
+        steps = StepRecord.open(record)
+    except (OSError, RecordError) as error:
+        print(f"slurm_robust: steps are not counted: {error}", file=sys.stderr)
+        return
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def count(optimizer: object, args: object, kwargs: object) -> None:
+        try:
+            steps.count_optimizer_step()
+        except Exception:  # noqa: BLE001 - nothing here may end a training of weeks
+            pass
+
+    # A compiled step() must not try to trace this: it is called between the graphs instead.
+    register_optimizer_step_post_hook(torch.compiler.disable(count))  # type: ignore[no-untyped-call]

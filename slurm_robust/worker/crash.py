@@ -12,14 +12,14 @@ from types import TracebackType
 
 import msgspec
 
-from slurm_robust.health.host import Host
-from slurm_robust.health.room import without_room
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.record import UNREADABLE
+from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.mountinfo import without_room
 
 _MESSAGE_CHARS = 2_000
 _TRACEBACK_CHARS = 16_000
-_CAUSES = 8  # so many exceptions are followed back to the first
+_CAUSES = 8  # exceptions that are followed back from the last
 
 # Made while there is one thread; see Record.
 _errors = msgspec.json.Decoder(WorkerError)
@@ -48,7 +48,7 @@ def show(error: BaseException, trace: TracebackType | None) -> None:
 def describe(error: BaseException, trace: TracebackType | None, cwd: str) -> WorkerError:
     """The facts of ``error``; its place is the innermost frame of the user's own code.
 
-    A place below ``cwd`` is told relative to it.
+    A place below ``cwd`` is given relative to it.
     """
     file, line = _place(error, trace)
     if file and os.path.isabs(file) and file.startswith(cwd.rstrip("/") + "/"):
@@ -95,8 +95,8 @@ def _full(error: BaseException, cwd: str) -> str:
         return ""
     name = error.filename
     # A write to a file that is open does not say which one it is.
-    told = isinstance(name, (str, bytes))
-    names = [os.fsdecode(name)] if told else [os.environ.get("TMPDIR", "/tmp"), "/dev/shm", cwd]
+    is_path = isinstance(name, (str, bytes))
+    names = [os.fsdecode(name)] if is_path else [os.environ.get("TMPDIR", "/tmp"), "/dev/shm", cwd]
     paths = [os.path.normpath(os.path.join(cwd, name)) for name in names]
     return next(iter(without_room(Host(), paths)), "")
 

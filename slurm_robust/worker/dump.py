@@ -2,7 +2,7 @@
 
 Three things, none of which costs anything until somebody asks, and none of which needs the interpreter then:
 the agent's children may trace this process; a signal has all threads' calls written to a file by a handler in
-C; PyTorch's own server, threads in C++, tells the flight recorder's entries on a socket.
+C; PyTorch's own server, threads in C++, serves the flight recorder's entries on a socket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def allow_tracing(agent: int) -> None:
     """
 
     def permit() -> None:
-        # No Yama is no error: then there is nothing to permit.
+        # Without Yama there is nothing to permit.
         _libc().prctl(_PR_SET_PTRACER, ctypes.c_ulong(agent), 0, 0, 0)
 
     permit()

@@ -25,24 +25,17 @@ class BadWorkerEnvironment(ValueError):
 
 
 class WorkerEnvironment(Record):
-    """One worker's place in its run.
-
-    ``record`` is the path of its step record (:mod:`slurm_robust.worker.step_record`); ``restore`` the
-    checkpoint to continue from, None for a fresh start;
-    ``places`` where the tiers of the run's checkpoints are beyond the nodes' memory. ``layout`` is the
-    identity of the parallel layout; ``copies`` the folder of snapshots in this node's memory, "" for none;
-    ``restore_tier`` where this rank's parts of ``restore`` are or will appear.
-    """
+    """One worker's place in its run."""
 
     job_dir: str
     run_id: str
     generation: int
-    record: str
-    places: dict[Tier, str]
-    restore: CheckpointId | None = None
-    layout: str = ""
-    copies: str = ""
-    restore_tier: Tier = Tier.STORAGE
+    record: str  # path of its step record, :mod:`slurm_robust.worker.step_record`
+    places: dict[Tier, str]  # where the tiers of the run's checkpoints are beyond the nodes' memory
+    restore: CheckpointId | None = None  # the checkpoint to continue from, None for a fresh start
+    layout: str = ""  # identity of the parallel layout
+    copies: str = ""  # the folder of snapshots in this node's memory, "" for none
+    restore_tier: Tier = Tier.STORAGE  # where this rank's parts of ``restore`` are or will appear
 
     def to_env(self) -> dict[str, str]:
         """The variables to set; :meth:`from_env` reads them back."""

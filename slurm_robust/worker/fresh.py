@@ -38,8 +38,8 @@ def _run(spawn: Spawn, worker: WorkerSpec, agent: int, listener: int | None = No
     order = Prepare(command_kind=spawn.command_kind, command=spawn.command, cwd=spawn.cwd, nproc_per_node=1)
     try:
         prepare(order)
-    except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes untold
-        bootstrap.tell(error, spawn, worker)
+    except BaseException as error:  # noqa: BLE001 - nothing that ends a worker goes unreported
+        bootstrap.leave_error(error, spawn, worker)
         return 1
     return bootstrap.run(spawn, worker, listener)
 

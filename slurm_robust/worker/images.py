@@ -35,7 +35,7 @@ _READ_THREADS = 2
 
 @dataclass(frozen=True)
 class _Part:
-    """An image and its state, whose tensors lie in it."""
+    """An image and its state, whose tensors are in it."""
 
     image: Image
     tensors: list[torch.Tensor]
@@ -152,7 +152,7 @@ class ImageReader:
         except FileNotFoundError:
             return
         raise MissingCheckpoint(
-            f"{_words(rank)} of checkpoint {checkpoint} was not fetched: {reason.strip()}"
+            f"{_part_name(rank)} of checkpoint {checkpoint} was not fetched: {reason.strip()}"
         )
 
     def _on_its_way(self, rank: int) -> int:
@@ -165,7 +165,7 @@ class ImageReader:
     def _missing(self, rank: int, checkpoint: CheckpointId) -> str:
         places = [str(tier.path) for tier in self._tiers]
         return (
-            f"{_words(rank)} of checkpoint {checkpoint} is not in {' or '.join(places) or 'any folder'}: "
+            f"{_part_name(rank)} of checkpoint {checkpoint} is not in {' or '.join(places) or 'any folder'}: "
             "'srobust run' goes on from another copy or an older one by itself"
         )
 
@@ -192,5 +192,5 @@ def _removed_if_damaged(image: Image) -> Iterator[None]:
         raise
 
 
-def _words(rank: int) -> str:
+def _part_name(rank: int) -> str:
     return "the shared part" if rank == SHARED else f"the part of rank {rank}"

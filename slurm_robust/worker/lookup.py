@@ -1,8 +1,8 @@
 """Whether what is to be run is there: asked on the batch host before the job starts, and on every node.
 
-``python -m slurm_robust.worker.lookup MODULE`` looks for a module as ``python -m MODULE`` in the same folder
-would, and ends with :data:`NOT_THERE` only where it surely is not there. It imports the packages around the
-module, which must not happen in a process that workers are forked from.
+``python -m slurm_robust.worker.lookup MODULE`` searches for a module as ``python -m MODULE`` in the same
+folder would, and ends with :data:`NOT_THERE` only where it surely is not there. It imports the packages
+around the module, which must not happen in a process that workers are forked from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Missing(Record):
 def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | None:
     """Why this node cannot run ``command``; None where nothing speaks against it.
 
-    Imports nothing, so of module ``a.b`` only ``a`` is looked for, in ``cwd`` and ``sys.path``.
+    Imports nothing, so of module ``a.b`` only ``a`` is searched for, in ``cwd`` and ``sys.path``.
     """
     name = command[0]
     if kind is CommandKind.MODULE:
@@ -45,13 +45,13 @@ def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | 
 
 
 def mode_of(path: Path) -> int | None:
-    """The kind and mode of a file: 0 where it surely is not there, None where storage does not tell."""
+    """The kind and mode of a file: 0 where it surely is not there, None where storage gives no answer."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except OSError:
-        return None  # the workers' own error will tell more
+        return None  # the workers' own error will say more
 
 
 def missing_module(name: str, cwd: str) -> Missing | None:
@@ -84,7 +84,7 @@ def _not_found(what: str, path: Path) -> Missing:
 
 def _no_module(name: str, cwd: str) -> Missing:
     return Missing(
-        text=f"module not found: {name} (looked in {cwd} and where {sys.executable} looks)",
+        text=f"module not found: {name} (searched in {cwd} and in the path of {sys.executable})",
         fix="submit from the folder that holds it, set PYTHONPATH in the batch script, or install it",
     )
 

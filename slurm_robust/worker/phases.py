@@ -38,7 +38,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 class PhaseSwitch:
-    """One phase at a time, for frameworks that tell of begin and end at different places."""
+    """One phase at a time, for frameworks that call back at begin and end separately."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -1,6 +1,6 @@
 """Where ranks meet: rank 0 on a socket that listens already, the others as soon as it does.
 
-The port is held for rank 0 before it starts (:mod:`slurm_robust.agent.ports`), so that nobody else on the
+The port is held for rank 0 before it starts (:mod:`slurm_robust.agent.network`), so that nobody else on the
 node can take it.
 
 After a restart all ranks reach ``init_process_group`` within milliseconds of each other, so some come
@@ -20,7 +20,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
-from slurm_robust.model import versions
+from slurm_robust.util.text import version_numbers
 
 BACKLOG = 4096
 """Connections that the kernel keeps for rank 0's store; as far as net.core.somaxconn allows it."""
@@ -50,7 +50,7 @@ def listen_on(listener: int) -> None:
     if store is None or "master_listen_fd" not in (store.__init__.__doc__ or ""):
         os.close(held.pop())
         return
-    libuv_listens = versions.numbers(sys.modules["torch"].__version__) >= _LIBUV_LISTENS
+    libuv_listens = version_numbers(sys.modules["torch"].__version__) >= _LIBUV_LISTENS
     original, ours = store.__init__, os.environ.get("MASTER_PORT", "")
 
     def init(
@@ -85,7 +85,7 @@ def listen_on(listener: int) -> None:
         return start(*args)
 
     store.__init__ = init
-    process_starts.spawnv_passfds = start_afresh  # of which Python tells no hook
+    process_starts.spawnv_passfds = start_afresh  # for which Python has no hook
     sys.addaudithook(on_event)
 
 

@@ -63,13 +63,13 @@ class Loss(Record, tag_field="what", tag="loss"):
     is_finite: bool = True
 
 
-class End(Record, tag_field="what", tag="end"):
-    """The process has ended; added by who started it. ``code`` is negative for a signal."""
+class ReplayEnd(Record, tag_field="what", tag="end"):
+    """The process has ended; added by the process that started it. ``code`` is negative for a signal."""
 
     code: int
 
 
-Line = Machine | Gradients | Loss | End
+Line = Machine | Gradients | Loss | ReplayEnd
 
 
 def read_lines(path: Path) -> tuple[Line, ...]:
@@ -160,7 +160,7 @@ def _local(gradients: Iterable[torch.Tensor | None]) -> Iterable[torch.Tensor]:
         part: Any = gradient.detach()
         part = part.to_local() if hasattr(part, "to_local") else part
         part = part.to_dense().contiguous()
-        # A single number may keep any stride, and torch looks at none but 1 as bytes.
+        # A single number may keep any stride, and torch views none but 1 as bytes.
         yield part.as_strided((part.numel(),), (1,))
 
 

@@ -27,13 +27,13 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.gpus import CUDA
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Place, Table
+from slurm_robust.checkpoint.rankparts import Table, TensorPlace
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import RankTier, rank_tiers
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.pace import CHECKPOINT, FINISHED, RESERVE, RESTORE
+from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases
@@ -53,7 +53,7 @@ class SnapshotCost(Record):
     skipped: int = 0
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
     """What a ``Checkpointer`` asks of the run around it."""
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
@@ -209,7 +209,7 @@ class ManagedRun:
         environment = self._environment
         rank, world_size = _place(self._environ)
         ranks_on_node = int(self._environ.get("LOCAL_WORLD_SIZE", world_size))
-        place = Place(
+        place = TensorPlace(
             header=PartHeader(
                 run_id=environment.run_id,
                 layout=environment.layout,
@@ -357,7 +357,7 @@ def _place(environ: Mapping[str, str]) -> tuple[int, int]:
     return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
 
 
-def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, overlap: bool) -> Run:
+def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, overlap: bool) -> TrainingRun:
     """The run that ``environ`` says this process belongs to."""
     if environ.get(REPLAY):
         return ReplayRun(environ[REPLAY])

@@ -1,4 +1,4 @@
-"""What an agent and its zygote say to each other over a local SOCK_SEQPACKET pair.
+"""The messages between an agent and its zygote, over a local SOCK_SEQPACKET pair.
 
 One packet is one message, MessagePack, tagged by ``kind``. The end of the channel is a message too:
 a zygote whose agent is gone kills its workers and ends.
@@ -19,21 +19,16 @@ MAX_PACKET_BYTES = 1024 * 1024
 
 
 class WorkerSpec(Record):
-    """One worker to start. Paths are absolute; ``env`` is added to what the zygote inherited.
-
-    ``out`` and ``err`` are opened for appending by the worker itself; ``error`` is where it leaves a
-    :class:`WorkerError` as JSON; ``record`` is its step record, which exists already. ``cpus`` are those that
-    it runs on, all where empty, and ``memory_node`` the NUMA node whose memory it takes first, -1 for any.
-    """
+    """One worker to start. Paths are absolute."""
 
     rank: int
-    env: dict[str, str]
-    out: str
+    env: dict[str, str]  # added to what the zygote inherited
+    out: str  # opened for appending by the worker itself, and so is ``err``
     err: str
-    error: str
-    record: str
-    cpus: tuple[int, ...] = ()
-    memory_node: int = -1
+    error: str  # where it leaves a :class:`WorkerError` as JSON
+    record: str  # its step record, which exists already
+    cpus: tuple[int, ...] = ()  # that it runs on, all where empty
+    memory_node: int = -1  # the NUMA node whose memory it takes first, -1 for any
 
 
 # -- agent to zygote ------------------------------------------------------------------------------
@@ -71,10 +66,10 @@ class Sweep(Record, tag_field="kind", tag="sweep"):
 
 
 class Ready(Record, tag_field="kind", tag="ready"):
-    """Everything is imported; forks are quick from now on. ``notes`` are facts for the journal."""
+    """Everything is imported; forks are quick from now on."""
 
     import_s: float
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # facts for the journal
 
 
 class Fatal(Record, tag_field="kind", tag="fatal"):
@@ -84,11 +79,11 @@ class Fatal(Record, tag_field="kind", tag="fatal"):
 
 
 class Spawned(Record, tag_field="kind", tag="spawned"):
-    """The worker lives; ``pid`` is also its process group."""
+    """The worker lives."""
 
     generation: int
     rank: int
-    pid: int
+    pid: int  # also its process group
 
 
 class SpawnFailed(Record, tag_field="kind", tag="spawn_failed"):
@@ -100,18 +95,15 @@ class SpawnFailed(Record, tag_field="kind", tag="spawn_failed"):
 
 
 class Exited(Record, tag_field="kind", tag="exited"):
-    """A worker ended at ``ended`` (monotonic seconds). One of ``code`` and ``signal`` is set.
-
-    ``error``: what the worker left about itself, None for one that ended without a word.
-    """
+    """A worker ended. One of ``code`` and ``signal`` is set."""
 
     generation: int
     rank: int
     pid: int
-    ended: float
+    ended: float  # monotonic seconds
     code: int | None = None
     signal: int | None = None
-    error: WorkerError | None = None
+    error: WorkerError | None = None  # what the worker left about itself
 
 
 ToZygote: TypeAlias = Prepare | Spawn | Sweep

@@ -1,7 +1,7 @@
 """The step record: one worker's progress in a small file of node-local shared memory.
 
 The agent reads it from outside, so a worker that hangs, is stopped or was killed in the middle of a
-write still tells how far it came. Times are CLOCK_MONOTONIC, one clock for all processes of a node.
+write still shows how far it came. Times are CLOCK_MONOTONIC, one clock for all processes of a node.
 
 The file has four areas, each with one writer, little-endian, 576 bytes in all::
 
@@ -241,11 +241,11 @@ class StepRecord:
         self._request[0] = step
 
     def set_stride(self, stride: int) -> None:
-        """Tell the worker which snapshots go to peers, so that it keeps the newest two of them."""
+        """Let the worker know which snapshots go to peers, so that it keeps the newest two of them."""
         self._request[1] = stride
 
     def set_flush(self, step: int) -> None:
-        """Tell the worker to keep the snapshot of ``step`` until another is wanted; -1 for none."""
+        """Have the worker keep the snapshot of ``step`` until another is wanted; -1 for none."""
         self._request[2] = step
 
     def progress(self, now_monotonic: float) -> Progress:

@@ -8,7 +8,7 @@ from collections import deque
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.checkpoint.gpus import CUDA, Event, Gpus
+from slurm_robust.checkpoint.gpus import CUDA, GpuEvent, Gpus
 from slurm_robust.checkpoint.shards import dtensor
 
 _log = logging.getLogger(__name__)
@@ -32,9 +32,9 @@ class ScalarReader:
     def __init__(self, name: str = "a value", gpus: Gpus = CUDA) -> None:
         self._name = name
         self._gpus = gpus
-        self._in_flight: deque[tuple[torch.Tensor, Event]] = deque()
+        self._in_flight: deque[tuple[torch.Tensor, GpuEvent]] = deque()
         self._newest: float | None = None
-        self._told = False
+        self._reported = False
 
     def read(self, value: Scalar | None) -> float | None:
         """The float to show for ``value``. Raises :class:`WrongUse` for several values."""
@@ -80,8 +80,8 @@ class ScalarReader:
 
     def _leave_out(self, why: str) -> None:
         self._forget()
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             _log.warning("%s is not reported: %s", self._name, why)
 
     def _forget(self) -> None:

@@ -11,6 +11,7 @@ start the driver, each worker is an interpreter of its own.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -21,13 +22,15 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import openfiles
 from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
-from slurm_robust.worker import crash, driver, script, spawning
+from slurm_robust.worker import crash, script, spawning
 from slurm_robust.worker.bootstrap import become_worker
 from slurm_robust.worker.spawning import (
     Exited,
@@ -42,7 +45,7 @@ from slurm_robust.worker.spawning import (
     WorkerSpec,
 )
 
-_MOST_SAID = 300  # characters of an error's message in the reason, which is told in one line
+_MOST_CHARS = 300  # characters of an error's message in the reason, which is one line
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
 # Releases of torch differ in the inner ones; a missing one is imported by whoever needs it.
@@ -101,7 +104,7 @@ class Zygote:
                     if not packet or not self._obey(spawning.decode_to_zygote(packet), passed):
                         return
         except (BrokenPipeError, ConnectionResetError):
-            return  # the agent died while we told it something
+            return  # the agent died while we sent it something
         finally:
             self._kill_all()
 
@@ -123,14 +126,14 @@ class Zygote:
         try:
             prepared = prepare(order)
         except CannotPrepare as error:
-            self._tell(Fatal(reason=str(error)))
+            self._send(Fatal(reason=str(error)))
             return False
         # Objects made so far will not be touched by the workers' garbage collections, so that their
         # memory stays shared.
         gc.collect()
         gc.freeze()
         self._is_fit = prepared.is_fit
-        self._tell(Ready(import_s=time.monotonic() - began, notes=tuple(prepared.notes)))
+        self._send(Ready(import_s=time.monotonic() - began, notes=tuple(prepared.notes)))
         return True
 
     def _fork(self, spawn: Spawn, worker: WorkerSpec, passed: list[int]) -> None:
@@ -149,7 +152,7 @@ class Zygote:
                 become_worker(spawn, worker, zygote, agent, blocked, is_fit=self._is_fit, listener=listener)
         except OSError as error:
             reason = f"fork: {error.strerror}; see ulimit -u and the memory of the node"
-            self._tell(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
+            self._send(SpawnFailed(generation=spawn.generation, rank=worker.rank, reason=reason))
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -159,7 +162,7 @@ class Zygote:
         except (PermissionError, ProcessLookupError):
             pass  # it was first and has executed another program, or has ended
         self._children[pid] = _Child(spawn.generation, worker)
-        self._tell(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
+        self._send(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
 
     def _forget_parent(self) -> None:
         signal.set_wakeup_fd(-1)
@@ -177,7 +180,7 @@ class Zygote:
                 continue
             child.ended = True
             by_itself = result.si_code == os.CLD_EXITED
-            self._tell(
+            self._send(
                 Exited(
                     generation=child.generation,
                     rank=child.worker.rank,
@@ -199,7 +202,7 @@ class Zygote:
         for pid in self._children:
             _kill_group(pid)
 
-    def _tell(self, message: FromZygote) -> None:
+    def _send(self, message: FromZygote) -> None:
         self._channel.send(spawning.encode(message))
 
 
@@ -232,7 +235,7 @@ def prepare(order: Prepare) -> Prepared:
         prepared.notes.append(
             "OMP_NUM_THREADS is set to 1 for each worker, as torchrun does; set it yourself for more"
         )
-    with driver.asking_nvml(os.environ):
+    with asking_nvml(os.environ):
         _import_all(order, prepared)
     return prepared
 
@@ -247,7 +250,7 @@ def _import_all(order: Prepare, prepared: Prepared) -> None:
                 continue
         # The library's own half, so that importing it costs a restart nothing.
         _import("slurm_robust.worker.api", "slurm_robust cannot be imported")
-        _look_at_driver(prepared, "torch", "use another build of torch")
+        _check_driver(prepared, "torch", "use another build of torch")
     threads = _threads()
     for name in order.preload:
         _import(name, f"'{name}' of 'preload' cannot be imported")
@@ -256,11 +259,11 @@ def _import_all(order: Prepare, prepared: Prepared) -> None:
                 f"importing '{name}' started {found - threads} threads, which workers will lack"
             )
             threads = found
-        _look_at_driver(prepared, name, "take it out of 'preload'")
+        _check_driver(prepared, name, "take it out of 'preload'")
 
 
-def _look_at_driver(prepared: Prepared, name: str, fix: str) -> None:
-    if prepared.is_fit and driver.has_started():
+def _check_driver(prepared: Prepared, name: str, fix: str) -> None:
+    if prepared.is_fit and has_started_driver():
         prepared.is_fit = False
         prepared.notes.append(
             f"importing '{name}' starts the GPU's driver, which no fork can use then: each worker is an "
@@ -272,14 +275,14 @@ def _import(name: str, problem: str) -> None:
     try:
         importlib.import_module(name)
     except BaseException as error:  # a module may also call sys.exit()
-        # The reason is told in tables and logs, a line each; the agent's log has room for the rest.
+        # The reason goes into tables and logs, a line each; the agent's log has room for the rest.
         traceback.print_exception(error)
         print(f"sys.path was {sys.path}", file=sys.stderr, flush=True)
         frames = [
             f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")
         ]
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames[2:] else ""
-        said = one_line(f"{type(error).__name__}: {error}", _MOST_SAID)
+        said = one_line(f"{type(error).__name__}: {error}", _MOST_CHARS)
         where = "its traceback is in agents/ of the job's folder"
         raise CannotPrepare(f"{problem}: {said}{at}; {where}") from error
 
@@ -302,6 +305,54 @@ def main() -> None:
     arguments = parser.parse_args()
     openfiles.raise_limit()
     Zygote(socket.socket(fileno=arguments.channel)).serve()
+
+
+_CUDA = "libcuda.so.1"
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+# Opened by cuInit and by HIP's runtime; NVML, which a fork survives, opens other files of the driver.
+_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it ``torch.cuda.is_available()`` asks NVML instead of starting the driver (PyTorch, notes on CUDA)."""
+
+
+def has_started_driver() -> bool:
+    """Whether something in this process has called ``cuInit``, or uses a GPU otherwise: no fork could then.
+
+    torch's own flag does not show it: ``torch.cuda.is_available()`` and libraries that search for a device
+    while they are imported call ``cuInit`` and leave it false.
+    """
+    try:
+        # Only if somebody has loaded it: nobody has called what is not there.
+        cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return _uses_device()
+    count = ctypes.c_int()
+    return cuda.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED or _uses_device()
+
+
+@contextmanager
+def asking_nvml(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Have torch ask NVML for GPUs meanwhile; what the user has set stays."""
+    if ASK_NVML in environ:
+        yield
+        return
+    environ[ASK_NVML] = "1"
+    try:
+        yield
+    finally:
+        environ.pop(ASK_NVML, None)
+
+
+def _uses_device() -> bool:
+    folder = "/proc/self/fd"
+    for entry in os.listdir(folder):
+        try:
+            if os.readlink(f"{folder}/{entry}") in _DEVICES:
+                return True
+        except OSError:
+            continue  # the folder's own descriptor, closed by now
+    return False
 
 
 if __name__ == "__main__":

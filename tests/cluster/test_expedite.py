@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.boot import slurm_version
 from tests.cluster.jobs import USER, ProtectedJob

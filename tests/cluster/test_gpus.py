@@ -17,8 +17,8 @@ SETTINGS = {"nodes": 2, "gpus_per_node": 8, "accounting": False}
 GATHER = (
     "import msgspec\n"
     "from slurm_robust.config.node import NodeConfig\n"
-    "from slurm_robust.health.gpus.gather import gather_gpus\n"
-    "from slurm_robust.health.host import Host\n"
+    "from slurm_robust.nodes.gpus.gather import gather_gpus\n"
+    "from slurm_robust.nodes.host import Host\n"
     "print(msgspec.json.encode(gather_gpus(Host(), NodeConfig())).decode())\n"
 )
 UUIDS = (

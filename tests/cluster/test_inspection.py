@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.model.alerts import Alert
+from slurm_robust.model.findings import Alert
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.installed import ROOT
 from tests.cluster.jobs import USER

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import FaultKind, Requeue, Symptom
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import USER, ProtectedJob
@@ -242,7 +242,7 @@ def test_scancel_ends_everything_at_once(sandbox: Sandbox) -> None:
     job.wait(lambda: job.slurm_state() not in ("RUNNING", "COMPLETING"), 60, "end of the job")
     ended = job.state.ended
     assert ended is not None
-    assert (ended.code, ended.reason) == (143, "told to end by SIGTERM")
+    assert (ended.code, ended.reason) == (143, "ordered to end by SIGTERM")
 
     def left() -> list[str]:
         found = sandbox.exec(["ls", "/dev/shm"], node="n1", user="root").stdout.split()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Blame
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import USER, ProtectedJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model import events as ev
-from slurm_robust.policy.bounds import MOST_RUNS_IN_VAIN
+from slurm_robust.policy.rules import MOST_RUNS_IN_VAIN
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.jobs import ProtectedJob
 

@@ -9,8 +9,8 @@ import threading
 from typing import Protocol
 
 from slurm_robust.diagnostics.runner import Diagnoser
-from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis
 
 NODES = ("n1", "n2", "n3")
 _BUDGET_S = 120.0

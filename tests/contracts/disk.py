@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from slurm_robust.controller.disk import Disk
+from slurm_robust.controller.journal import Disk
 
 _FLAGS = os.O_RDWR | os.O_APPEND
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from slurm_robust.checkpoint.gpus import Event, Gpus
+from slurm_robust.checkpoint.gpus import GpuEvent, Gpus
 
 _ELEMENTS = 100_000
 _PAGES = 200  # of memory, more than the elements take
@@ -157,7 +157,7 @@ def _memory() -> tuple[mmap.mmap, torch.Tensor]:
     return memory, torch.frombuffer(memory, dtype=torch.float32)
 
 
-def _copy(world: GpusWorld, target: torch.Tensor, source: torch.Tensor) -> Event:
+def _copy(world: GpusWorld, target: torch.Tensor, source: torch.Tensor) -> GpuEvent:
     stream = world.gpus.stream(world.device)
     stream.follow(world.gpus.training(world.device).record())
     stream.copy([(target[: source.numel()], source)])

@@ -22,7 +22,11 @@ class LauncherWorld(Protocol):
     """Makes launchers and orders; ends what it made by itself."""
 
     def launcher(self) -> Launcher:
-        """One that can prepare, not started yet."""
+        """A new one that can prepare, not started yet."""
+        ...
+
+    def ready(self) -> Launcher:
+        """One that is ready, maybe after other tests: all that it had to say has been read."""
         ...
 
     def broken_launcher(self) -> Launcher:
@@ -96,8 +100,8 @@ class LauncherContract:
 
     def test_workers_start_and_their_ends_are_reported(self, world: LauncherWorld) -> None:
         """Each worker is told of with its pid and its exit code."""
-        launcher = world.launcher()
-        reader = start_ready(launcher)
+        launcher = world.ready()
+        reader = MessageReader(launcher)
         launcher.spawn(world.order(4, "exits 0", "exits 3"))
         spawned = reader.wait(Spawned, 2)
         assert [(s.generation, s.rank) for s in spawned] == [(4, 0), (4, 1)]
@@ -108,8 +112,8 @@ class LauncherContract:
 
     def test_term_ends_a_worker_that_lets_it(self, world: LauncherWorld) -> None:
         """The exit carries the signal."""
-        launcher = world.launcher()
-        reader = start_ready(launcher)
+        launcher = world.ready()
+        reader = MessageReader(launcher)
         launcher.spawn(world.order(1, "sleeps"))
         (spawned,) = reader.wait(Spawned)
         launcher.terminate(spawned.pid)
@@ -118,8 +122,8 @@ class LauncherContract:
 
     def test_kill_ends_any_worker(self, world: LauncherWorld) -> None:
         """Also one that ignores TERM."""
-        launcher = world.launcher()
-        reader = start_ready(launcher)
+        launcher = world.ready()
+        reader = MessageReader(launcher)
         launcher.spawn(world.order(1, "ignores TERM"))
         (spawned,) = reader.wait(Spawned)
         launcher.kill(spawned.pid)
@@ -128,8 +132,8 @@ class LauncherContract:
 
     def test_a_stopped_worker_is_killed_instead_of_asked(self, world: LauncherWorld) -> None:
         """TERM would wait for the grace to pass."""
-        launcher = world.launcher()
-        reader = start_ready(launcher)
+        launcher = world.ready()
+        reader = MessageReader(launcher)
         launcher.spawn(world.order(1, "sleeps"))
         (spawned,) = reader.wait(Spawned)
         launcher.inject(spawned.pid, signal.SIGSTOP)
@@ -140,8 +144,8 @@ class LauncherContract:
 
     def test_signals_to_what_has_ended_do_nothing(self, world: LauncherWorld) -> None:
         """Neither before nor after the sweep."""
-        launcher = world.launcher()
-        reader = start_ready(launcher)
+        launcher = world.ready()
+        reader = MessageReader(launcher)
         launcher.spawn(world.order(1, "exits 0"))
         (exited,) = reader.wait(Exited)
         for act in (launcher.terminate, launcher.kill):

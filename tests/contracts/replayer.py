@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from slurm_robust.analysis.replay import ReplayVerdict
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand, Replayer
+from slurm_robust.diagnostics.replay.steps import ReplayCommand, Replayer
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout

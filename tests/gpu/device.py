@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Place
+from slurm_robust.checkpoint.rankparts import TensorPlace
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training
 from tests.unit.checkpoint.snapshots import RUN, PlusOne, header
@@ -61,7 +61,7 @@ class OnCuda:
         self.folder = folder
         self.model = model
         self.optimizer = optimizer or PlusOne(model.parameters())
-        place = Place(header=header(1), first_on_node=True, ranks_on_node=1, nodes=1)
+        place = TensorPlace(header=header(1), first_on_node=True, ranks_on_node=1, nodes=1)
         self.snapshotter = Snapshotter(folder, place, **options)
         self.training = Training(entries={"model": model, "optimizer": self.optimizer})
 

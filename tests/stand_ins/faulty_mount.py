@@ -43,6 +43,11 @@ class FaultyMount(DeadMount):
         """All is well again."""
         self._error = 0
 
+    def lose(self, nbytes: int) -> None:
+        """The end of the file, as a server that confirms writes before they are on its disk, and crashes."""
+        assert self.content is not None
+        del self.content[max(0, len(self.content) - nbytes) :]
+
     def throw_out(self) -> None:
         """Whatever is open now fails for ever, as on a Lustre client that was evicted."""
         self._dead = self._handle

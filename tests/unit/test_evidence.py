@@ -11,20 +11,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.agent.inspection.observation import sort
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health import runner
-from slurm_robust.health.check import CONFIRM, AnyCheck, Check, Context
-from slurm_robust.health.checks import disks
-from slurm_robust.health.checks.disks import DisksFacts, Space
-from slurm_robust.health.host import Host
-from slurm_robust.health.memory import Memory
-from slurm_robust.health.registry import CHECKS
-from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.health.shapes import SHAPES
-from slurm_robust.health.verdict import conclude
-from slurm_robust.health.xidtable import RULES
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.nodes import runner
+from slurm_robust.nodes.check import CONFIRM, AnyCheck, Check, Context
+from slurm_robust.nodes.checks import disks
+from slurm_robust.nodes.checks.disks import DisksFacts, Space
+from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.kernel.shapes import SHAPES
+from slurm_robust.nodes.kernel.xidtable import RULES
+from slurm_robust.nodes.live.observation import sort
+from slurm_robust.nodes.memory import Memory
+from slurm_robust.nodes.registry import CHECKS
+from slurm_robust.nodes.verdict import Conclusion, Report, conclude
 from slurm_robust.policy.ladder import LADDER, WRITTEN_BY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
@@ -37,17 +36,6 @@ def rows(title: str) -> list[list[str]]:
     lines = [line for line in section.splitlines() if line.startswith("|")]
     assert lines, f"docs/security.md has no table below {title!r}"
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def counts(check: AnyCheck) -> str:
-    if check.second:
-        return f"at once, by a second look: {check.second}"
-    return "at once" if check.confirm == 1 else f"after {check.confirm} periodic runs in a row"
-
-
-def test_the_page_has_every_check_with_who_writes_it() -> None:
-    expected = [[f"`{check.name}`", check.written_by.value, counts(check)] for check in CHECKS]
-    assert rows("Checks of a node") == expected
 
 
 def test_the_page_has_every_message_of_the_kernel() -> None:

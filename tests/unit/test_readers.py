@@ -23,17 +23,17 @@ from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import snapshot_of
 from slurm_robust.checkpoint.header import PartHeader
-from slurm_robust.checkpoint.part import Item, Sidecar, encode_sidecar, read_sidecar, verify_part
+from slurm_robust.checkpoint.part import PartItem, Sidecar, encode_sidecar, read_sidecar, verify_part
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of, unflatten
 from slurm_robust.controller.preflight import PreflightError, load_plan
-from slurm_robust.health.kmsg import parse as parse_kernel_record
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, parse
-from slurm_robust.node.suspects import Job, judge
+from slurm_robust.nodes.hooks.suspects import EndedJob, judge
+from slurm_robust.nodes.kernel.kmsg import parse as parse_kernel_record
 from slurm_robust.slurm import text as slurm_text
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire import copychannel, messages
@@ -112,7 +112,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     pair = msgspec.json.encode(KeyPair(public="1" * 40, secret="2" * 40))
     epoch = EpochRecord(epoch=1, host="n1", addresses=("n1",), port=1, pid=1, run_id="n1")
     suspect = {"node": "n1", "job_id": 7, "t": 1e9, "reason": "r", "symptom": "", "evidence": ["a"]}
-    whose = Job(job_id=7, uid=1, gid=1, user="", work_dir="/")
+    whose = EndedJob(job_id=7, uid=1, gid=1, user="", work_dir="/")
     spawn = spawning.Spawn(generation=1, command_kind=CommandKind.EXEC, command=("n1",), cwd="/", workers=())
     node = (
         "NodeName=n1 Arch=x86_64 CPUTot=2 State=IDLE+DRAIN\n Partitions=p \n Reason=srobust: x [root@1]\n\n"
@@ -136,7 +136,7 @@ def readers(folder: Path) -> dict[str, Reader]:
             msgspec.msgpack.encode(put), copychannel.request_in, (copychannel.ChannelError,)
         ),
         "answer about copies": Reader(
-            msgspec.msgpack.encode(copychannel.Answer(verdict=copychannel.Verdict.GO, reason="n1")),
+            msgspec.msgpack.encode(copychannel.CopyAnswer(verdict=copychannel.CopyVerdict.GO, reason="n1")),
             copychannel.answer_in,
             (copychannel.ChannelError,),
         ),
@@ -377,7 +377,7 @@ def read_whole_part(path: Path) -> None:
 
 
 ITEMS = st.builds(
-    Item,
+    PartItem,
     path=st.lists(st.sampled_from(["a", 0, 2**40]), max_size=2).map(tuple),
     offset=NUMBERS | st.just(-1),
     length=NUMBERS | st.just(-1),
@@ -419,7 +419,7 @@ def test_a_forged_sidecar_is_no_checkpoint(part: Path, data: st.DataObject) -> N
         pass
 
 
-def changed(item: Item, data: st.DataObject) -> Item:
+def changed(item: PartItem, data: st.DataObject) -> PartItem:
     """One whose bytes and sum are right, and whose shape may not be."""
     return msgspec.structs.replace(
         item,

@@ -12,7 +12,7 @@ from slurm_robust.cli.run import split_command
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import environment_name
 from slurm_robust.config.reader import Layers
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / "sbatch_templates").glob("*.sbatch"))

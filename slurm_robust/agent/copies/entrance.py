@@ -1,6 +1,6 @@
 """The entrance to this node's copies: one thread lets in connections that prove to be of the job.
 
-Anybody who reaches the port can open connections, faster than they can be served. So strangers get no thread
+Anybody that reaches the port can open connections, faster than they can be served. So strangers get no thread
 and no memory to speak of, and each address only half of the places: one that needs more loses its oldest, and
 first of those that are silent. Where all places are taken, the address that has most of them loses one, those
 of the job's agents last. An agent says at once all that it has to, and is through before it comes to that.
@@ -15,26 +15,23 @@ import select
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 
-from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake
 
 PLACES = 2048
 """For connections that have not proven themselves, but a quarter of what this process may open at most."""
 BACKLOG = 64
-"""How many the kernel keeps for us. Whoever comes behind a flood waits for these to be taken in."""
+"""How many connections the kernel queues for us. Those behind a flood wait for these to be accepted."""
 
 _AT_ONCE = 64
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _NOTE_EVERY_S = 600.0
-_AGAIN_S = 0.5
-"""Between an error of its own and the next connection that is taken."""
 
 LetIn = Callable[[Channel, str], None]
 """Called in the entrance's thread with a connection that has proven itself, and its address."""
@@ -85,7 +82,7 @@ class Waiting:
         return leaving
 
     def remove(self, stranger: _Stranger) -> None:
-        """It is no stranger any more, or gone; before its descriptor is closed."""
+        """It has proven itself, or is gone; before its descriptor is closed."""
         descriptor = stranger.connection.fileno()
         self._all.pop(descriptor, None)
         group = self._by_address.get(stranger.address, {})
@@ -123,15 +120,16 @@ class Entrance:
         self._let_in = let_in
         self._notes = notes
         self._waiting = Waiting(min(PLACES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
-        self._closed = False
+        self._closed = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
         listener.setblocking(False)
         listener.listen(BACKLOG)
         self._poll.register(listener, select.EPOLLIN)
         self._poll.register(self._wake, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="srobust-entrance", daemon=True)
-        self._thread.start()
+        self._thread = CopyThread(
+            "entrance", "lets in connections for copies", self._run, notes, self._closed
+        )
 
     def expect(self, addresses: Iterable[str]) -> None:
         """Addresses of agents of this job, whose places are kept when there are too few."""
@@ -139,43 +137,31 @@ class Entrance:
 
     def close(self) -> None:
         """Let nobody in any more. Waits for the thread, which waits for nobody."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
+        self._poll.close()
         self._listener.close()
         os.close(self._wake)
 
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closed:
-            try:
-                self._serve()
-            except BaseException as error:  # noqa: BLE001 - it is told, and the thread serves on
-                traceback.print_exception(error)
-                what = f"{type(error).__name__}: {error}"
-                self._notes.say(
-                    "entrance",
-                    f"an error of its own at the entrance to this node's copies: {what}",
-                    _NOTE_EVERY_S,
-                )
-            # Who stood there comes again: copies are tried as long as they are wanted.
+        try:
+            while not self._closed.is_set():
+                for descriptor, _ in self._poll.poll(self._patience_s(), maxevents=_AT_ONCE):
+                    stranger = self._waiting.get(descriptor)
+                    if stranger is not None:
+                        self._hear(stranger)
+                self._accept()
+                for stranger in self._waiting.overdue(time.monotonic()):
+                    self._turn_away(stranger, "timed out")
+        finally:
+            # After an error too: copies are tried as long as they are wanted, so the job's agents come again.
             for stranger in self._waiting.everybody():
                 self._shut(stranger)
-            self._pause(_AGAIN_S)
-        self._poll.close()
-
-    def _serve(self) -> None:
-        while not self._closed:
-            for descriptor, _ in self._poll.poll(self._patience_s(), maxevents=_AT_ONCE):
-                stranger = self._waiting.get(descriptor)
-                if stranger is not None:
-                    self._hear(stranger)
-            self._accept()
-            for stranger in self._waiting.overdue(time.monotonic()):
-                self._turn_away(stranger, "timed out")
 
     def _patience_s(self) -> float:
         oldest = self._waiting.oldest()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Source
 from slurm_robust.util.files import write_atomically
-from slurm_robust.wire.copychannel import Answer, Channel, Get, Verdict
+from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get
 from slurm_robust.wire.messages import Launch
 
 TRIES = 3
@@ -27,7 +29,7 @@ def remove_fetched(folder: MemoryFolder) -> None:
 class Fetches:
     """The parts of one launch, each in a thread, into ``fetched(rank)`` or ``fetch_error(rank)``."""
 
-    def __init__(self, launch: Launch, folder: MemoryFolder, key: bytes) -> None:
+    def __init__(self, launch: Launch, folder: MemoryFolder, key: bytes, notes: Notes) -> None:
         """Start at once."""
         self._run_id = folder.run_id
         self._folder = folder
@@ -38,9 +40,10 @@ class Fetches:
         checkpoint = launch.restore
         for source in launch.sources:
             if source.address and checkpoint is not None:
-                threading.Thread(
-                    target=self._run, args=(source, checkpoint), name="srobust-fetch", daemon=True
-                ).start()
+                work = partial(self._run, source, checkpoint)
+                thread = CopyThread("fetch", f"fetches parts of {checkpoint}", work, notes)
+                if not thread.started:
+                    self._give_up(source, checkpoint, "too many threads on this node")
 
     def stop(self) -> None:
         """Break off what is under way, since another launch comes. Returns at once."""
@@ -49,23 +52,34 @@ class Fetches:
             channel.abort()
 
     def _run(self, source: Source, checkpoint: CheckpointId) -> None:
+        reason = "unexpected error, see the agent's output"
+        try:
+            reason = self._try(source, checkpoint)
+        finally:
+            if reason and not self._stopped.is_set():
+                self._give_up(source, checkpoint, reason)
+
+    def _try(self, source: Source, checkpoint: CheckpointId) -> str:
+        """Why the part could not be fetched, "" if it is here."""
         reason = ""
         for attempt in range(TRIES):
             if attempt and self._stopped.wait(_RETRY_S):
-                return
+                break
             try:
                 self._fetch(source, checkpoint)
-                return
+                return ""
             except MissingCheckpoint as error:
-                reason = str(error)
-                break
+                return str(error)
             except (CheckpointError, OSError, BufferInUse) as error:
                 reason = str(error)
-        if not self._stopped.is_set():
-            where = f"{source.address}:{source.port}"
-            part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
-            text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
-            _write(self._folder.fetch_error(source.rank), text)
+        return reason
+
+    def _give_up(self, source: Source, checkpoint: CheckpointId, reason: str) -> None:
+        """The worker that waits for the part reads why it does not come."""
+        where = f"{source.address}:{source.port}"
+        part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
+        text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
+        _write(self._folder.fetch_error(source.rank), text)
 
     def _fetch(self, source: Source, checkpoint: CheckpointId) -> None:
         channel = Channel.connect(source.address, source.port, self._key)
@@ -74,20 +88,20 @@ class Fetches:
             get = Get(run_id=self._run_id, rank=source.rank, checkpoint=checkpoint)
             channel.send(get)
             answer = channel.answer()
-            if answer.verdict is not Verdict.GO:
+            if answer.verdict is not CopyVerdict.GO:
                 raise MissingCheckpoint(answer.reason)
             _write(self._folder.fetch_size(source.rank), str(answer.total))
             with _reserved(channel, self._folder.fetched(source.rank), answer.total) as filling:
-                channel.send(Answer(verdict=Verdict.GO))
+                channel.send(CopyAnswer(verdict=CopyVerdict.GO))
                 channel.receive_into(filling.view)
                 try:
                     header = filling.adopt()
                 except CorruptPart as error:
                     # So that the sender checks its own copy, and no longer reports it if it is damaged.
-                    channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
+                    channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
                     raise
             self._check(header, source.rank, checkpoint)
-            channel.send(Answer(verdict=Verdict.GO))
+            channel.send(CopyAnswer(verdict=CopyVerdict.GO))
         finally:
             self._channels.discard(channel)
             channel.close()
@@ -103,7 +117,7 @@ def _reserved(channel: Channel, path: Path, total: int) -> _Filling:
     try:
         return _Filling(path, total)
     except (OSError, BufferInUse) as error:
-        channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
+        channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
         raise
 
 

@@ -7,19 +7,16 @@ stdout.
 
 from __future__ import annotations
 
-import os
 import queue
-import select
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
-from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.image import Image, open_image
@@ -27,12 +24,12 @@ from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.checkpoint.tiers import KeptTier, Places
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.record import UNREADABLE
+from slurm_robust.util.child import LineProcess
 from slurm_robust.wire.messages import Launch
 
 WRITER = (sys.executable, "-m", "slurm_robust.checkpoint.flush")
 # Storage that takes longer than this for one node's part hangs.
 WRITE_S = 1800.0
-_END_S = 1.0
 _NOTE_EVERY_S = 600.0
 
 
@@ -41,20 +38,20 @@ class StorageWriter:
 
     def __init__(self, command: tuple[str, ...] = WRITER) -> None:
         self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self._process: LineProcess | None = None
 
     def write(self, order: FlushOrder, timeout_s: float = WRITE_S) -> str:
         """Have it done; the reason if it could not be, "" if it is. Blocks."""
         try:
             process = self._running()
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(order) + b"\n")
-            process.stdin.flush()
-            answer = self._answer(process, time.monotonic() + timeout_s)
+            process.send(msgspec.json.encode(order).decode())
+            answer = msgspec.json.decode(process.receive(timeout_s), type=FlushAnswer)
+        except TimeoutError:
+            return self._failed("no answer; the storage hangs")
+        except EOFError:
+            return self._failed("it died; see the agent's output")
         except (OSError, *UNREADABLE) as error:
-            self._bury()
-            return f"the storage writer: {error}"
+            return self._failed(str(error))
         return "" if answer.ok else answer.error or "no reason was given"
 
     def warm_up(self) -> None:
@@ -69,49 +66,24 @@ class StorageWriter:
         if self._process is not None:
             self._process.kill()
 
-    def _bury(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                _close(pipe.close)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            pass  # it hangs in the kernel with the storage
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._bury()
-            self._rest = b""
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # A signal that Slurm or a terminal sends to the agent's group is the agent's business.
-                start_new_session=True,
-            )
+    def _running(self) -> LineProcess:
+        if self._process is None or not self._process.alive:
+            self._close()
+            self._process = LineProcess(self._command, keep_errors=False)
         return self._process
 
-    def _answer(self, process: subprocess.Popen[bytes], deadline: float) -> FlushAnswer:
-        assert process.stdout is not None
-        poller = select.poll()
-        poller.register(process.stdout, select.POLLIN)
-        while b"\n" not in self._rest:
-            if not poller.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-                raise TimeoutError("no answer; the storage hangs")
-            piece = os.read(process.stdout.fileno(), 65536)
-            if not piece:
-                raise OSError("it died; see the agent's output")
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return msgspec.json.decode(line, type=FlushAnswer)
+    def _failed(self, reason: str) -> str:
+        self._close()
+        return f"the storage writer: {reason}"
+
+    def _close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FlushRequest:
     """Parts of which ranks of which checkpoint are to be put on storage."""
 
     checkpoint: CheckpointId
@@ -145,10 +117,11 @@ class Flusher:
         self._on_local = on_local
         self._writer = writer or StorageWriter()
         self._lock = threading.Lock()
-        self._wanted: Wanted | None = None
+        self._wanted: FlushRequest | None = None
         self._asked: CheckpointId | None = None
-        self._jobs: queue.SimpleQueue[tuple[Wanted, list[Image]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._jobs: queue.SimpleQueue[tuple[FlushRequest, list[Image]] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._thread: CopyThread | None = None
         self.flushed: CheckpointId | None = None  # what is on storage
         self.over: CheckpointId | None = None  # what nobody needs to keep any more
 
@@ -159,18 +132,26 @@ class Flusher:
             if self._asked == checkpoint:
                 return
             self._asked = checkpoint
-            self._wanted = Wanted(checkpoint, launch.ranks, launch.world_size, launch.layout)
-        self._start()
+            wanted = FlushRequest(checkpoint, launch.ranks, launch.world_size, launch.layout)
+            is_started = self._start()
+            self._wanted = wanted if is_started else None
+        if not is_started:
+            self._end(wanted)
 
-    def save(self, wanted: Wanted, held: list[Image]) -> None:
+    def save(self, wanted: FlushRequest, held: list[Image]) -> None:
         """Put these images, which are there already and held, on disk and storage."""
-        self._start()
-        self._jobs.put((wanted, held))
+        if self._start():
+            self._jobs.put((wanted, held))
+            return
+        for image in held:
+            image.close()
+        self._end(wanted)
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="srobust-flush", daemon=True)
-            self._thread.start()
+    def _start(self) -> bool:
+        if self._thread is None or not self._thread.started:
+            task = "puts snapshots on disk and storage"
+            self._thread = CopyThread("flush", task, self._run, self._notes, self._closed)
+        return self._thread.started
 
     def forget(self) -> None:
         """The generation is over: what has not come will not come."""
@@ -201,6 +182,7 @@ class Flusher:
     def close(self) -> None:
         """End the storage writer. What it was at does not count."""
         self.forget()
+        self._closed.set()
         self._jobs.put(None)
         self._writer.kill()
 
@@ -208,15 +190,17 @@ class Flusher:
         self._writer.warm_up()
         while (job := self._jobs.get()) is not None:
             wanted, held = job
-            copier = threading.Thread(target=self._copy, args=(held,), name="srobust-local", daemon=True)
-            copier.start()
-            self._write(wanted, held)
-            self._end(wanted)
-            copier.join()
-            for image in held:
-                image.close()
+            task = "copies snapshots to this node's disk"
+            copier = CopyThread("local", task, partial(self._copy, held), self._notes)
+            try:
+                self._write(wanted, held)
+            finally:
+                self._end(wanted)
+                copier.join()
+                for image in held:
+                    image.close()
 
-    def _write(self, wanted: Wanted, held: list[Image]) -> None:
+    def _write(self, wanted: FlushRequest, held: list[Image]) -> None:
         order = FlushOrder(
             images={i.header.rank: str(i.path) for i in held},
             checkpoint=wanted.checkpoint,
@@ -243,7 +227,7 @@ class Flusher:
         if self._kept:
             self._on_local()
 
-    def _end(self, wanted: Wanted) -> None:
+    def _end(self, wanted: FlushRequest) -> None:
         self.over = wanted.checkpoint
         self._on_done()
 
@@ -268,7 +252,7 @@ def choose(images: list[FoundImage], ranks: tuple[int, ...], step: int) -> list[
     return chosen
 
 
-def _hold(chosen: list[FoundImage], wanted: Wanted) -> list[Image]:
+def _hold(chosen: list[FoundImage], wanted: FlushRequest) -> list[Image]:
     """The images, locked; none if one was refilled meanwhile."""
     held: list[Image] = []
     try:
@@ -281,10 +265,3 @@ def _hold(chosen: list[FoundImage], wanted: Wanted) -> list[Image]:
             image.close()
         return []
     return held
-
-
-def _close(close: Callable[[], None]) -> None:
-    try:
-        close()
-    except OSError:
-        pass  # a pipe to a dead process

@@ -1,6 +1,6 @@
 """When copies on this node are of no use any more, and nobody else removes them.
 
-Told to end by Slurm, an agent asks whether the job comes back. Where it could not (killed, no answer), the
+When Slurm ends it, an agent asks whether the job comes back. Where it could not (killed, no answer), the
 prolog of slurm_robust removes the copies, and where the administrator has not installed it, the user's next
 job does.
 """
@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.model.nodefolders import parse_folder_name
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -62,9 +63,9 @@ def spread_s(environ: Mapping[str, str], chance: float, questions: int = 1) -> f
 
 def remove_leftovers(
     own: Sequence[Path],
-    note: Callable[[str], None],
+    notes: Notes,
     make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S),
-) -> threading.Thread | None:
+) -> CopyThread | None:
     """Search beside ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
 
     ``own``: this job's folders of copies. Beside them go folders of this user's agents, with copies or what a
@@ -80,19 +81,19 @@ def remove_leftovers(
     }
     if not found:
         return None
-    thread = threading.Thread(target=_sweep, args=(found, note, make), name="srobust-leftovers", daemon=True)
-    thread.start()
-    return thread
+    task = "removes what other jobs have left"
+    return CopyThread("leftovers", task, partial(_sweep, found, notes, make), notes)
 
 
-def _sweep(found: dict[Path, int], note: Callable[[str], None], make: Callable[[], SlurmClient]) -> None:
+def _sweep(found: dict[Path, int], notes: Notes, make: Callable[[], SlurmClient]) -> None:
     try:
         time.sleep(spread_s(os.environ, random.random(), min(len(found), MOST)))
         slurm = make()
         for path, job_id in list(found.items())[:MOST]:
             if _is_gone(slurm, job_id):
                 shutil.rmtree(path, ignore_errors=True)
-                note(f"removed {path.name} that job {job_id} had left in {path.parent}")
+                text = f"removed {path.name} that job {job_id} had left in {path.parent}"
+                notes.say("leftovers", text, again_s=0.0)
     except (SlurmError, CommandTimeout, OSError):
         return  # without an answer nothing is removed; the next job asks again
 

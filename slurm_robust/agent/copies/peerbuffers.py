@@ -10,7 +10,7 @@ from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.wire.copychannel import Answer, Channel, Put, Verdict
+from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Put
 
 # Beyond this the image that comes in leaves the node's other users too little of its memory.
 _RESERVE = 0.02
@@ -30,15 +30,15 @@ class PeerBuffers:
         self._open: dict[Path, tuple[int, Buffer]] = {}
         self.number = 2  # buffers per rank; 0: nothing is taken in
 
-    def answer(self, put: Put) -> Answer:
+    def answer(self, put: Put) -> CopyAnswer:
         """What to say to the offer, before anything is done about it."""
         if self.number == 0:
             return _refused("its memory has no room for copies of other nodes")
         if put.checkpoint in self._held(put.rank).values():
-            return Answer(verdict=Verdict.HAVE)
-        return Answer(verdict=Verdict.GO)
+            return CopyAnswer(verdict=CopyVerdict.HAVE)
+        return CopyAnswer(verdict=CopyVerdict.GO)
 
-    def take_in(self, put: Put, channel: Channel) -> Answer:
+    def take_in(self, put: Put, channel: Channel) -> CopyAnswer:
         """Say GO and receive the image; what to answer at the end. Raises ``OSError`` of the channel.
 
         Whatever happens, the buffer holds the whole new image or none.
@@ -61,7 +61,7 @@ class PeerBuffers:
             buffer.close()
         self._open.clear()
 
-    def _refill(self, put: Put, channel: Channel) -> Answer:
+    def _refill(self, put: Put, channel: Channel) -> CopyAnswer:
         buffer = self._buffer(self._victim(put))
         if not _has_room(buffer, put.total):
             return _refused(f"its {self._folder.path.parent} has no room for {put.total} bytes")
@@ -72,7 +72,7 @@ class PeerBuffers:
         except OSError as error:
             return _refused(f"no memory for {put.total} bytes: {error}")
         try:
-            channel.send(Answer(verdict=Verdict.GO))
+            channel.send(CopyAnswer(verdict=CopyVerdict.GO))
             channel.receive_into(view)
             return self._adopt(buffer, put)
         except BaseException:
@@ -81,7 +81,7 @@ class PeerBuffers:
         finally:
             view.release()
 
-    def _adopt(self, buffer: Buffer, put: Put) -> Answer:
+    def _adopt(self, buffer: Buffer, put: Put) -> CopyAnswer:
         try:
             header = buffer.adopt()
         except CheckpointError as error:
@@ -90,7 +90,7 @@ class PeerBuffers:
         if (header.run_id, header.rank, header.checkpoint) != (put.run_id, put.rank, put.checkpoint):
             buffer.path.unlink(missing_ok=True)
             return _refused("what arrived is not what was announced")
-        return Answer(verdict=Verdict.GO)
+        return CopyAnswer(verdict=CopyVerdict.GO)
 
     def _victim(self, put: Put) -> Path:
         """The buffer to refill: an empty one, else what the running generation cannot use, else the older."""
@@ -146,5 +146,5 @@ def _has_room(buffer: Buffer, total: int) -> bool:
     return total - buffer.capacity <= max(0.0, free)
 
 
-def _refused(reason: str, *, later: bool = False) -> Answer:
-    return Answer(verdict=Verdict.REFUSED, reason=reason, later=later)
+def _refused(reason: str, *, later: bool = False) -> CopyAnswer:
+    return CopyAnswer(verdict=CopyVerdict.REFUSED, reason=reason, later=later)

@@ -6,12 +6,12 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slurm_robust.agent.copies.notes import Notes
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import CheckpointId, Peer
-from slurm_robust.wire.copychannel import Answer, Channel, ChannelError, Put, Verdict
+from slurm_robust.wire.copychannel import Channel, ChannelError, CopyAnswer, CopyVerdict, Put
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 5.0
@@ -20,7 +20,7 @@ _REFUSED_RETRY_S = 30.0
 _BEHIND_NOTE_S = 60.0
 
 
-class Pace:
+class RateLimit:
     """A limit in bytes per second for all senders of a node; 0 for none."""
 
     def __init__(self, bytes_s: float) -> None:
@@ -56,7 +56,7 @@ class Generation:
 class PeerSender:
     """One rank's thread. Nothing that happens here disturbs training or the other ranks."""
 
-    def __init__(self, peer: Peer, generation: Generation, key: bytes, pace: Pace, notes: Notes) -> None:
+    def __init__(self, peer: Peer, generation: Generation, key: bytes, pace: RateLimit, notes: Notes) -> None:
         self._peer = peer
         self._generation = generation
         self._key = key
@@ -72,8 +72,8 @@ class PeerSender:
         self._failing = False
         self.lag_s = 0.0  # from the first sight of the last image of this generation until the peer had it
         self.confirmed: CheckpointId | None = None
-        self._thread = threading.Thread(target=self._run, name="srobust-peer", daemon=True)
-        self._thread.start()
+        task = f"copies rank {peer.rank} to {peer.node}"
+        self._thread = CopyThread("peer", task, self._run, notes, self._stopped)
 
     def offer(self, image: FoundImage) -> None:
         """The newest image to copy; one that was offered before and not begun is passed over."""
@@ -118,6 +118,10 @@ class PeerSender:
                         f"({self._peer.address}:{self._peer.port}): {error}; tried again and again",
                     )
                 wait_s = retry_s
+            except BaseException:
+                self._hang_up()
+                self._again(taken)
+                raise
             self._failing = wait_s > 0
             retry_s = min(2 * retry_s, _LAST_RETRY_S) if self._failing else _FIRST_RETRY_S
             if self._failing:
@@ -170,7 +174,7 @@ class PeerSender:
             answer, sent = self._put(put, opened.fileno)
         finally:
             opened.close()
-        if answer.verdict is not Verdict.REFUSED:
+        if answer.verdict is not CopyVerdict.REFUSED:
             self.confirmed = image.checkpoint
             if header.generation == self._generation.number:
                 self.lag_s = time.monotonic() - seen
@@ -184,12 +188,12 @@ class PeerSender:
         # One that was damaged on the way, or is so here, is given up: the next one may be better.
         return 0.0 if sent else _REFUSED_RETRY_S
 
-    def _put(self, put: Put, file: int) -> tuple[Answer, bool]:
+    def _put(self, put: Put, file: int) -> tuple[CopyAnswer, bool]:
         """The last answer, and whether the image was sent."""
         channel = self._channel or self._connect()
         channel.send(put)
         answer = channel.answer(put.total)
-        if answer.verdict is not Verdict.GO:
+        if answer.verdict is not CopyVerdict.GO:
             return answer, False
         channel.send_file(file, put.total, self._wait_turn, self._pace.piece)
         return channel.answer(put.total), True

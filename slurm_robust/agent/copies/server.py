@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 from slurm_robust.agent.copies.entrance import Entrance
-from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Image
 from slurm_robust.checkpoint.tiers import NodeTiers
-from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Answer, Channel, Get, Put, Verdict
+from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Channel, CopyAnswer, CopyVerdict, Get, Put
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
 CONNECTIONS = 128
@@ -62,16 +63,10 @@ class CopyServer:
                 channel.close()
                 return
             self._channels.add(channel)
-        thread = threading.Thread(
-            target=self._serve, args=(channel, address), name="srobust-copy", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:  # this node has too many threads now
-            with self._lock:
-                self._channels.discard(channel)
-            channel.close()
-            self._notes.say("threads", f"a connection of {address} for copies was refused: {error}", 600.0)
+        work = partial(self._serve, channel, address)
+        thread = CopyThread("copy", f"serves a connection of {address}", work, self._notes)
+        if not thread.started:
+            self._hang_up(channel)
 
     def _serve(self, channel: Channel, address: str) -> None:
         try:
@@ -81,15 +76,18 @@ class CopyServer:
             if not self._closed:
                 self._notes.say("broken", f"a connection of {address} for copies broke off: {error}", 600.0)
         finally:
-            with self._lock:
-                self._channels.discard(channel)
-            channel.close()
+            self._hang_up(channel)
+
+    def _hang_up(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.discard(channel)
+        channel.close()
 
     # -- requests ----------------------------------------------------------------------------------
 
     def _handle(self, channel: Channel, request: Put | Get) -> None:
         if request.run_id != self._run_id:
-            channel.send(Answer(verdict=Verdict.REFUSED, reason=f"this is run {self._run_id}"))
+            channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=f"this is run {self._run_id}"))
         elif isinstance(request, Put):
             self._on_put(channel, request)
         else:
@@ -97,35 +95,35 @@ class CopyServer:
 
     def _on_put(self, channel: Channel, put: Put) -> None:
         answer = self._welcome(put) or self._buffers.answer(put)
-        if answer.verdict is Verdict.GO:
+        if answer.verdict is CopyVerdict.GO:
             answer = self._buffers.take_in(put, channel)
         channel.send(answer)
 
-    def _welcome(self, put: Put) -> Answer | None:
+    def _welcome(self, put: Put) -> CopyAnswer | None:
         """The refusal of what does not belong to the generation that runs here.
 
         Once workers are being stopped nothing new is let in: it would cost an older copy of which the
         controller has heard already. What is coming in then comes to its end.
         """
         if not PAGE < put.total <= MAX_IMAGE_BYTES or put.rank < 0:
-            return Answer(verdict=Verdict.REFUSED, reason=f"no image has {put.total} bytes")
+            return CopyAnswer(verdict=CopyVerdict.REFUSED, reason=f"no image has {put.total} bytes")
         if put.launch != self.launch:
             reason = f"generation {put.launch} does not run here, {self.launch or 'none'} does"
-            return Answer(verdict=Verdict.REFUSED, reason=reason, later=put.launch > self.launch)
+            return CopyAnswer(verdict=CopyVerdict.REFUSED, reason=reason, later=put.launch > self.launch)
         return None
 
     def _on_get(self, channel: Channel, get: Get) -> None:
         try:
             image = self._parts.open(get.rank, get.checkpoint)
         except (CheckpointError, OSError) as error:
-            channel.send(Answer(verdict=Verdict.REFUSED, reason=str(error)))
+            channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
             return
         try:
-            channel.send(Answer(verdict=Verdict.GO, total=image.nbytes))
-            if channel.answer(image.nbytes).verdict is not Verdict.GO:
+            channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=image.nbytes))
+            if channel.answer(image.nbytes).verdict is not CopyVerdict.GO:
                 return  # it has no memory for it
             channel.send_file(image.fileno, image.nbytes, None)
-            if channel.answer(image.nbytes).verdict is Verdict.REFUSED:
+            if channel.answer(image.nbytes).verdict is CopyVerdict.REFUSED:
                 self._remove_if_damaged(image)
         finally:
             image.close()

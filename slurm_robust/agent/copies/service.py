@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from slurm_robust.agent.copies.fetch import Fetches
-from slurm_robust.agent.copies.flush import Flusher, Wanted
+from slurm_robust.agent.copies.flush import Flusher, FlushRequest
 from slurm_robust.agent.copies.leftovers import remove_leftovers
-from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.peerbuffers import PeerBuffers
-from slurm_robust.agent.copies.sender import Generation, Pace, PeerSender
+from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
 from slurm_robust.agent.copies.server import CopyServer
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
-from slurm_robust.agent.networks import interface_of, speed_of
-from slurm_robust.agent.ports import bind_free
+from slurm_robust.agent.network import bind_free, interface_of, speed_of
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
@@ -74,7 +72,7 @@ class CopyService:
         self._wake: Callable[[], None] = lambda: None
         self._running: _Running | None = None
         self._fetches: Fetches | None = None
-        self._pace = Pace(spec.copies.peer_bytes_s)
+        self._pace = RateLimit(spec.copies.peer_bytes_s)
         self._on_disk: tuple[Copy, ...] = ()
         self._parts: NodeTiers | None = None
         self._server: CopyServer | None = None
@@ -95,7 +93,7 @@ class CopyService:
             return
         places = spec.tier_places(job)
         self._parts = NodeTiers(memory, kept_tiers(places, spec.run_id, self._seal_key))
-        remove_leftovers(self._parts.paths, lambda text: self._notes.say("leftovers", text, again_s=0.0))
+        remove_leftovers(self._parts.paths, self._notes)
         self._buffers = PeerBuffers(memory)
         self._flusher = Flusher(
             run_id=spec.run_id,
@@ -193,11 +191,11 @@ class CopyService:
         for plan in self._parts.memory.path.glob("plan-*.json"):
             plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
         self._check_disk_soon()
-        self._fetches = Fetches(launch, self._parts.memory, self._key)
+        self._fetches = Fetches(launch, self._parts.memory, self._key, self._notes)
         peers = launch.peers if self._spec.copies.peers else ()
         generation = Generation(self._spec.run_id, launch.generation, launch.restore)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
-        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.on_images)
+        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.on_images, self._notes)
         self._running = _Running(launch, senders, watch)
         if self._server is not None:
             self._server.expect(peer.address for peer in launch.peers)
@@ -247,7 +245,7 @@ class CopyService:
             for image in held:
                 image.close()
             return
-        wanted = Wanted(checkpoint, order.ranks, order.world_size, order.layout)
+        wanted = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout)
         self._flusher.save(wanted, held)
 
     def close(self, *, remove: bool) -> None:
@@ -284,7 +282,7 @@ class CopyService:
 
     def _check_disk_soon(self) -> None:
         if self._parts is not None and self._parts.kept:
-            threading.Thread(target=self._check_disk, name="srobust-disk", daemon=True).start()
+            CopyThread("disk", "reads which copies the disk holds", self._check_disk, self._notes)
 
     def _check_disk(self) -> None:
         assert self._parts is not None
@@ -299,7 +297,7 @@ class CopyService:
 
 
 def _write_run(folder: Path) -> None:
-    """Tell the epilog, which knows the job's restarts at its end, how many there were at our begin."""
+    """Leave the job's restarts at this begin for the epilog, which knows those at its end."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     write_atomically(folder / "run", restarts.encode(), durable=False, mode=0o600)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from slurm_robust.agent.copies.fetch import remove_fetched
 from slurm_robust.agent.copies.sender import PeerSender
+from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import MAGIC, read_header
 from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder, kind_of
@@ -101,6 +102,7 @@ class SnapshotWatch:
         launch: Launch,
         senders: dict[int, PeerSender],
         on_images: Callable[[list[FoundImage]], None],
+        notes: Notes,
     ) -> None:
         self._folder = folder
         self._launch = launch
@@ -114,8 +116,7 @@ class SnapshotWatch:
         self._step = -1
         self._step_seen = time.monotonic()
         self._step_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="srobust-watch", daemon=True)
-        self._thread.start()
+        self._thread = CopyThread("watch", "finds new snapshots", self._run, notes, self._stopped)
 
     def stop(self) -> None:
         """End; returns when nothing more is handed on."""

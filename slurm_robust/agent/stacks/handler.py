@@ -1,7 +1,7 @@
 """Stacks by the signal handler in the worker, where nobody may read its memory.
 
-:mod:`slurm_robust.worker.dump` has installed it, with :mod:`faulthandler`: C code that runs whoever holds the
-interpreter, in the worker and in the processes that it has forked.
+:mod:`slurm_robust.worker.dump` has installed it, with :mod:`faulthandler`: C code that runs although another
+thread holds the interpreter, in the worker and in the processes that it has forked.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_robust.agent.stacks import proc
 from slurm_robust.agent.stacks.pyspy import CannotTake
 from slurm_robust.model.stacks import Frame, ThreadStack
-from slurm_robust.worker.dump import DUMP_SIGNAL
+from slurm_robust.worker.dump import DUMP_SIGNAL, STACKS_SUFFIX
 
 # The handler takes about a millisecond.
-_LOOK_EVERY_S = 0.002
+_POLL_S = 0.002
+
+_OUR_BIT = 1 << (DUMP_SIGNAL - 1)
 
 _THREAD = re.compile(
     r"(?:Current thread|Thread) 0x[0-9a-f]+ (?:\[(?P<name>.*)\] +)?\(most recent call first\):"
@@ -41,7 +43,7 @@ def take(pid: int, known: Path | None, deadline: float) -> tuple[ThreadStack, ..
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:
-    """The threads in what faulthandler has written; lines that are none of its are left out."""
+    """The threads in what faulthandler has written; lines of others are left out."""
     threads: list[tuple[str, list[Frame]]] = []
     cut = False
     for line in text.splitlines():
@@ -61,22 +63,64 @@ def parse(text: str) -> tuple[ThreadStack, ...]:
 
 
 def _ask(pid: int, known: Path | None, deadline: float) -> str:
-    file = proc.stacks_file(pid, known)
+    file = stacks_file(pid, known)
     if file is None:
         raise CannotTake(f"it has no handler of signal {DUMP_SIGNAL}")
-    if proc.is_pending(pid):
+    if _is_pending(pid):
         raise CannotTake(f"it has not taken an earlier signal {DUMP_SIGNAL}")
     os.truncate(file, 0)
-    blocking = proc.blocking_threads(pid)
+    blocking = _blocking_threads(pid)
     os.kill(pid, DUMP_SIGNAL)
     pause = threading.Event()
     # A thread blocks the signal while it runs the handler, so that has ended when nobody blocks it any more.
-    while proc.is_pending(pid) or proc.blocking_threads(pid) - blocking:
+    while _is_pending(pid) or _blocking_threads(pid) - blocking:
         if time.monotonic() > deadline:
             raise CannotTake(f"signal {DUMP_SIGNAL} was not handled in time")
-        pause.wait(_LOOK_EVERY_S)
+        pause.wait(_POLL_S)
     return file.read_text(errors="replace")
 
 
 def _unescaped(text: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(next(filter(None, found.groups())), 16)), text)
+
+
+def stacks_file(pid: int, known: Path | None) -> Path | None:
+    """The file that the handler of ``DUMP_SIGNAL`` in ``pid`` writes to; None where there is no handler.
+
+    A process that has the file open has the handler, unless it has called exec, which closes it. Where the
+    kernel hides its files, ``known`` is believed. Raises ``OSError`` when it has ended.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        files: Iterable[str] = [os.readlink(f"{folder}/{entry}") for entry in os.listdir(folder)]
+    except PermissionError:
+        files = [] if known is None else [str(known)]
+    ours = next((file for file in files if file.endswith(STACKS_SUFFIX)), None)
+    handled = _signals(f"/proc/{pid}/status", "SigCgt")
+    return Path(ours) if ours is not None and handled and Path(ours).exists() else None
+
+
+def _is_pending(pid: int) -> bool:
+    """Whether ``DUMP_SIGNAL`` waits for a thread of ``pid`` to take it. Raises ``OSError``."""
+    return _signals(f"/proc/{pid}/status", "ShdPnd")
+
+
+def _blocking_threads(pid: int) -> frozenset[str]:
+    """Threads of ``pid`` that block ``DUMP_SIGNAL``: always, or while they run its handler."""
+    folder = f"/proc/{pid}/task"
+    found = set()
+    for thread in os.listdir(folder):
+        try:
+            if _signals(f"{folder}/{thread}/status", "SigBlk"):
+                found.add(thread)
+        except OSError:
+            continue  # that thread has ended
+    return frozenset(found)
+
+
+def _signals(status: str, field: str) -> bool:
+    prefix = f"{field}:"
+    for line in Path(status).read_text(errors="replace").splitlines():
+        if line.startswith(prefix):
+            return bool(int(line.removeprefix(prefix), 16) & _OUR_BIT)
+    return False

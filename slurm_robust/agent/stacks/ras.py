@@ -2,7 +2,7 @@
 
 Since 2.24 every process that uses NCCL has a thread that watches some others, and one of each node answers
 at a TCP port (NCCL's manual, troubleshooting, RAS). The conversation is that of ``ncclras -f json`` of 2.28.7
-and later (``src/ras/client.cc``, ``client_support.cc``); the answer tells of the whole job, so one node is
+and later (``src/ras/client.cc``, ``client_support.cc``); the answer covers the whole job, so one node is
 asked.
 """
 
@@ -18,7 +18,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Absent
 
 ADDRESS = "localhost:28028"
-"""Unless ``NCCL_RAS_ADDR`` tells another one."""
+"""Unless ``NCCL_RAS_ADDR`` names another one."""
 
 _LEG_S = 1
 """How long NCCL waits for a process that does not answer, instead of 5 s."""

@@ -1,7 +1,7 @@
 """The flight recorder of a worker, asked at the server that PyTorch runs in threads of C++.
 
-The server (``torch._C._distributed_c10d._WorkerServer``) answers whoever holds the interpreter. gloo's
-entries are at ``fr_trace_json`` and NCCL's at ``dump_nccl_trace_json``.
+The server (``torch._C._distributed_c10d._WorkerServer``) answers whichever thread holds the interpreter.
+gloo's entries are at ``fr_trace_json`` and NCCL's at ``dump_nccl_trace_json``.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def ask(address: Path, handler: str, deadline: float) -> bytes:
 def parse(dump: bytes) -> tuple[Collective, ...]:
     """Where each process group stands by a flight recorder's JSON; nothing from anything else.
 
-    Told are the oldest collective that has not completed (the newest where all have) with the newest number,
-    and under the group's name with ``:p2p`` the oldest send or receive that has not completed: these are
-    counted apart, and differently on each rank.
+    The result holds the oldest collective that has not completed (the newest where all have) with the newest
+    number, and under the group's name with ``:p2p`` the oldest send or receive that has not completed: these
+    are counted apart, and differently on each rank.
     """
     try:
         found = _dumps.decode(dump)
@@ -97,7 +97,7 @@ def parse(dump: bytes) -> tuple[Collective, ...]:
     # Dictionaries keep the order: what has not completed as it was enqueued, then the rest.
     at = oldest | {group: newest[group] for group in newest if group not in oldest}
     return tuple(
-        operations[group, number].told(group, newest[group], found.pg_config)
+        operations[group, number].collective(group, newest[group], found.pg_config)
         for group, number in at.items()
         if group in oldest or not operations[group, number].is_p2p
     )
@@ -121,9 +121,9 @@ class _Operation:
     def state(self) -> str:
         return _state(self.entries[-1])
 
-    def told(self, group: str, newest: int, groups: dict[str, _Group]) -> Collective:
+    def collective(self, group: str, newest: int, groups: dict[str, _Group]) -> Collective:
         first, last = self.entries[0], self.entries[-1]
-        # Several sends and receives in one kernel have several peers, which are not told.
+        # Several sends and receives in one kernel have several peers, which are left out.
         several = self.is_p2p and len(self.entries) > 2
         return Collective(
             group=group,

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from msgspec import structs
 
-from slurm_robust.agent.stacks import handler, kinds, proc, pyspy, ras, recorder
+from slurm_robust.agent.stacks import handler, pyspy, ras, recorder
 from slurm_robust.agent.stacks.pyspy import CannotTake
-from slurm_robust.agent.stacks.together import together
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import Absent, Collective, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.model.stacks import (
+    Absent,
+    Collective,
+    Frame,
+    ProcessKind,
+    ProcessStacks,
+    RankStacks,
+    ThreadStack,
+)
+from slurm_robust.util import proc
+from slurm_robust.util.executor import together
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
 BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
@@ -47,16 +56,16 @@ class StackTaker:
     ) -> tuple[RankStacks, ...]:
         """What each worker (rank to pid) does, within ``budget_s`` seconds whatever the processes do.
 
-        Of the ranks ``native`` the calls in libraries are told too, for which py-spy stops their processes
+        Of the ranks ``native`` the calls in libraries are read too, for which py-spy stops their processes
         some tenths of a second. No other is stopped, and no signal is sent where none is handled.
         """
         taking = _Taking(self._program, frozenset(native), node, budget_s)
         missed = taking.ask_ras() if 0 in workers else None
-        looks = taking.read_all(sorted(_candidates(workers), key=_urgency))
+        samples = taking.read_all(sorted(_candidates(workers), key=_urgency))
         ranks = [
             _Rank(
                 rank=rank,
-                looks=tuple(look for look in looks if look.rank == rank),
+                samples=tuple(sample for sample in samples if sample.rank == rank),
                 known=self._known_file(rank),
             )
             for rank in workers
@@ -73,29 +82,29 @@ class StackTaker:
         return max(self._runtime.glob(f"gen-*/rank-{rank:05d}{STACKS_SUFFIX}"), default=None)
 
 
-class _Look(Record):
+class _Sample(Record):
     """A process of a rank and what was seen of it; ``source`` as in :class:`RankStacks`."""
 
     rank: int
     stacks: ProcessStacks
     source: str = ""
 
-    def seen(self, threads: tuple[ThreadStack, ...], source: str) -> _Look:
+    def seen(self, threads: tuple[ThreadStack, ...], source: str) -> _Sample:
         kind = self.stacks.kind
         if kind is ProcessKind.OTHER:
-            kind = kinds.kind_by_stack(threads)
+            kind = kind_by_stack(threads)
         stacks = structs.replace(self.stacks, kind=kind, threads=threads, error="")
-        return _Look(rank=self.rank, stacks=stacks, source=source)
+        return _Sample(rank=self.rank, stacks=stacks, source=source)
 
-    def failed(self, error: str) -> _Look:
+    def failed(self, error: str) -> _Sample:
         both = "; ".join(filter(None, (self.stacks.error, error)))
-        return _Look(rank=self.rank, stacks=structs.replace(self.stacks, error=both))
+        return _Sample(rank=self.rank, stacks=structs.replace(self.stacks, error=both))
 
 
 class _Rank(Record):
-    """The looks at a rank's processes, the worker's first; ``known`` is the file of its handler."""
+    """The samples of a rank's processes, the worker's first; ``known`` is the file of its handler."""
 
-    looks: tuple[_Look, ...]
+    samples: tuple[_Sample, ...]
     rank: int
     known: Path | None
 
@@ -110,9 +119,9 @@ class _Taking:
         self._budget_s = budget_s
         self._began = time.monotonic()
 
-    def read_all(self, looks: Sequence[_Look]) -> tuple[_Look, ...]:
+    def read_all(self, samples: Sequence[_Sample]) -> tuple[_Sample, ...]:
         """Read the memory of all processes."""
-        return together(self._read, looks, deadline=self._at(_ALL_READ), otherwise=_too_late)
+        return together(self._read, samples, deadline=self._at(_ALL_READ), otherwise=_too_late)
 
     def finish_all(self, ranks: Sequence[_Rank]) -> tuple[RankStacks, ...]:
         """Ask the processes that could not be read, and the workers' flight recorders."""
@@ -131,61 +140,63 @@ class _Taking:
         return answer
 
     def wait_for(self, answer: SimpleQueue[tuple[Absent, ...]]) -> tuple[Absent, ...]:
-        """What :meth:`ask_ras` was told; nothing where that has not come by the end."""
+        """The answer to :meth:`ask_ras`; nothing where that has not come by the end."""
         try:
             return answer.get(timeout=max(0.0, self._at(_END) - time.monotonic()))
         except Empty:
             return ()
 
-    def _read(self, look: _Look) -> _Look:
-        pid, state = look.stacks.pid, look.stacks.state
+    def _read(self, sample: _Sample) -> _Sample:
+        pid, state = sample.stacks.pid, sample.stacks.state
         if not state or state in proc.DEAD:
-            return look.failed("the process has ended")
+            return sample.failed("the process has ended")
         if not self._program:
-            return look.failed("py-spy is not installed")
+            return sample.failed("py-spy is not installed")
         deadline = self._soon(_READ_SHARE, _ALL_READ)
         try:
             threads = pyspy.take(self._program, pid, deadline)
         except CannotTake as error:
-            return look.failed(str(error))
-        if look.rank in self._native and state in (_RUNNING, _SLEEPING):
+            return sample.failed(str(error))
+        if sample.rank in self._native and state in (_RUNNING, _SLEEPING):
             try:
                 threads = pyspy.take(self._program, pid, deadline, native=True)
             except CannotTake:
                 pass  # what the interpreter calls is known
-        return look.seen(threads, BY_PYSPY)
+        return sample.seen(threads, BY_PYSPY)
 
     def _finish(self, rank: _Rank) -> RankStacks:
-        collectives = self._collectives(rank.looks[0].stacks, rank.known)
-        looks = tuple(self._ask(_settled(look), rank.known) for look in rank.looks)
-        return self._stacks(structs.replace(rank, looks=looks), collectives)
+        collectives = self._collectives(rank.samples[0].stacks, rank.known)
+        samples = tuple(self._ask(_settled(sample), rank.known) for sample in rank.samples)
+        return self._stacks(structs.replace(rank, samples=samples), collectives)
 
     def _stacks(self, rank: _Rank, collectives: tuple[Collective, ...] = ()) -> RankStacks:
         return RankStacks(
             rank=rank.rank,
             node=self._node,
-            processes=tuple(look.stacks for look in rank.looks if look.stacks.kind is not ProcessKind.OTHER),
+            processes=tuple(
+                sample.stacks for sample in rank.samples if sample.stacks.kind is not ProcessKind.OTHER
+            ),
             collectives=collectives,
-            source=next((look.source for look in rank.looks if look.source), ""),
+            source=next((sample.source for sample in rank.samples if sample.source), ""),
             took_s=time.monotonic() - self._began,
             native=rank.rank in self._native,
         )
 
-    def _ask(self, look: _Look, known: Path | None) -> _Look:
-        if look.stacks.threads or look.stacks.state not in (_RUNNING, _SLEEPING):
-            return look
+    def _ask(self, sample: _Sample, known: Path | None) -> _Sample:
+        if sample.stacks.threads or sample.stacks.state not in (_RUNNING, _SLEEPING):
+            return sample
         deadline = self._soon(_ANSWER_SHARE, _ALL_ASKED)
         try:
-            return look.seen(handler.take(look.stacks.pid, known, deadline), BY_SIGNAL)
+            return sample.seen(handler.take(sample.stacks.pid, known, deadline), BY_SIGNAL)
         except CannotTake as error:
-            return look.failed(str(error))
+            return sample.failed(str(error))
 
     def _collectives(self, worker: ProcessStacks, known: Path | None) -> tuple[Collective, ...]:
         # The server's threads are stopped with the others.
         if not worker.state or worker.state in proc.STOPPED | proc.DEAD:
             return ()
         try:
-            file = proc.stacks_file(worker.pid, known)
+            file = handler.stacks_file(worker.pid, known)
         except OSError:
             return ()
         if file is None:
@@ -199,32 +210,65 @@ class _Taking:
         return min(time.monotonic() + share * self._budget_s, self._at(latest))
 
 
-def _candidates(workers: Mapping[int, int]) -> Iterator[_Look]:
+def _candidates(workers: Mapping[int, int]) -> Iterator[_Sample]:
     table = proc.process_table()
     for rank, pid in workers.items():
         state = table[pid].state if pid in table else ""
         children = proc.descendants(table, pid)
         cpu_s = sum(p.cpu_s for p in (table[pid], *children)) if pid in table else None
         worker = ProcessStacks(pid=pid, kind=ProcessKind.WORKER, state=state, cpu_s=cpu_s)
-        yield _Look(rank=rank, stacks=worker)
+        yield _Sample(rank=rank, stacks=worker)
         for child in children:
-            kind = kinds.kind_by_name(child.name)
-            yield _Look(rank=rank, stacks=ProcessStacks(pid=child.pid, kind=kind, state=child.state))
+            kind = kind_by_name(child.name)
+            yield _Sample(rank=rank, stacks=ProcessStacks(pid=child.pid, kind=kind, state=child.state))
 
 
-def _settled(look: _Look) -> _Look:
+def _settled(sample: _Sample) -> _Sample:
     """With its state of now where it was in the kernel: that may have been for a page of its program."""
-    if look.stacks.state != _UNINTERRUPTIBLE:
-        return look
-    process = proc.read_process(look.stacks.pid)
-    stacks = structs.replace(look.stacks, state=process.state if process else "")
-    return structs.replace(look, stacks=stacks)
+    if sample.stacks.state != _UNINTERRUPTIBLE:
+        return sample
+    process = proc.read_process(sample.stacks.pid)
+    stacks = structs.replace(sample.stacks, state=process.state if process else "")
+    return structs.replace(sample, stacks=stacks)
 
 
-def _too_late(look: _Look) -> _Look:
-    return look.failed("it was not read in time")
+def _too_late(sample: _Sample) -> _Sample:
+    return sample.failed("it was not read in time")
 
 
-def _urgency(look: _Look) -> int:
+def _urgency(sample: _Sample) -> int:
     """Workers first; last what may be anything, such as dozens of compilers."""
-    return (ProcessKind.WORKER, ProcessKind.LOADER, ProcessKind.OTHER).index(look.stacks.kind)
+    return (ProcessKind.WORKER, ProcessKind.LOADER, ProcessKind.OTHER).index(sample.stacks.kind)
+
+
+_LOADER_NAME = "pt_data_worker"
+"""The name that torch.utils.data gives its worker processes."""
+
+_PROCESS_FILE = "multiprocessing/process.py"
+_LOADER_FILE = "torch/utils/data/_utils/worker.py"
+_WRITER_WORD = "checkpoint"
+
+
+def kind_by_name(name: str) -> ProcessKind:
+    """The kind by the process's name; OTHER may still be anything."""
+    return ProcessKind.LOADER if name == _LOADER_NAME else ProcessKind.OTHER
+
+
+def kind_by_stack(threads: Iterable[ThreadStack]) -> ProcessKind:
+    """The kind by the first function of a process of ``multiprocessing``.
+
+    A writer's is in a file of torch.distributed.checkpoint, of a library's ``checkpointing`` or of ours.
+    """
+    file = next((entry.file for thread in threads if thread.is_main and (entry := _entry(thread))), "")
+    if file.endswith(_LOADER_FILE):
+        return ProcessKind.LOADER
+    return ProcessKind.WRITER if _WRITER_WORD in file else ProcessKind.OTHER
+
+
+def _entry(thread: ThreadStack) -> Frame | None:
+    # Further out are the calls of the worker that has forked it: those say nothing about the process.
+    for inner, outer in zip(thread.frames, thread.frames[1:], strict=False):
+        # py-spy names the class too, the handler does not.
+        if outer.file.endswith(_PROCESS_FILE) and outer.function.rpartition(".")[2] == "run":
+            return inner
+    return None

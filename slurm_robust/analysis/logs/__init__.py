@@ -5,7 +5,7 @@ The rules are YAML (docs/log-rules.md); :func:`with_site_rules` adds a site's ow
 
 from __future__ import annotations
 
-from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, elect, first_causes, of_all
+from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, first_causes, of_all, root_exit
 from slurm_robust.analysis.logs.rule import Rule, RuleSet
 from slurm_robust.analysis.logs.rulefile import shipped, with_site_rules
 from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
@@ -18,10 +18,10 @@ __all__ = [
     "classify",
     "classify_exit",
     "classify_ranks",
-    "elect",
     "first_causes",
     "of_all",
     "read",
+    "root_exit",
     "shipped",
     "with_site_rules",
 ]

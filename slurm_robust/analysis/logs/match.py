@@ -13,7 +13,7 @@ from slurm_robust.analysis.logs import curve, frames
 from slurm_robust.analysis.logs.patterns import compiled, literals_of
 from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
 from slurm_robust.analysis.logs.text import Line
-from slurm_robust.health import shapes, xid
+from slurm_robust.nodes.kernel import shapes, xid
 
 MOST_LINES = 400
 """At most this many lines with one literal are read, half of them the first and half the last ones."""

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
 from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read, read_exit
-from slurm_robust.model.classification import Classification, JobClassification, Remedy
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.incident import Classification, JobClassification, NodeExit, Remedy
 
 Key = TypeVar("Key")
 
@@ -140,7 +139,7 @@ def _complaint(exit: WorkerExit, rules: RuleSet | None) -> Reading | None:
     return found if is_one else None
 
 
-def elect(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:
+def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:
     """The failed exit that explains the others; None when no worker failed.
 
     A worker killed by a signal or stopped by an exception of its own comes before one that was asked to

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, literals_of
 from slurm_robust.config.section import Contradiction, Section
-from slurm_robust.health import shapes
-from slurm_robust.model.classification import Cause, Remedy
+from slurm_robust.model.incident import Cause, Remedy
+from slurm_robust.nodes.kernel import shapes
 
 NOISE = "healthy_noise"
 UNKNOWN_SYMPTOM = "unknown"  # of logs that no rule knows, so no rule has it
@@ -111,7 +111,7 @@ class Rule(Section):
     """NVIDIA's error codes, instead of ``any``: lines of the kernel that report one of them."""
 
     shapes: tuple[str, ...] = ()
-    """Names of :data:`slurm_robust.health.shapes.SHAPES`, instead of ``any``: messages of the kernel."""
+    """Names of :data:`.nodes.kernel.shapes.SHAPES`, instead of ``any``: messages of the kernel."""
 
     curve: Curve | None = None
     """What the progress lines show, instead of ``any``."""

@@ -12,8 +12,8 @@ from slurm_robust.analysis.logs.match import Sighting, sightings
 from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier
 from slurm_robust.analysis.logs.rulefile import shipped
 from slurm_robust.analysis.logs.text import lines_of
-from slurm_robust.model.classification import Cause, Classification, Remedy
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import Cause, Classification, Remedy
 from slurm_robust.model.record import Record
 
 

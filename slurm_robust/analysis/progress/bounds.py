@@ -3,34 +3,65 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 
-from slurm_robust.analysis.progress.times import StepTimes
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.pace import FINISHED, RESTORE, PaceHistory
+from slurm_robust.model.progress import FINISHED, RESTORE, PaceHistory
 from slurm_robust.model.record import Record
 
+WINDOW = 1000
+
+
+class StepTimes:
+    """The newest 1000 measured times, in seconds. ``steps`` and ``longest`` are of all that ever were."""
+
+    def __init__(self) -> None:
+        self._window: deque[float] = deque(maxlen=WINDOW)
+        self._ordered: list[float] | None = None
+        self.steps = 0
+        self.longest = 0.0
+
+    def add(self, seconds: float, steps: int = 1) -> None:
+        """One measurement, over ``steps`` steps that took ``seconds`` each, or at least one of them."""
+        self._window.append(seconds)
+        self._ordered = None
+        self.steps += steps
+        self.longest = max(self.longest, seconds)
+
+    def __len__(self) -> int:
+        return len(self._window)
+
+    def quantile(self, share: float) -> float:
+        """The least measured time that ``share`` of all do not exceed; 0 without any."""
+        if self._ordered is None:
+            self._ordered = sorted(self._window)
+        if not self._ordered:
+            return 0.0
+        return self._ordered[max(0, math.ceil(share * len(self._ordered)) - 1)]
+
+
 FEW_STEPS = 20
-"""Fewer step times tell nothing about their 99th percentile."""
+"""Fewer step times say nothing about their 99th percentile."""
 
 MANY_STEPS = 1000
-"""After so many steps those of earlier generations do not count any more."""
+"""After this many steps those of earlier generations no longer count."""
 
 LEARNED_FACTOR = 3.0
-"""What happens seldom may take so many times as long as it ever did."""
+"""A rare event may take this many times as long as the longest so far."""
 
 COLD_FACTOR = 4.0
-"""The first step is allowed so many floors: on a new node every file is read from storage once more."""
+"""The first step is allowed this many floors: on a new node every file is read from storage again."""
 
 DOUBT_FACTOR = 4.0
-"""After each hang that may have been something long the next bound is so many times longer."""
+"""After each hang that may have been slow work the next bound is this many times longer."""
 
 UNLEARNED = (RESTORE, FINISHED)
 """How long these take says nothing of the next time: it depends on where the copy is, and on the script."""
 
 
 class Bound(Record):
-    """``seconds`` without a step are allowed; ``why``: how that was derived, in words."""
+    """``seconds`` without a step are allowed; ``why``: how that was derived."""
 
     seconds: float
     why: str
@@ -38,7 +69,7 @@ class Bound(Record):
 
 HUNG_HERE = "detect.phase_s: it seemed to hang after this very step before, maybe in a phase not announced"
 
-OFF = Bound(seconds=math.inf, why="hangs are not looked for (detect.hang)")
+OFF = Bound(seconds=math.inf, why="hangs are not detected (detect.hang)")
 SILENT = Bound(
     seconds=math.inf,
     why="the script has shown no step: without Checkpointer and torch optimizer, silence says nothing",
@@ -55,8 +86,8 @@ def first_step(config: DetectConfig, longest_s: float, *, hung_here: bool = Fals
     if not longest_s:
         return Bound(seconds=config.first_step_s, why="first step: detect.first_step_s, none was seen yet")
     floor = COLD_FACTOR * config.hang_floor_s
-    words = f"{LEARNED_FACTOR:g} x {span(longest_s)}, the longest first step so far"
-    return _limited(words, LEARNED_FACTOR * longest_s, floor, config.first_step_s, "detect.first_step_s")
+    text = f"{LEARNED_FACTOR:g} x {span(longest_s)}, the longest first step so far"
+    return _limited(text, LEARNED_FACTOR * longest_s, floor, config.first_step_s, "detect.first_step_s")
 
 
 def in_phases(config: DetectConfig, names: Mapping[str, float], longest: Mapping[str, float]) -> Bound:
@@ -69,8 +100,8 @@ def _in_phase(config: DetectConfig, name: str, longest_s: float) -> Bound:
         return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, since it may take any time")
     if not longest_s:
         return Bound(seconds=config.phase_s, why=f"{name}: detect.phase_s, none was seen to end yet")
-    words = f"{LEARNED_FACTOR:g} x {span(longest_s)}, the longest {name} so far"
-    return _limited(words, LEARNED_FACTOR * longest_s, config.hang_floor_s, config.phase_s, "detect.phase_s")
+    text = f"{LEARNED_FACTOR:g} x {span(longest_s)}, the longest {name} so far"
+    return _limited(text, LEARNED_FACTOR * longest_s, config.hang_floor_s, config.phase_s, "detect.phase_s")
 
 
 def between_steps(
@@ -83,12 +114,12 @@ def between_steps(
     found = usual(config, own, past) if own.steps >= FEW_STEPS else _begun(config, own, past)
     pause_s = min(LEARNED_FACTOR * past.pause_s, config.phase_s)
     if pause_s > found.seconds:
-        words = f"{LEARNED_FACTOR:g} x {span(past.pause_s)}, the longest pause that ended by itself"
-        found = Bound(seconds=pause_s, why=f"{words}; a phase that is announced would have its own bound")
+        text = f"{LEARNED_FACTOR:g} x {span(past.pause_s)}, the longest pause that ended by itself"
+        found = Bound(seconds=pause_s, why=f"{text}; a phase that is announced would have its own bound")
     doubted_s = min(DOUBT_FACTOR**past.doubts * found.seconds, config.phase_s)
     if doubted_s > found.seconds:
-        words = f"more than {found.why}, since it seemed to hang {past.doubts} times within hours"
-        found = Bound(seconds=doubted_s, why=words)
+        text = f"more than {found.why}, since it seemed to hang {past.doubts} times within hours"
+        found = Bound(seconds=doubted_s, why=text)
     if hung_here and config.phase_s > found.seconds:
         # A fault seldom strikes twice at one step; a long evaluation that nobody announces does.
         found = Bound(seconds=config.phase_s, why=HUNG_HERE)
@@ -96,38 +127,38 @@ def between_steps(
 
 
 def usual(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
-    """By the 99th percentile of step times: of this generation, while it is young of the past as well."""
+    """By the 99th percentile of step times: of this generation, while it is young also of the past."""
     p99 = own.quantile(0.99) if own.steps >= FEW_STEPS else 0.0
     if own.steps < MANY_STEPS:
         p99 = max(p99, past.p99_s)
-    words = f"{config.hang_factor:g} x {span(p99)}, the 99th percentile of step times"
-    return _at_least(words, config.hang_factor * p99, config.hang_floor_s)
+    text = f"{config.hang_factor:g} x {span(p99)}, the 99th percentile of step times"
+    return _at_least(text, config.hang_factor * p99, config.hang_floor_s)
 
 
 def _begun(config: DetectConfig, own: StepTimes, past: PaceHistory) -> Bound:
     """In the first steps, which compile and allocate: by the longest step, or else the first one."""
     factor = config.hang_factor
     longest = max(own.longest, past.longest_s, past.p99_s)
-    words = "the longest step so far"
+    text = "the longest step so far"
     if past.steps < FEW_STEPS and past.first_step_s > longest:
         longest = max(longest, min(past.first_step_s, config.first_step_s / factor))
-        words = "the longest so far with the first step"
+        text = "the longest so far with the first step"
     if not longest:
         return Bound(seconds=config.first_step_s, why="detect.first_step_s: no step time is known yet")
-    words = f"{factor:g} x {span(longest)}, {words}: this generation has made only few"
-    return _at_least(words, factor * longest, config.hang_floor_s)
+    text = f"{factor:g} x {span(longest)}, {text}: this generation has made only few"
+    return _at_least(text, factor * longest, config.hang_floor_s)
 
 
-def _limited(words: str, seconds: float, floor: float, limit: float, setting: str) -> Bound:
+def _limited(text: str, seconds: float, floor: float, limit: float, setting: str) -> Bound:
     if max(seconds, floor) > limit:
-        return Bound(seconds=limit, why=f"{setting}; {words}, would be more")
-    return _at_least(words, seconds, floor)
+        return Bound(seconds=limit, why=f"{setting}; {text}, would be more")
+    return _at_least(text, seconds, floor)
 
 
-def _at_least(words: str, seconds: float, floor: float) -> Bound:
+def _at_least(text: str, seconds: float, floor: float) -> Bound:
     if seconds < floor:
-        return Bound(seconds=floor, why=f"the least there is; {words}, would be less")
-    return Bound(seconds=seconds, why=words)
+        return Bound(seconds=floor, why=f"the least there is; {text}, would be less")
+    return Bound(seconds=seconds, why=text)
 
 
 def span(seconds: float) -> str:

@@ -3,14 +3,68 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from statistics import median, median_low
 from typing import Literal
 
-from slurm_robust.analysis.progress.series import Series
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks
+
+WINDOW = 50
+"""Accepted values of which the rolling median is made."""
+
+FEW_VALUES = 20
+"""Fewer make no median."""
+
+_NOISE = 6.0
+# The standard deviation of normally distributed numbers in terms of their median absolute deviation.
+_SIGMA = 1.4826
+
+
+class Series:
+    """Values in their order, each a finite number.
+
+    A value is a jump if it is ``factor`` times the median of the last 50 accepted ones or more, but only
+    beyond all of them and beyond six standard deviations of their logarithms: a series that is noisy by
+    nature, or has two levels, has such values every now and then. Multiples mean something for positive
+    numbers only, so while one of the last 50 was zero or negative, nothing is a jump. Jumps are not accepted,
+    until there were 50 of them in a row: then the level has changed.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._accepted: deque[float] = deque(maxlen=WINDOW)
+        self._refused: list[float] = []
+        self.median = 0.0
+
+    @property
+    def has_jumped(self) -> bool:
+        """Whether the newest value was a jump."""
+        return bool(self._refused)
+
+    def add(self, value: float, *, judge: bool = True) -> None:
+        """The next value; with ``judge`` False it is accepted whatever it is."""
+        if judge and self._is_jump(value):
+            self._refused.append(value)
+            if len(self._refused) < WINDOW:
+                return
+            self._accepted.extend(self._refused)
+        else:
+            self._accepted.append(value)
+        self._refused.clear()
+
+    def _is_jump(self, value: float) -> bool:
+        """Keeps the median for the report."""
+        if len(self._accepted) < FEW_VALUES or min(self._accepted) <= 0 or value <= max(self._accepted):
+            return False
+        self.median = median_low(self._accepted)  # one of them, so that nothing overflows
+        middle = math.log(self.median)
+        spread = _SIGMA * median(abs(math.log(accepted) - middle) for accepted in self._accepted)
+        return math.log(value) - middle >= max(math.log(self._factor), _NOISE * spread)
+
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 # A scaled training in half precision skips single steps whose gradients overflow.
@@ -18,16 +72,16 @@ _GRADIENTS_IN_A_ROW = 2
 
 
 class MetricVerdict(Record):
-    """A metric is no finite number or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
+    """A metric is not finite or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
 
-    ``ranks`` are all that show it. ``words`` say what that means. ``good_step``: the newest step before at
+    ``ranks`` are all that show it. ``text`` says what that means. ``good_step``: the newest step before at
     which all ranks reported finite numbers, -1 if none was seen in this generation.
     """
 
     kind: Literal["non_finite", "spike"]
     rank: int
     step: int
-    words: str
+    text: str
     age_s: float
     ranks: tuple[int, ...]
     good_step: int = -1
@@ -66,11 +120,11 @@ class MetricWatch:
             self._see_jump(name, series, records, fresh, self._warm_until)
 
     def verdict(self) -> MetricVerdict | None:
-        """The next thing that is wrong and was not told yet; None if there is none."""
+        """The next thing that is wrong and was not reported yet; None if there is none."""
         return self._pending.pop(0) if self._pending else None
 
     def healed(self) -> tuple[str, ...]:
-        """What has become normal again since the last call, in words."""
+        """Texts about what has become normal again since the last call."""
         found, self._healed = tuple(self._healed), []
         return found
 
@@ -88,7 +142,7 @@ class MetricWatch:
                     kind="non_finite",
                     rank=first.rank,
                     step=first.step,
-                    words=_non_finite(first, ranks, others),
+                    text=_non_finite(first, ranks, others),
                     age_s=first.age_s,
                     ranks=ranks,
                     good_step=self._good(records),
@@ -118,7 +172,7 @@ class MetricWatch:
         before = series.has_jumped
         series.add(value, judge=of.step >= warm_until)
         if series.has_jumped and not before:
-            words = (
+            text = (
                 f"{_NAMES[name]} of rank {of.rank} is {value:.4g} at step {of.step}, "
                 f"{value / series.median:.3g} times the median of the steps before ({series.median:.4g})"
             )
@@ -127,7 +181,7 @@ class MetricWatch:
                     kind="spike",
                     rank=of.rank,
                     step=of.step,
-                    words=words,
+                    text=text,
                     age_s=of.age_s,
                     ranks=(of.rank,),
                 )
@@ -143,12 +197,12 @@ def _is_bad(value: float | None) -> bool:
 def _non_finite(first: Progress, ranks: tuple[int, ...], others: list[Progress]) -> str:
     """Says on which ranks; a loss is each rank's own, so one that is alone with it points to itself."""
     name = "loss" if _is_bad(first.loss) else "grad_norm"
-    words = f"{_NAMES[name]} is {getattr(first, name)} at step {first.step} on rank {first.rank}"
+    text = f"{_NAMES[name]} is {getattr(first, name)} at step {first.step} on rank {first.rank}"
     if not others:
-        return f"{words}; on all ranks that report" if len(ranks) > 1 else words
+        return f"{text}; on all ranks that report" if len(ranks) > 1 else text
     good = sum(r.step >= first.step for r in others)
     if not good:
-        return f"{words}; {named_ranks(ranks)} of those that are so far show it"
+        return f"{text}; {named_ranks(ranks)} of those that are so far show it"
     if len(ranks) == 1:
-        return f"{words} and on no other; {good} report a finite one: its data or hardware are suspect"
-    return f"{words} first; {named_ranks(ranks)} show it, {good} others report a finite one"
+        return f"{text} and on no other; {good} report a finite one: its data or hardware are suspect"
+    return f"{text} first; {named_ranks(ranks)} show it, {good} others report a finite one"

@@ -9,21 +9,19 @@ from typing import Literal
 from msgspec import structs
 
 from slurm_robust.analysis.progress import bounds
-from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, span
-from slurm_robust.analysis.progress.look import Look
+from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, StepTimes, span
+from slurm_robust.analysis.progress.sample import Sample
 from slurm_robust.analysis.progress.slowdown import Reminder, Slowdown
-from slurm_robust.analysis.progress.times import StepTimes
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.pace import PaceHistory
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks
 
 ALONE_FACTOR = 4.0
-"""One rank may be still for so many bounds while others go on: ranks that wait for each other cannot."""
+"""One rank may be still for this many bounds while others go on: ranks that wait for each other cannot."""
 
 MOST_PHASES = 16
-"""Of so many names the times are learned; a script may make up a new one each time."""
+"""The times of this many names are learned; a script may make up a new one each time."""
 
 CALM_S = 6 * 3600.0
 """After so long without a hang those before are forgotten."""
@@ -38,12 +36,12 @@ class PaceVerdict(Record):
 
     ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
     phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
-    per step (slow); ``why``: how that was derived. ``words`` say all of it. ``times``: how often this
+    per step (slow); ``why``: how that was derived. ``text`` says all of it. ``times``: how often this
     slowdown has been reported by now.
     """
 
     kind: Literal["hang", "slow"]
-    words: str
+    text: str
     ranks: tuple[int, ...]
     since_s: float
     bound_s: float
@@ -64,16 +62,16 @@ class PaceWatch:
         self._known = past  # with what was learned of seldom things since
         self._times = StepTimes()
         self._slowdown = Slowdown(config.slow_factor, past)
-        self._look: Look | None = None
+        self._sample: Sample | None = None
         self._launched = 0.0
         self._first_step_s = 0.0  # the longest part of it without a phase
         self._resumed_at = -math.inf  # when the last phase ended
         self._still_s = 0.0  # the longest that was seen without a step or a phase, since the newest step
         self._phase_seen = False  # since the newest step
         self._open: dict[str, float] = {}  # phases that go on, with the longest time seen
-        self._told_s: float | None = None  # the bound of the hang that was told and goes on
+        self._reported_s: float | None = None  # the bound of the hang that was reported and goes on
         self._calm_since = math.inf
-        self._told_alone = False
+        self._reported_alone = False
         self._reminder = Reminder(config.slow_factor)
         self._sure = past  # what was known before the last hang put it into doubt
 
@@ -84,35 +82,35 @@ class PaceWatch:
         """
         if not records:
             return
-        look, before = Look.of(records, now), self._look
+        sample, before = Sample.of(records, now), self._sample
         self._calm_since = min(self._calm_since, now)
-        self._learn_phases(look)
+        self._learn_phases(sample)
         if before is not None and before.is_first:
-            self._measure_first(look, before)
-        if before is None or look.reported != before.reported or look.step < before.step:
-            self._await_step(look)
-        elif look.step > before.step:
-            self._measure(look, before)
-            self._await_step(look)
+            self._measure_first(sample, before)
+        if before is None or sample.reported != before.reported or sample.step < before.step:
+            self._await_step(sample)
+        elif sample.step > before.step:
+            self._measure(sample, before)
+            self._await_step(sample)
         else:
-            # The first rank that tells of a step may not be the first that has completed it.
-            look = structs.replace(look, at=min(look.at, before.at))
-        if look.phases:
+            # The first rank to report a step may not be the first that has completed it.
+            sample = structs.replace(sample, at=min(sample.at, before.at))
+        if sample.phases:
             self._phase_seen = True
         else:
-            self._still_s = max(self._still_s, look.still_s)
-        self._resumed_at = max(self._resumed_at, look.resumed_at)
-        self._look = look
+            self._still_s = max(self._still_s, sample.still_s)
+        self._resumed_at = max(self._resumed_at, sample.resumed_at)
+        self._sample = sample
 
     def verdict(self, now: float) -> PaceVerdict | None:
-        """What is wrong; None if nothing is, or if it was told already."""
-        if self._look is None:
+        """What is wrong; None if nothing is, or if it was reported already."""
+        if self._sample is None:
             return None
-        return self._hang(self._look, now) or self._alone(self._look) or self._slow(now)
+        return self._hang(self._sample, now) or self._alone(self._sample) or self._slow(now)
 
     def bound(self, now: float) -> tuple[float, str]:
-        """How many seconds without a step are allowed at present (infinite: any), and why so many."""
-        found = self._bound(self._look)
+        """How many seconds without a step are allowed at present (infinite: any), and why."""
+        found = self._bound(self._sample)
         return found.seconds, found.why
 
     @property
@@ -145,23 +143,23 @@ class PaceWatch:
 
     # -- what is learned ----------------------------------------------------------------------------
 
-    def _await_step(self, look: Look) -> None:
-        if look.step < 0:
-            self._launched = look.at
+    def _await_step(self, sample: Sample) -> None:
+        if sample.step < 0:
+            self._launched = sample.at
         self._still_s, self._phase_seen = 0.0, False
-        if look.step > self._known.hung_after >= 0:
+        if sample.step > self._known.hung_after >= 0:
             self._learn(hung_after=-1)
-        if self._known.doubts and look.now - self._calm_since > CALM_S:
+        if self._known.doubts and sample.now - self._calm_since > CALM_S:
             self._learn(doubts=0)
 
-    def _measure_first(self, look: Look, before: Look) -> None:
-        stretch = self._stretch(look, self._launched) if before.step < 0 <= look.step else None
+    def _measure_first(self, sample: Sample, before: Sample) -> None:
+        stretch = self._stretch(sample, self._launched) if before.step < 0 <= sample.step else None
         self._first_step_s = max(self._first_step_s, self._still_s, stretch[0] if stretch else 0.0)
-        if not look.is_first:
+        if not sample.is_first:
             self._learn(first_step_s=max(self._first_step_s, self._known.first_step_s))
 
-    def _measure(self, look: Look, before: Look) -> None:
-        stretch, steps = self._stretch(look, before.at), look.step - before.step
+    def _measure(self, sample: Sample, before: Sample) -> None:
+        stretch, steps = self._stretch(sample, before.at), sample.step - before.step
         if stretch is None or before.is_first:
             return
         seconds, is_whole = stretch
@@ -176,24 +174,24 @@ class PaceWatch:
         if is_whole and self._times.steps > FEW_STEPS:
             self._slowdown.add(seconds, steps)
 
-    def _stretch(self, look: Look, begin: float) -> tuple[float, bool] | None:
+    def _stretch(self, sample: Sample, begin: float) -> tuple[float, bool] | None:
         """Seconds from ``begin``, or the end of a phase after it, to the newest step; if from ``begin``.
 
         None if a phase hides how long it was.
         """
-        resumed_at = look.resumed_at if look.resumed_at <= look.at else self._resumed_at
-        if look.is_in_phase:
+        resumed_at = sample.resumed_at if sample.resumed_at <= sample.at else self._resumed_at
+        if sample.is_in_phase:
             return None
-        if begin < resumed_at <= look.at:
-            return look.at - resumed_at, False
+        if begin < resumed_at <= sample.at:
+            return sample.at - resumed_at, False
         # A late heartbeat makes its step seem younger than it is, so the next may seem to be before it.
-        return None if self._phase_seen else (max(0.0, look.at - begin), True)
+        return None if self._phase_seen else (max(0.0, sample.at - begin), True)
 
-    def _learn_phases(self, look: Look) -> None:
+    def _learn_phases(self, sample: Sample) -> None:
         """A phase is over when all ranks have left it."""
-        for name, seconds in look.phases.items():
+        for name, seconds in sample.phases.items():
             self._open[name] = max(seconds, self._open.get(name, 0.0))
-        for name in [name for name in self._open if name not in look.phases]:
+        for name in [name for name in self._open if name not in sample.phases]:
             longest, known = self._open.pop(name), self._known.phases
             if name in known or (len(known) < MOST_PHASES and name not in bounds.UNLEARNED):
                 self._learn(phases={**known, name: max(longest, known.get(name, 0.0))})
@@ -203,54 +201,56 @@ class PaceWatch:
 
     # -- what follows from it -----------------------------------------------------------------------
 
-    def _bound(self, look: Look | None) -> Bound:
+    def _bound(self, sample: Sample | None) -> Bound:
         if not self._config.hang:
             return bounds.OFF
-        if look is None or not (look.speaks or self._known.steps or self._known.first_step_s):
+        if sample is None or not (sample.speaks or self._known.steps or self._known.first_step_s):
             return bounds.SILENT
-        if look.phases:
-            return bounds.in_phases(self._config, look.phases, self._known.phases)
-        if look.is_first:
+        if sample.phases:
+            return bounds.in_phases(self._config, sample.phases, self._known.phases)
+        if sample.is_first:
             hung_here = self._resumed == self._known.hung_after >= 0
             return bounds.first_step(self._config, self._known.first_step_s, hung_here=hung_here)
-        hung_here = look.step == self._known.hung_after
+        hung_here = sample.step == self._known.hung_after
         return bounds.between_steps(self._config, self._times, self._known, hung_here=hung_here)
 
-    def _hang(self, look: Look, now: float) -> PaceVerdict | None:
-        still_s = look.still_s + now - look.now
-        if self._told_s is not None and still_s > self._told_s:
+    def _hang(self, sample: Sample, now: float) -> PaceVerdict | None:
+        still_s = sample.still_s + now - sample.now
+        if self._reported_s is not None and still_s > self._reported_s:
             return None
-        bound = self._bound(look)
-        self._told_s = bound.seconds if still_s > bound.seconds else None
-        if self._told_s is None:
+        bound = self._bound(sample)
+        self._reported_s = bound.seconds if still_s > bound.seconds else None
+        if self._reported_s is None:
             return None
-        self._doubt(look)
-        return _hang(look, look.behind, still_s, bound)
+        self._doubt(sample)
+        return _hang(sample, sample.behind, still_s, bound)
 
-    def _doubt(self, look: Look) -> None:
+    def _doubt(self, sample: Sample) -> None:
         """If what was learned is too short here, no hang may come of it a second time."""
         self._sure = self._known
-        if look.phases:
-            kept = {name: longest for name, longest in self._known.phases.items() if name not in look.phases}
+        if sample.phases:
+            kept = {
+                name: longest for name, longest in self._known.phases.items() if name not in sample.phases
+            }
             self._learn(phases=kept)
-        elif look.is_first:
+        elif sample.is_first:
             self._learn(first_step_s=0.0)
         else:
-            self._learn(hung_after=look.step, doubts=self._known.doubts + 1)
-            self._calm_since = look.now
+            self._learn(hung_after=sample.step, doubts=self._known.doubts + 1)
+            self._calm_since = sample.now
 
-    def _alone(self, look: Look) -> PaceVerdict | None:
+    def _alone(self, sample: Sample) -> PaceVerdict | None:
         """Some ranks are still while others go on, so no rank of theirs waits for another."""
-        bound = self._bound(look)
+        bound = self._bound(sample)
         allowed = Bound(
             seconds=ALONE_FACTOR * bound.seconds,
             why=f"{ALONE_FACTOR:g} times the bound, since others go on; the bound is {bound.why}",
         )
-        ranks = look.left_behind(allowed.seconds)
-        was_told, self._told_alone = self._told_alone, bool(ranks)
-        if was_told or not ranks:
+        ranks = sample.left_behind(allowed.seconds)
+        was_reported, self._reported_alone = self._reported_alone, bool(ranks)
+        if was_reported or not ranks:
             return None
-        return _hang(look, ranks, max(r.age_s for r in look.records if r.rank == ranks[0]), allowed)
+        return _hang(sample, ranks, max(r.age_s for r in sample.records if r.rank == ranks[0]), allowed)
 
     def _slow(self, now: float) -> PaceVerdict | None:
         if not self._slowdown.is_slow:
@@ -262,7 +262,7 @@ class PaceWatch:
         why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
         return PaceVerdict(
             kind="slow",
-            words=f"steps take {span(recent)}, the limit is {span(self._slowdown.limit_s)} ({why})",
+            text=f"steps take {span(recent)}, the limit is {span(self._slowdown.limit_s)} ({why})",
             ranks=(),
             since_s=self._slowdown.measured_s,
             bound_s=self._slowdown.limit_s,
@@ -281,15 +281,15 @@ def is_news(before: PaceHistory, after: PaceHistory) -> bool:
     return any(max(pair) > _NEWS_FACTOR * min(pair) for pair in pairs)
 
 
-def _hang(look: Look, ranks: tuple[int, ...], since_s: float, bound: Bound) -> PaceVerdict:
-    if look.phases:
-        what, at = f"phase {', '.join(look.phases)} goes on", ""
-    elif look.is_first:
+def _hang(sample: Sample, ranks: tuple[int, ...], since_s: float, bound: Bound) -> PaceVerdict:
+    if sample.phases:
+        what, at = f"phase {', '.join(sample.phases)} goes on", ""
+    elif sample.is_first:
         what, at = "no first step", ""
     else:
-        what, at = "no step", f" since step {min(r.step for r in look.records)}"
+        what, at = "no step", f" since step {min(r.step for r in sample.records)}"
     who = f"{named_ranks(ranks)} behind the others; " if ranks else ""
-    words = f"{what} for {span(since_s)}{at}: {who}the limit is {span(bound.seconds)} ({bound.why})"
+    text = f"{what} for {span(since_s)}{at}: {who}the limit is {span(bound.seconds)} ({bound.why})"
     return PaceVerdict(
-        kind="hang", words=words, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
+        kind="hang", text=text, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
     )

@@ -6,21 +6,20 @@ import math
 from collections import deque
 from statistics import median
 
-from slurm_robust.analysis.progress.bounds import FEW_STEPS
-from slurm_robust.analysis.progress.times import StepTimes
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.analysis.progress.bounds import FEW_STEPS, StepTimes
+from slurm_robust.model.progress import PaceHistory
 
 SUSTAINED_S = 60.0
-"""A slowdown lasts for so long at least,"""
+"""A slowdown lasts at least this long,"""
 
 SUSTAINED_MEASURES = 10
-"""and so many measurements."""
+"""and for this many measurements."""
 
 AGAIN_AFTER_S = 600.0
-"""One that goes on is told again after this time, the next time after twice as long, and so on,"""
+"""One that goes on is reported again after this time, the next time after twice as long, and so on,"""
 
 AGAIN_AT_LEAST_S = 7200.0
-"""but at least so often."""
+"""but at least this often."""
 
 
 class Slowdown:
@@ -95,10 +94,10 @@ class Slowdown:
 
 
 class Reminder:
-    """When a slowdown is to be told: at once, when it has become as much worse again, and ever more rarely.
+    """When to report a slowdown: at once, when it has become as much worse again, and ever more rarely.
 
-    Who was asked for a culprit the first time may have found none because another cause hid it. ``times``:
-    how often this one was told.
+    The first search for a culprit may have failed because another cause hid it. ``times``:
+    how often this one was reported.
     """
 
     def __init__(self, factor: float) -> None:
@@ -107,20 +106,20 @@ class Reminder:
 
     def forget(self) -> None:
         """The slowdown is over."""
-        self._told_s, self._told_at, self._wait_s = 0.0, -math.inf, AGAIN_AFTER_S
+        self._reported_s, self._reported_at, self._wait_s = 0.0, -math.inf, AGAIN_AFTER_S
         self.times = 0
 
     def is_due(self, recent_s: float, now: float) -> bool:
-        """Whether to tell it ``now`` (monotonic), which counts as told. ``recent_s``: seconds per step."""
-        since = now - self._told_at
+        """Whether to report it ``now`` (monotonic), and count that. ``recent_s``: seconds per step."""
+        since = now - self._reported_at
         if since < SUSTAINED_S:
             # What is measured was in part before the slowdown, so it rises without becoming worse.
-            self._told_s = max(self._told_s, recent_s)
-        is_worse = recent_s >= self._factor * self._told_s
+            self._reported_s = max(self._reported_s, recent_s)
+        is_worse = recent_s >= self._factor * self._reported_s
         if not is_worse and since < self._wait_s:
             return False
         if not math.isinf(since):
             self._wait_s = AGAIN_AFTER_S if is_worse else min(2 * self._wait_s, AGAIN_AT_LEAST_S)
-        self._told_s, self._told_at = recent_s, now
+        self._reported_s, self._reported_at = recent_s, now
         self.times += 1
         return True

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import Progress, Traffic
 from slurm_robust.model.record import Record
-from slurm_robust.model.traffic import Traffic
 
 CHATTER_BYTES_PER_S = 1e5
 """What heartbeats, monitoring and the fabric's own management may send while no training does."""
 
 PAUSE_FACTOR = 3.0
-"""A silence that ended by itself may come again, and be so many times as long."""
+"""A silence that ended by itself may come again, and last this many times as long."""
 
 
 class TrafficMeter:
@@ -58,9 +57,9 @@ class TrafficMeter:
 
 
 class Silence(Record):
-    """All links of all nodes have been silent for ``since_s`` seconds; ``words`` say it."""
+    """All links of all nodes have been silent for ``since_s`` seconds; ``text`` says so."""
 
-    words: str
+    text: str
     since_s: float
 
 
@@ -88,5 +87,5 @@ def fallen_silent(
         return None
     if any(record.phase or min(record.age_s, record.phase_s) < since_s for record in records):
         return None
-    words = f"the links of all {len(known)} nodes have carried next to nothing for {span(since_s)}"
-    return Silence(words=f"{words}, the limit is {span(allowed_s)}", since_s=since_s)
+    text = f"the links of all {len(known)} nodes have carried next to nothing for {span(since_s)}"
+    return Silence(text=f"{text}, the limit is {span(allowed_s)}", since_s=since_s)

@@ -1,4 +1,4 @@
-"""What a call says of the one who makes it: rules on functions and files."""
+"""What a call says of its caller: rules on functions and files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Activity(str, Enum):
-    """What a rank does, as far as it matters for who waits for whom."""
+    """What a rank does, as far as it matters for the question which rank waits for which."""
 
     STOPPED = "is stopped"
     GONE = "is gone"
@@ -30,7 +30,7 @@ class Activity(str, Enum):
 
 
 class Role(Enum):
-    """What a call is for that tells nothing by itself: whoever made it tells."""
+    """What a call is for that means nothing by itself: its caller does."""
 
     NATIVE = "native"
     WAIT = "wait"
@@ -42,7 +42,7 @@ _COLLECTIVE = (
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|broadcast|isend|irecv|send_recv|recv_send"
     r"|(send|recv)_(forward|backward)|batch_isend_irecv|wait_for_unshard|wait_for_peers"
 )
-# The first rule that fits counts; without one, Python code computes and native code tells nothing.
+# The first rule that fits counts; without one, Python code computes and native code means nothing.
 _PYTHON: tuple[tuple[Meaning, str, str], ...] = (
     (
         Activity.CHECKPOINT,

@@ -11,7 +11,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.text import fold_ranks
 
 
-class Group(Record):
+class RankGroup(Record):
     """A parallel group, rounded up to whole nodes.
 
     ``dimensions`` are those along which its ranks differ, as ``pp`` or ``tp-pp``; ``node`` for one node.
@@ -38,7 +38,7 @@ def node_count(layout: ParallelLayout) -> int:
     return math.ceil(layout.world_size / layout.nproc_per_node)
 
 
-def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) -> list[Group]:
+def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) -> list[RankGroup]:
     """All groups of at most ``most_nodes`` nodes that hold ``ranks``, the smallest first.
 
     Of equal ones those of fewer dimensions come first, then the one that changes faster with the rank.
@@ -47,9 +47,9 @@ def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) 
     if not wanted or len(wanted) > most_nodes:
         return []
     first = _ranks_on(min(wanted), layout)
-    found: dict[tuple[str, frozenset[int]], Group] = {}
+    found: dict[tuple[str, frozenset[int]], RankGroup] = {}
     if len(wanted) == 1:
-        found["node", frozenset(first)] = Group(
+        found["node", frozenset(first)] = RankGroup(
             dimensions="node", ranks=frozenset(first), nodes=1, size=len(first)
         )
     for names, rank in itertools.product(_combinations(layout, len(first), most_nodes), first):
@@ -58,11 +58,11 @@ def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) 
         # A part of a node is evicted as the node.
         if wanted <= nodes and len(nodes) <= most_nodes and (len(nodes) > 1 or len(raw) == len(first)):
             whole = frozenset(itertools.chain.from_iterable(_ranks_on(n, layout) for n in nodes))
-            group = Group(dimensions="-".join(names), ranks=whole, nodes=len(nodes), size=len(raw))
+            group = RankGroup(dimensions="-".join(names), ranks=whole, nodes=len(nodes), size=len(raw))
             found.setdefault((group.dimensions, whole), group)
     order = [name for name, _ in layout.sizes]
 
-    def rank_of(group: Group) -> tuple[object, ...]:
+    def rank_of(group: RankGroup) -> tuple[object, ...]:
         names = group.dimensions.split("-")
         places = [order.index(name) if name in order else len(order) for name in names]
         return group.nodes, group.size, len(names), places, sorted(group.ranks)

@@ -24,15 +24,15 @@ MOST_SHARE = 0.25
 """Of all nodes: more than these are never blamed together."""
 
 DOMINANT = 0.5
-"""What so many ranks do, relative to what most do, is as healthy."""
+"""What this share of the ranks does, relative to what most do, is as healthy."""
 
 STAGE_SHARE = 0.75
-"""What so many ranks of one pipeline stage do belongs to the stage: its code differs from the others'."""
+"""What this share of the ranks of one pipeline stage does belongs to the stage: its code is another one."""
 
 _HALTED = (Activity.STOPPED, Activity.GONE)
 _LIKE_A_WAIT = (Activity.COMPUTE, Activity.DEVICE, Activity.SILENT)
 _OF_STORAGE = (Activity.DATA, Activity.IO, Activity.CHECKPOINT, Activity.KERNEL)
-# How sure it is that who does this while all others wait is at fault; storage has other victims as well.
+# How sure it is that a rank that does this while all others wait is at fault; storage has other victims too.
 _SURE = {
     Activity.STOPPED: 0.95,
     Activity.GONE: 0.95,
@@ -183,7 +183,7 @@ class _Scene:
 
 
 def allowed(ranks: Collection[int], layout: ParallelLayout, most_share: float) -> bool:
-    """Whether so many ranks that are named exactly may be blamed."""
+    """Whether this many ranks that are named exactly may be blamed."""
     count, total = len(nodes_of(ranks, layout)), node_count(layout)
     if count <= max(1.0, most_share * total):
         return True
@@ -261,9 +261,9 @@ def _differing(scene: _Scene, moving: bool) -> Localisation:
     if 2 * len(scene.healthy) < len(scene.views):
         return scene.nobody(f"only {scene.most()}: no rank stands out")
     reason = f"{scene.most()}; {scene.describe(ranks)}"
-    # In a standstill it is the others who wait, unseen, and the one who is seen to may be elsewhere.
+    # In a standstill the others wait, unseen, and the rank that is seen to wait may be elsewhere.
     if moving and ranks <= scene.waiting() and not scene.healthy & scene.waiting():
-        return scene.nobody(f"{reason}: to wait for the others is no fault")
+        return scene.nobody(f"{reason}: waiting for the others is not a fault")
     pair = _pair(scene, ranks)
     if pair is not None and allowed(pair, scene.layout, scene.most_share):
         return Localisation(

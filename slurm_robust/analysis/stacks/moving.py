@@ -1,7 +1,7 @@
-"""Whether ranks get on with something of their own, by several looks at their stacks. Pure.
+"""Whether ranks get on with something of their own, by several rounds of stack samples. Pure.
 
 A training that makes no step may only evaluate. Then the ranks for which the others wait use processor time,
-and are found at another place at each look; one that is stuck does neither.
+and are found at another place in each round; one that is stuck does neither.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Frame, ProcessKind, RankStacks
 
 BUSY_SHARE = 0.1
-"""Who uses this share of one processor, or more, between two looks is busy: machines are crowded."""
+"""Who uses this share of one processor, or more, between two rounds is busy: machines are crowded."""
 
 IDLE_SHARE = 0.03
 """Who uses less does nothing at all; threads that watch (of NCCL, of the agent) need about 0.01."""
 
 
-class Look(Record):
+class SampleRound(Record):
     """The stacks of all ranks, by rank, taken ``at`` a monotonic time of the controller, in seconds."""
 
     at: float
     stacks: dict[int, RankStacks]
 
 
-def awaited(look: Look, layout: ParallelLayout) -> tuple[int, ...]:
+def awaited(round_: SampleRound, layout: ParallelLayout) -> tuple[int, ...]:
     """Ranks that do not wait for others, so that the others wait for them."""
-    found = views(look.stacks.values(), layout)
+    found = views(round_.stacks.values(), layout)
     return tuple(rank for rank, view in sorted(found.items()) if not view.activity.waits)
 
 
-def is_busy(looks: Sequence[Look], ranks: Collection[int]) -> bool:
-    """Whether each of these ranks has used processor time between any two of the looks."""
-    shares = [_shares(looks, rank) for rank in ranks]
+def is_busy(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
+    """Whether each of these ranks has used processor time between any two of the rounds."""
+    shares = [_shares(rounds, rank) for rank in ranks]
     return bool(shares) and all(found and min(found) >= BUSY_SHARE for found in shares)
 
 
-def is_moving(looks: Sequence[Look], ranks: Collection[int]) -> bool:
+def is_moving(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
     """Whether each of these ranks is busy, and was not found at the same place every time."""
-    places = [{place for look in looks if (place := _place(look, rank))} for rank in ranks]
-    return is_busy(looks, ranks) and all(len(found) > 1 for found in places)
+    places = [{place for round_ in rounds if (place := _place(round_, rank))} for rank in ranks]
+    return is_busy(rounds, ranks) and all(len(found) > 1 for found in places)
 
 
-def is_idle(looks: Sequence[Look], ranks: Collection[int]) -> bool:
+def is_idle(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
     """Whether each of these ranks was seen to use next to no processor time: it computes nothing."""
-    shares = [_shares(looks, rank) for rank in ranks]
+    shares = [_shares(rounds, rank) for rank in ranks]
     return bool(shares) and all(found and max(found) <= IDLE_SHARE for found in shares)
 
 
-def _shares(looks: Sequence[Look], rank: int) -> list[float]:
-    """Used processor time over time, from each look to the next; empty where it is not known of all."""
-    seen = [(look.at, _cpu_s(look, rank)) for look in looks]
+def _shares(rounds: Sequence[SampleRound], rank: int) -> list[float]:
+    """Used processor time over time, from each round to the next; empty where it is not known of all."""
+    seen = [(round_.at, _cpu_s(round_, rank)) for round_ in rounds]
     shares = []
     for (begun, before), (ended, after) in pairwise(seen):
         if before is None or after is None or ended <= begun:
@@ -64,14 +64,14 @@ def _shares(looks: Sequence[Look], rank: int) -> list[float]:
     return shares
 
 
-def _cpu_s(look: Look, rank: int) -> float | None:
-    stack = look.stacks.get(rank)
+def _cpu_s(round_: SampleRound, rank: int) -> float | None:
+    stack = round_.stacks.get(rank)
     workers = [p for p in stack.processes if p.kind is ProcessKind.WORKER] if stack else []
     return workers[0].cpu_s if workers else None
 
 
-def _place(look: Look, rank: int) -> tuple[Frame, ...]:
-    """The calls of the main thread and of its helpers, without libraries: not all looks have those."""
-    stack = look.stacks.get(rank)
+def _place(round_: SampleRound, rank: int) -> tuple[Frame, ...]:
+    """The calls of the main thread and of its helpers, without libraries: not all rounds have those."""
+    stack = round_.stacks.get(rank)
     threads = [t for p in stack.processes for t in p.threads if t.is_main] if stack else []
     return tuple(frame for thread in threads for frame in thread.frames if not is_native(frame.file))

@@ -32,8 +32,8 @@ class Call(Record):
 class Doing(Record):
     """What one thread does. ``form`` are its normalised calls, one a line, innermost first.
 
-    It begins with the call that tells what the thread does: below it are locks, sockets and clocks, where the
-    moment of looking decides what is seen. ``is_pythons``: the thread was begun by Python, not by a library.
+    It begins with the call that shows what the thread does: below it are locks, sockets and clocks, where the
+    moment of sampling decides what is seen. ``is_pythons``: the thread was begun by Python, not by a library.
     """
 
     activity: Activity
@@ -43,12 +43,12 @@ class Doing(Record):
 
     @property
     def call(self) -> str:
-        """The innermost call that tells something."""
+        """The innermost call that means something."""
         return self.form.partition("\n")[0]
 
 
 class Reader:
-    """Reads stacks of one look at a training. Ranks in the same place share the work of reading them."""
+    """Reads the stacks of one sample round. Ranks in the same place share the work of reading them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Frame, ...], Doing] = {}
@@ -62,7 +62,7 @@ class Reader:
 
 
 def doing(frames: tuple[Frame, ...]) -> Doing:
-    """The innermost call that tells decides, unless all of it serves data or a checkpoint."""
+    """The innermost call that means something decides, unless all of it serves data or a checkpoint."""
     own = []
     for frame in frames:
         call = read_call(frame)
@@ -70,14 +70,14 @@ def doing(frames: tuple[Frame, ...]) -> Doing:
             break
         own.append(call)
     activity, begin = _innermost(own)
-    telling = own[begin:]
+    meaningful = own[begin:]
     if activity in _OVERRIDDEN:
-        purposes = (call.meaning for call in telling if call.meaning in _PURPOSES)
+        purposes = (call.meaning for call in meaningful if call.meaning in _PURPOSES)
         activity = next((p for p in purposes if isinstance(p, Activity)), activity)
-    python = [call.text for call in telling if not call.is_native]
+    python = [call.text for call in meaningful if not call.is_native]
     return Doing(
         activity=activity,
-        form="\n".join(python or [call.text for call in telling]),
+        form="\n".join(python or [call.text for call in meaningful]),
         is_idle=begin == len(own),
         is_pythons=bool(python) and len(own) < len(frames),
     )
@@ -112,8 +112,8 @@ def read_call(frame: Frame) -> Call:
 def _normal(function: str, file: str, line: int) -> str:
     """``all_reduce torch/distributed/distributed_c10d.py``, ``train train.py:90``.
 
-    Lines count in the user's own code only, where they tell one wait from another; in a library's loop they
-    depend on the moment. Native calls have the library's name without the folder.
+    Lines count in the user's own code only, where they distinguish one wait from another; in a library's loop
+    they depend on the moment. Native calls have the library's name without the folder.
     """
     name = _ADDRESS.sub("", function)
     if "torchinductor_" in file:

@@ -31,7 +31,7 @@ class RankView(Record):
     """One rank. ``form`` is equal for ranks that wait at the same place of the same code.
 
     ``helper`` says which process the rank waits for and what that one does, "" when there is none.
-    ``sleeps``: at this moment it used no processor; that is told, and not compared.
+    ``sleeps``: at this moment it used no processor; that is shown, and not compared.
     """
 
     activity: Activity
@@ -93,9 +93,9 @@ def view(stack: RankStacks, reader: Reader) -> RankView:
     if worker.state in _HALTED:
         return RankView(activity=_HALTED[worker.state])
     if not worker.state and not worker.threads:
-        return RankView(activity=Activity.GONE)  # the agent has looked for it, and there is no such process
+        return RankView(activity=Activity.GONE)  # the agent has searched for it, and there is no such process
     doing = _main(worker.threads, reader)
-    # A wait for peers is what matters even if the moment of looking met a system call.
+    # A wait for peers is what matters even if the moment of sampling met a system call.
     if worker.state == "D" and (doing is None or doing.activity is not Activity.PEERS):
         return RankView(activity=Activity.KERNEL, form=doing.form if doing else "")
     if doing is None:

@@ -1,11 +1,12 @@
 """What the flight recorder knows: which rank has not come to the operation in which others wait for it.
 
-With NCCL a host enqueues on while its GPU waits, so how far hosts have come tells nothing. What tells is the
-oldest operation of a group that somebody has not completed. Who has not enqueued it holds the others up; if
-all have, it is who has it still ``scheduled`` while others have ``started`` it: their GPU never came to it.
+With NCCL a host enqueues on while its GPU waits, so how far hosts have come says nothing. What counts is the
+oldest operation of a group that some rank has not completed. A rank that has not enqueued it holds the others
+up; if all have, it is those that have it still ``scheduled`` while others have ``started`` it: their GPU
+never came to it.
 
-A rank that is awaited may itself wait for another one in another group. So at fault are those that somebody
-waits for and who wait for nobody; where all of these are in an operation that all its ranks have begun and
+A rank that is awaited may itself wait for another one in another group. So at fault are those that others
+wait for and that wait for nobody; where all of these are in an operation that all its ranks have begun and
 none ends, it is the communication of that group.
 """
 
@@ -84,7 +85,7 @@ def unclear(stacks: Sequence[RankStacks], ranks: Iterable[int]) -> frozenset[int
     """Of ``ranks`` those whose host may wait for its GPU, whatever its calls look like.
 
     That are all whose GPU or library stands in an operation with others and, once the training has had such
-    operations, those of which the recorder tells nothing. Nobody where nobody waits.
+    operations, those of which the recorder says nothing. Nobody where nobody waits.
     """
     is_timed = _is_timed(stacks)
     held = {s.rank for s in stacks if any(is_in for _, is_in in _places(s.collectives, is_timed))}
@@ -113,14 +114,14 @@ _Members = dict[int, _Place | None]
 
 
 def _is_timed(stacks: Iterable[RankStacks]) -> bool:
-    """Whether the recorder tells ``started``: only with TORCH_NCCL_ENABLE_TIMING."""
+    """Whether the recorder shows ``started``: only with TORCH_NCCL_ENABLE_TIMING."""
     return any(record.state == _STARTED for stack in stacks for record in stack.collectives)
 
 
 def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collective, bool]]:
     """The records of one rank, and whether it is in that operation.
 
-    Where the recorder does not tell what has started, a GPU is in what its host has enqueued first.
+    Where the recorder does not show what has started, a GPU is in what its host has enqueued first.
     """
     found, is_first = [], True
     for record in records:
@@ -134,10 +135,10 @@ def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collect
 
 
 def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
-    """Where each rank stands by group, and who waits for whom in sends and receives.
+    """Where each rank stands by group, and which rank waits for which in sends and receives.
 
     Groups with sends and receives have no common count of operations. Of several in one kernel
-    (``coalesced``) the recorder does not tell the peers: None.
+    (``coalesced``) the recorder does not show the peers: None.
     """
     groups: defaultdict[_Key, _Members] = defaultdict(dict)
     pairs: dict[int, int | None] = {}

@@ -1,4 +1,4 @@
-"""A slowdown is looked at several times: who is slow is flagged again and again, chance is not."""
+"""A slowdown is sampled in several rounds: slow ranks are flagged again and again, chance ones are not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def vote(
     candidates = [c for c in _candidates(flagged, layout, most_share) if 2 * len(c.votes) > len(rounds)]
     if not candidates:
         ranks = sorted(set(chain.from_iterable(found.ranks for found in flagged)))
-        text = f"no majority: {len(flagged)} of {len(rounds)} looks flagged somebody" + (
+        text = f"no majority: {len(flagged)} of {len(rounds)} sample rounds flagged ranks" + (
             f" (ranks {fold_ranks(ranks)}), none often enough" if ranks else ""
         )
         why = next((found.reason for found in reversed(rounds) if not found.ranks), "")
@@ -78,7 +78,7 @@ def _candidates(
 
 
 def _by_chance(votes: int, rounds: int, share: float) -> float:
-    """How likely so many verdicts on random nodes fall into one of the groups with ``share`` of the nodes."""
+    """The chance that this many verdicts on random nodes fall into one group with ``share`` of the nodes."""
     tail = range(votes, rounds + 1)
     return sum(math.comb(rounds, k) * share**k * (1 - share) ** (rounds - k) for k in tail) / share
 
@@ -103,6 +103,6 @@ def _verdict(best: _Candidate, rounds: int) -> Localisation:
         exact=exact,
         healthy=min(found.healthy for found in best.votes),
         confidence=round(share * sum(found.confidence for found in best.votes) / len(best.votes), 2),
-        reason=f"flagged in {len(best.votes)} of {rounds} looks: {last.reason}",
+        reason=f"flagged in {len(best.votes)} of {rounds} sample rounds: {last.reason}",
         stack=last.stack,
     )

@@ -50,7 +50,7 @@ class Checkpointing:
         return None
 
     def _ask(self, core: Core, records: list[Progress], now: Now) -> None:
-        """Order the checkpoint once two sightings tell the speed (again if the step was missed)."""
+        """Order the checkpoint once two samples show the speed (again if the step was missed)."""
         newest = max(p.step for p in records)
         step, at = self._seen
         if step < 0:

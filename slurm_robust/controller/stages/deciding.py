@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveEvidence, Say
 from slurm_robust.controller.stages.standby import watch_spares
@@ -30,45 +32,39 @@ class Deciding:
 
     def enter(self, core: Core, now: Now) -> None:
         """Decide, write it down, and turn the actions into a transition."""
-        self._tell_ended_agents(core, now)
+        self._add_ended_agents(core, now)
         for node in self._fault.oom | self._fault.ended:
             core.starts.missed(node, now)  # its agent is started again, if we go on
         watch_spares(core, now)  # nobody watched them while the generation was being ended
-        decision = decide(core.state, self._fault, now.wall, core.rules)
-        number = core.incidents.number
-        core.record(
-            ev.Decided(
-                t=now.wall,
-                incident=number,
-                actions=decision.actions,
-                reason=decision.reason,
-                verdict=decision.verdict,
-                localise_s=core.incidents.detected_s(now),
-                place=decision.place,
-            )
+        localise_s = core.incidents.detected_s(now)
+        decided = structs.replace(
+            decide(core.state, self._fault, now.wall, core.rules), localise_s=localise_s
         )
-        core.emit(Say(text=f"incident {number}: {decision.reason}"))
-        if not inc.finds_out_more(decision.actions):
+        core.record(decided)
+        core.emit(Say(text=f"incident {decided.incident}: {decided.reason}"))
+        if not inc.finds_out_more(decided.actions):
             core.incidents.decided(now)
-        for action in decision.actions:
-            self._next = self._carry_out(core, action, number, now) or self._next
-        core.emit(SaveEvidence(number=number))
+        for action in decided.actions:
+            self._next = self._carry_out(core, action, decided, now) or self._next
+        core.emit(SaveEvidence(number=decided.incident))
 
-    def _tell_ended_agents(self, core: Core, now: Now) -> None:
+    def _add_ended_agents(self, core: Core, now: Now) -> None:
         """What was seen first may have been the ranks of other nodes that lost theirs."""
         incident, ended = core.state.incident, self._fault.ended
         if ended and incident is not None and incident.symptom is not Symptom.AGENTS_LOST:
-            words = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())
-            core.incidents.open(inc.Fault(symptom=Symptom.AGENTS_LOST, detail=words), now)
+            detail = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())
+            core.incidents.open(inc.Fault(symptom=Symptom.AGENTS_LOST, detail=detail), now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Where the actions lead."""
         return self._next
 
-    def _carry_out(self, core: Core, action: inc.Action, incident: int, now: Now) -> Transition | None:
+    def _carry_out(self, core: Core, action: inc.Action, decided: ev.Decided, now: Now) -> Transition | None:
         match action:
-            case inc.Evict(node=node, reason=reason):
-                core.evict(node, reason, now, incident, against(self._fault, node))
+            case inc.Evict(node=node):
+                assert decided.verdict is not None  # which names the node
+                evidence = against(self._fault, node)
+                core.evict(node, decided.verdict.reason, now, decided.incident, evidence)
             case inc.StartAgents(nodes=nodes):
                 core.fleet.forget_all()
                 core.starts.begin(nodes, now)
@@ -80,8 +76,6 @@ class Deciding:
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):
                 return ToSaving(then=ToEnding(code=code, reason=reason))
-            case inc.Finish(code=code):
-                return ToEnding(code=code, reason="training ended")
             case inc.Replace() | inc.Swap():
                 pass  # the Decided event itself has changed the slots
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from slurm_robust.analysis.exits import root_exit
+from msgspec import structs
+
+from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
 from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, ended_with, has_new_step, with_cause
@@ -15,17 +17,52 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.record import Record
 from slurm_robust.policy import decide
-from slurm_robust.policy.observing import Fate, own_end
 from slurm_robust.wire.messages import Phase, Shutdown
+
+
+class Fate(Record):
+    """How far a generation has come to its end. ``lost``: silent nodes; ``ended``: all others ended."""
+
+    exits: tuple[NodeExit, ...]
+    lost: tuple[str, ...]
+    ended: bool
+    has_new_step: bool
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a worker has failed."""
+        return any(exit.exit.failed for exit in self.exits)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether training goes on by itself, so that it is to be watched again."""
+        return not (self.ended or self.lost or self.has_failures) and self.has_new_step
+
+    def is_unclear(self, waited_s: float, dead_s: float) -> bool:
+        """Whether to wait before anything is said: a worker may have lost a peer whose node is silent soon.
+
+        ``waited_s``: since the fault was detected; ``dead_s``: silence that counts.
+        """
+        return self.has_failures and not (self.lost or self.ended) and waited_s <= dead_s
+
+
+def own_end(root: NodeExit | None) -> tuple[int, str]:
+    """The exit code and reason of a job whose training ended by itself, first with ``root``."""
+    if root is None:
+        return 1, "the workers ended without an exit that explains it"
+    code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
+    return code, f"{root.exit.describe()} on {root.node}"
 
 
 def end_agents(core: Core, *, keep_copies: bool) -> None:
     """Order all agents to end, with their copies or without.
 
-    What only memory holds stays for a run that may come back to these nodes. What storage has as well goes:
-    nobody could remove it from nodes that the job does not get again.
+    What only memory holds stays for a run that may come back to these nodes. What storage has, too, is
+    removed: nobody could remove it from nodes that the job does not get again.
     """
     order = Shutdown(
         epoch=core.state.epoch, grace_s=core.config.timings.stop_grace_s, keep_copies=keep_copies
@@ -46,7 +83,7 @@ class Ending:
         """Say so in the journal and order the agents to end."""
         self._since = now.mono
         begin = self._begin
-        if begin.code != ExitCode.REQUEUED:  # that is no end: the next run goes on
+        if begin.code != ExitCode.REQUEUED:  # the next run goes on
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
         end_agents(core, keep_copies=not begin.final and core.checkpoints.need_memory())
@@ -105,18 +142,9 @@ class Observing:
 
     def _say_decision(self, core: Core, fate: Fate, now: Now) -> None:
         fault = with_cause(core, ended_with(core, self._fault, fate.exits, fate.lost, {}), now)
-        decision = decide(core.state, fault, now.wall, core.rules)
-        core.record(
-            ev.Decided(
-                t=now.wall,
-                incident=core.state.incidents,
-                actions=decision.actions,
-                reason=decision.reason,
-                verdict=decision.verdict,
-                carried_out=False,
-            )
-        )
-        core.emit(Say(text=f"observe mode, would do: {decision.reason}"))
+        decided = structs.replace(decide(core.state, fault, now.wall, core.rules), carried_out=False)
+        core.record(decided)
+        core.emit(Say(text=f"observe mode, would do: {decided.reason}"))
 
 
 class Reconnecting:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
+from slurm_robust.controller.output import RollCall
 from slurm_robust.controller.stages.stopping import before_the_end
 from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
 from slurm_robust.controller.starts import Unstarted
-from slurm_robust.controller.telling import RollCall
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToGathering,
@@ -67,7 +67,7 @@ class Gathering:
         return self._check_deadlines(core, now)
 
     def _can_choose(self, core: Core, now: Now) -> bool:
-        """Whether all that the choice of a checkpoint depends on has been told."""
+        """Whether all that the choice of a checkpoint depends on has been reported."""
         state, timings = core.state, core.config.timings
         if not (state.sealed or state.unsealed):
             return True
@@ -126,11 +126,13 @@ class Gathering:
         waiting = any((b := core.fleet.heartbeat(n)) is None or not (b.ready or b.fatal) for n in undecided)
         if not (over or unable) or (waiting and not over):
             return None
-        words = [f"the agent of {n} gives no sign of life" for n in lost]
-        words += [f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()]
+        reasons = [f"the agent of {n} gives no sign of life" for n in lost]
+        reasons += [
+            f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()
+        ]
         fault = Fault(
             symptom=Symptom.LAUNCH_FAILED,
-            detail="; ".join(words),
+            detail="; ".join(reasons),
             detect_s=waited,
             generation=core.state.generation,
             lost=tuple(lost),
@@ -147,9 +149,9 @@ class Gathering:
         """Of ``nodes`` without an agent those for which waiting is over."""
         if self._expected and self._start:
             return Unstarted()  # those of the controller before may come yet
-        found = core.starts.look(nodes, now)
+        found = core.starts.check(nodes, now)
         if found.down:
-            # Whatever else is wrong, they may be why: the next look is without them.
+            # Whatever else is wrong, they may be why: the next check is without them.
             return Unstarted(down=found.down)
         if not core.fleet.views:
             # Where not one agent comes, it is not the nodes.

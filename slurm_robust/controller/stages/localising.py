@@ -15,7 +15,7 @@ from slurm_robust.util.text import count
 
 
 class Localising:
-    """Samples the stacks until :mod:`slurm_robust.policy.sampling` knows where the fault lies.
+    """Samples the stacks until :mod:`slurm_robust.policy.sampling` knows where the fault is.
 
     What heals meanwhile is let be.
     """

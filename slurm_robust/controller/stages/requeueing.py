@@ -7,7 +7,7 @@ from slurm_robust.controller.effects import BeginRequeue, Now, RequeueAnswer, Sa
 from slurm_robust.controller.stages.ending import end_agents
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.requeueing import GIVE_UP_S, LOST_S, PAUSE_S, next_pause_s, patience_s
 
 SAY_EVERY_S = 600.0
@@ -22,7 +22,7 @@ class Requeueing:
         self._again: float | None = None  # when to ask again
         self._pause = PAUSE_S
         self._said = -SAY_EVERY_S  # when it was last said that Slurm does not answer
-        self._taken = self._done = self._told = False  # told: to end, by Slurm or by the owner
+        self._taken = self._done = self._ordered_to_end = False  # ordered by Slurm or the owner
         self._changed = 0.0  # when the last of these did
 
     def enter(self, core: Core, now: Now) -> None:
@@ -32,8 +32,8 @@ class Requeueing:
         core.record(
             ev.RequeueStarted(t=now.wall, exclude=begin.exclude, reason=begin.reason, failure=begin.failure)
         )
-        words = f" without {','.join(begin.exclude)}" if begin.exclude else ""
-        core.emit(Say(text=f"requeue of job {core.state.job_id}{words}: {begin.reason}"))
+        without = f" without {','.join(begin.exclude)}" if begin.exclude else ""
+        core.emit(Say(text=f"requeue of job {core.state.job_id}{without}: {begin.reason}"))
         if not core.checkpoints.need_memory():
             # Now: Slurm's own TERM comes to the agents before any later word of ours, and leaves the copies.
             end_agents(core, keep_copies=False)
@@ -46,9 +46,9 @@ class Requeueing:
             return self._give_up(f"the job cannot be requeued: {answer.detail}")
         if answer is not None:
             self._hear(core, answer, now)
-        if core.leaving and not self._told:
-            self._told, self._changed = True, now.mono
-        patience = patience_s(taken=self._taken, done=self._done, told=self._told)
+        if core.leaving and not self._ordered_to_end:
+            self._ordered_to_end, self._changed = True, now.mono
+        patience = patience_s(taken=self._taken, done=self._done, ordered_to_end=self._ordered_to_end)
         if now.mono - self._changed >= patience:
             return self._leave(core)
         if (self._again is not None and now.mono >= self._again) or now.mono - self._asked > LOST_S:
@@ -66,8 +66,8 @@ class Requeueing:
             if not self._taken and now.mono - self._said >= SAY_EVERY_S:
                 self._said = now.mono
                 core.record(ev.StageDone(t=now.wall, what="requeue", ok=False, detail=answer.detail))
-                words = f"Slurm has not taken the requeue within {now.mono - self._since:.0f} s"
-                core.emit(Say(text=f"{words} ({answer.detail}); it is asked again until it answers"))
+                text = f"Slurm has not taken the requeue within {now.mono - self._since:.0f} s"
+                core.emit(Say(text=f"{text} ({answer.detail}); it is asked again until it answers"))
             return
         done = answer.said is not Said.TAKEN
         if not self._taken or done > self._done:
@@ -79,7 +79,7 @@ class Requeueing:
     def _leave(self, core: Core) -> Transition:
         if self._taken:
             return ToEnding(code=ExitCode.REQUEUED, reason=f"requeued: {self._begin.reason}", final=False)
-        if self._told:
+        if self._ordered_to_end:
             return ToEnding(code=core.leaving_code, reason=core.leaving or "", final=False)
         return self._give_up(f"Slurm gave no answer for {GIVE_UP_S / 3600:.0f} hours")
 

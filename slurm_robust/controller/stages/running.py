@@ -5,9 +5,9 @@ from __future__ import annotations
 from slurm_robust.controller.checkpoint_scheduler import CheckpointScheduler
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
+from slurm_robust.controller.output import Course
 from slurm_robust.controller.stages.standby import watch_spares
 from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave
-from slurm_robust.controller.telling import Course
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
     ToEnding,
@@ -18,11 +18,10 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import AllRanksDone, Fault, Finish, Symptom
+from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import slowest
-from slurm_robust.policy import decide
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
-from slurm_robust.policy.restore import RestorePlan, tiers_in_words
+from slurm_robust.policy.restore import RestorePlan, format_tiers
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Launch, Phase
 
@@ -38,7 +37,7 @@ class Launching:
         self._agents: dict[str, str] = {}
         self._since = self._sent = 0.0
         self._orders: dict[str, Launch] = {}
-        self._told = False
+        self._is_freeing_said = False
         self._started = Growth()
 
     def enter(self, core: Core, now: Now) -> None:
@@ -60,8 +59,8 @@ class Launching:
             )
         )
         if plan is not None:
-            words = f"resumes from step {plan.ref.step}, from {tiers_in_words(plan.tiers)}"
-            core.emit(Say(text=f"generation {core.state.generation} {words}"))
+            text = f"resumes from step {plan.ref.step}, from {format_tiers(plan.tiers)}"
+            core.emit(Say(text=f"generation {core.state.generation} {text}"))
         elif state.generation:
             text = "begins anew from step 0: no checkpoint is in reach"
             core.note(f"generation {core.state.generation} {text}", "", now)
@@ -94,7 +93,7 @@ class Launching:
             )
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Running when all are alive; fault as in Running; too late is fault as well."""
+        """Running when all are alive; fault as in Running; too late is a fault, too."""
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
         slots, generation = core.state.slots, core.state.generation
@@ -113,16 +112,16 @@ class Launching:
             return leave(core, self._agents, late_fault, now)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
-        if not self._told and waited > FREEING_S:
-            self._tell_freeing(core)
+        if not self._is_freeing_said and waited > FREEING_S:
+            self._say_freeing(core)
         return None
 
-    def _tell_freeing(self, core: Core) -> None:
+    def _say_freeing(self, core: Core) -> None:
         """Of whose GPUs launching waits."""
         generation = core.state.generation
         waiting = [n for n in core.state.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
         if waiting:
-            self._told = True
+            self._is_freeing_said = True
             core.emit(
                 Say(text=f"generation {generation}: waiting for the GPUs of {fold(waiting)} to be free")
             )
@@ -225,8 +224,6 @@ def _timings(core: Core) -> dict[str, float]:
 
 
 def _finished(core: Core, now: Now) -> Transition:
-    done = AllRanksDone(generation=core.state.generation)
-    decision = decide(core.state, done, now.wall, core.rules)
-    code = next(a.code for a in decision.actions if isinstance(a, Finish))
-    core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=decision.reason))
-    return ToEnding(code=code, reason=decision.reason)
+    reason = "every rank ended with code 0"
+    core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=reason))
+    return ToEnding(code=0, reason=reason)

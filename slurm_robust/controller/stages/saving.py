@@ -48,7 +48,7 @@ class Saving:
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Go on when all have written, when nobody is left who could, or when there is no more time."""
+        """Go on when all have written, when no node is left that could, or when there is no more time."""
         if self._plan is None:
             return self._after(core)
         saved = self._plan.ref
@@ -68,7 +68,7 @@ class Saving:
         return None
 
     def _after(self, core: Core) -> Transition:
-        """Who is told to end asks for no requeue: that would be against the will of who said so."""
+        """A controller that is ordered to end asks for no requeue: that would contradict the order."""
         if core.leaving and isinstance(self._then, ToRequeueing):
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         return self._then
@@ -78,7 +78,7 @@ class Saving:
         return min(limit, LEAVING_S) if core.ending else limit
 
     def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
-        """Whether one that did not write has died: without its parts the checkpoint is none."""
+        """Whether one that did not write has died: without its parts the checkpoint is incomplete."""
         limit = core.config.timings.node_dead_s
         return any(core.fleet.silence(node, now.mono, self._since) > limit for node in late)
 

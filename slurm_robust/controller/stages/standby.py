@@ -1,12 +1,10 @@
-"""Standbys are looked at before one of them is needed for a slot."""
+"""Standbys are checked before a slot needs one of them."""
 
 from __future__ import annotations
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import SpareLost
-from slurm_robust.policy import decide
 
 _NOT_YET = "it has not joined yet"
 
@@ -21,7 +19,7 @@ def watch_spares(core: Core, now: Now) -> None:
             core.starts.missed(node, now)
             _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
     missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
-    found = core.starts.look(missing, now)
+    found = core.starts.check(missing, now)
     over = found.down | found.silent | found.refused
     for node in core.state.spares:
         if node not in missing:
@@ -52,6 +50,6 @@ def _count_on(core: Core, node: str, now: Now) -> None:
 
 def _drop(core: Core, node: str, why: str, now: Now) -> None:
     """Count on ``node`` no more; ``why`` follows its name."""
-    decision = decide(core.state, SpareLost(node=node, reason=why), now.wall, core.rules)
-    core.evict(node, decision.reason, now)
-    core.emit(Say(text=f"{decision.reason}: it is no longer counted on"))
+    reason = f"spare {node} {why}"
+    core.evict(node, reason, now)
+    core.emit(Say(text=f"{reason}: it is no longer counted on"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with, last_words
+from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with, last_lines
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToRequeueing,
@@ -14,23 +14,15 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import (
-    EndApproaching,
-    Fault,
-    GiveUp,
-    NodeExit,
-    Requeue,
-)
+from slurm_robust.model.incident import Fault, NodeExit, Requeue
 from slurm_robust.model.job import LEAVING_S
-from slurm_robust.policy import decide
-from slurm_robust.policy.patience import is_stuck
+from slurm_robust.policy import at_the_end
+from slurm_robust.policy.patience import MARGIN_S, is_stuck
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Phase, Stop
 
 RESEND_S = 1.0
-# Beyond grace and kill wait, for the orders and answers to travel.
-MARGIN_S = 2.0
-# Workers that take longer to die than this are told of.
+# The job's log reports workers that take longer to die than this.
 SLOW_S = 10.0
 
 
@@ -47,7 +39,7 @@ class Stopping:
         self._exits: tuple[NodeExit, ...] = ()
         self._lost: list[str] = []
         self._stuck: list[str] = []
-        self._stopped = self._told = False
+        self._stopped = self._is_slow_said = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
@@ -98,7 +90,7 @@ class Stopping:
                 continue
             heartbeat = core.fleet.heartbeat(node)
             if heartbeat is None or heartbeat.agent != self._agents.get(node):
-                if core.state.running:  # whoever launched there is gone
+                if core.state.running:  # the agent that launched there is gone
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
@@ -110,12 +102,12 @@ class Stopping:
                 done = False
         if not done and now.mono - self._sent > RESEND_S:
             self._send(core, now)
-        if not done and not self._told and waited > timings.stop_grace_s + SLOW_S:
-            self._told = True
-            self._tell_slow(core, most_s, now)
+        if not done and not self._is_slow_said and waited > timings.stop_grace_s + SLOW_S:
+            self._is_slow_said = True
+            self._say_slow(core, most_s, now)
         return done
 
-    def _tell_slow(self, core: Core, most_s: float, now: Now) -> None:
+    def _say_slow(self, core: Core, most_s: float, now: Now) -> None:
         over = (*self._lost, *self._stuck)
         slow = [n for n in core.state.slots if n not in over and not self._is_stopped(core, n)]
         text = (
@@ -174,8 +166,8 @@ class Stopping:
 
     def _ended_with(self, core: Core) -> Fault:
         root = root_exit(self._exits, core.log_rules)
-        if root is not None and (words := last_words(root.exit)):
-            core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{words}"))
+        if root is not None and (lines := last_lines(root.exit)):
+            core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
         unable = {}
         for node in core.state.slots:
             heartbeat = core.fleet.heartbeat(node)
@@ -186,10 +178,7 @@ class Stopping:
 
 def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:
     """Where the policy leads when this run ends for ``reason`` and the job is not done."""
-    decision = decide(core.state, EndApproaching(reason=reason, warned=warned), now.wall, core.rules)
-    match decision.actions[-1]:
-        case Requeue(exclude=exclude, reason=why):
-            return ToSaving(then=ToRequeueing(exclude=exclude, reason=why, failure=False))
-        case GiveUp(code=code, reason=why):
-            return ToSaving(then=ToEnding(code=code, reason=why))
-    raise AssertionError(f"no way to end: {decision.actions}")
+    action = at_the_end(core.state, reason, now.wall, core.rules, warned=warned)
+    if isinstance(action, Requeue):
+        return ToSaving(then=ToRequeueing(exclude=action.exclude, reason=action.reason, failure=False))
+    return ToSaving(then=ToEnding(code=action.code, reason=action.reason))

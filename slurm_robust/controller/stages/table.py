@@ -1,12 +1,15 @@
-"""Which class serves which transition: the list of all stages."""
+"""The list of all stages, and the one in which a controller begins."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from slurm_robust.controller import transitions as to
 from slurm_robust.controller.core import Stage
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.preflight import Plan
 from slurm_robust.controller.stages.checkpointing import Checkpointing
 from slurm_robust.controller.stages.deciding import Deciding
 from slurm_robust.controller.stages.ending import Ending, Observing, Reconnecting
@@ -18,6 +21,11 @@ from slurm_robust.controller.stages.saving import Saving
 from slurm_robust.controller.stages.stopping import Stopping
 from slurm_robust.controller.stages.testing import Testing
 from slurm_robust.controller.stages.unreachable import Unreachable
+from slurm_robust.controller.transitions import ToGathering, ToReconnecting, ToRequeueing, Transition
+from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.replacement import assign
 
 # Each class takes exactly the transition it stands beside; Any because a dict cannot say so.
 STAGES: dict[type[Any], Callable[[Any], Stage]] = {
@@ -41,3 +49,41 @@ STAGES: dict[type[Any], Callable[[Any], Stage]] = {
 def build(transition: to.Transition) -> Stage:
     """The stage that a transition names."""
     return STAGES[type(transition)](transition)
+
+
+def begin(journal: Journal, plan: Plan) -> Transition:
+    """Bring the journal to the present and say with which stage to begin."""
+    state = fold(journal.events)
+    if state.restart_count != plan.restart_count:
+        _new_run(journal, plan, state)
+        return ToGathering(start=True)
+    if state.running:
+        return ToReconnecting()
+    if (begun := state.requeueing) is not None:
+        return ToRequeueing(exclude=begun.exclude, reason=begun.reason, failure=begun.failure)
+    return ToGathering(start=True, expected=True)
+
+
+def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
+    now = time.time()
+    if state.running:
+        # The last run ended without a record (its batch host died, say). What counts of it is known when
+        # storage and the nodes that came back have reported what they have.
+        reason = "the run of the Slurm job ended"
+        journal.append(ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True))
+    slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.slots)
+    for node in slots:
+        if node in state.evicted:
+            text = f"{node} was evicted before and is used again: the allocation has no other node"
+            journal.append(ev.Noted(t=now, text=text, node=node))
+    journal.append(
+        ev.AllocationTaken(
+            t=now,
+            restart_count=plan.restart_count,
+            nodes=plan.nodes,
+            slots=slots,
+            spares=spares,
+            submitted=plan.submitted,
+            time_limit_s=plan.time_limit_s,
+        )
+    )

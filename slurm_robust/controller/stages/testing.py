@@ -8,8 +8,7 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, ReplayTraining, Say, TestNodes
 from slurm_robust.controller.transitions import ToDeciding, ToStopping, ToTesting, Transition
 from slurm_robust.model import events as ev
-from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.incident import Diagnose, Replay
+from slurm_robust.model.incident import Diagnose, Diagnosis, Replay
 from slurm_robust.policy.ladder import no_answer
 from slurm_robust.util.text import count
 

@@ -60,7 +60,7 @@ class Unreachable:
         return None
 
     def _go_on(self, core: Core, why: str, now: Now) -> Transition:
-        """As if nothing had been: whoever is silent still is judged as any single node."""
+        """As if nothing had happened: a node that is still silent is judged by itself."""
         core.note(why, "", now)
         core.emit(Say(text=why))
         fault = self._begin.fault

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.analysis.exits import blames_peer, root_exit
-from slurm_robust.analysis.logs import classify_exit
+from slurm_robust.analysis.logs import blames_peer, classify_exit, root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveAlerts
 from slurm_robust.controller.transitions import (
@@ -19,7 +18,7 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.util.hostlist import fold
 
-# Agents notice within about 3 s that their controller is gone and look for the next one.
+# Agents notice within about 3 s that their controller is gone and search for the next one.
 RECONNECT_S = 8.0
 
 
@@ -31,7 +30,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
     """
     state = core.state
     if ended := core.starts.ended(state.slots):
-        detail = "; ".join(f"the agent on {node} ended ({words})" for node, words in ended.items())
+        detail = "; ".join(f"the agent on {node} ended ({message})" for node, message in ended.items())
         silent_s = max(core.fleet.silence(node, now.mono, since) for node in ended)
         return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
     exits = core.exits(now)
@@ -74,7 +73,7 @@ def standbys_heard(core: Core, now: Now) -> list[str]:
 
 
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
-    """Training is not productive any more: write it down, and stop it or, in observe mode, look on."""
+    """Training is not productive any more: write it down, and stop it or, in observe mode, only watch."""
     incident = core.state.incident
     core.watch_progress(now, force=True)
     if incident is None or incident.symptom is not fault.symptom:
@@ -155,7 +154,7 @@ def current_agents(core: Core) -> dict[str, str]:
     return {node: heartbeat.agent for node, heartbeat in heartbeats.items() if heartbeat is not None}
 
 
-def last_words(exit: WorkerExit) -> str:
+def last_lines(exit: WorkerExit) -> str:
     """The last lines of a failed rank for the job's own output."""
     lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
     return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)

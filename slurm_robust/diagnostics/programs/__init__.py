@@ -1,4 +1,4 @@
-"""The tests, a module each with ``run(part) -> Found``. A new one is a module, and a line in ``PROGRAMS``.
+"""The tests, a module each with ``run(part) -> Measurement``. A new one also needs a line in ``PROGRAMS``.
 
 ``run`` is called in a process of its own which ends after it, so what it changes in that process goes with
 it. It raises :class:`~slurm_robust.diagnostics.part.NotHere` where there is nothing to be tested; any other

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from slurm_robust.diagnostics.devices import can_use_gpus
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed
 from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, rated, run_ranks
 
 _CPU_WORDS = 1 << 20  # 4 MiB
@@ -14,7 +14,7 @@ _GPU_WORDS = 1 << 25  # 128 MiB
 _REPEATS = 5
 
 
-def run(part: Part) -> Found:
+def run(part: Part) -> Measurement:
     """See the module. Raises ``NotHere``."""
     if part.gpus_together and not can_use_gpus():
         raise NotHere(f"PyTorch {torch.__version__} is built without support of GPUs")
@@ -30,7 +30,7 @@ def run(part: Part) -> Found:
     return run_ranks(ranks, gather, part)
 
 
-def gather(rank: int, device: torch.device) -> Found:
+def gather(rank: int, device: torch.device) -> Measurement:
     """One rank's part."""
     words = _GPU_WORDS if device.type == "cuda" else _CPU_WORDS
     world = dist.get_world_size()

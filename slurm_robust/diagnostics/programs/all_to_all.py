@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from slurm_robust.agent.ports import PortHolder
+from slurm_robust.agent.network import PortHolder
 from slurm_robust.diagnostics.devices import gpus_of
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed
 from slurm_robust.diagnostics.ranks import Ranks, best_rate, pattern, rated, run_ranks
 
 _CPU_WORDS = 1 << 19  # 2 MiB to each
@@ -15,7 +15,7 @@ _GPU_WORDS = 1 << 25  # 128 MiB to each
 _REPEATS = 5
 
 
-def run(part: Part) -> Found:
+def run(part: Part) -> Measurement:
     """See the module. Raises ``NotHere``, ``Wrong``, ``OSError``."""
     gpus = len(gpus_of(part))
     if gpus == 1:
@@ -32,7 +32,7 @@ def run(part: Part) -> Found:
         holder.close()
 
 
-def exchange(rank: int, device: torch.device) -> Found:
+def exchange(rank: int, device: torch.device) -> Measurement:
     """One rank's part."""
     words = _GPU_WORDS if device.type == "cuda" else _CPU_WORDS
     world = dist.get_world_size()

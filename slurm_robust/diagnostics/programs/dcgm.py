@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import msgspec
 
 from slurm_robust.diagnostics.gpusettings import restored
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed, late, unknown
+from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, late, unknown
 
 # Seconds that must be left for a level of tests; 4 has the EUD (and needs root).
 _LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
 
 
-def run(part: Part) -> Found:
+def run(part: Part) -> Measurement:
     """See the module. Raises ``NotHere`` where it is not installed."""
     program = shutil.which("dcgmi")
     if program is None:
@@ -28,11 +28,11 @@ def run(part: Part) -> Found:
     with restored() as trouble:
         found = _diag(program, level, max(1.0, part.limit_s - 2.0))
     # Not a fault of the GPU, but somebody must know.
-    words = "; ".join((found.text, *trouble)).strip("; ")
-    return msgspec.structs.replace(found, text=words, value=f"level {level}")
+    text = "; ".join((found.text, *trouble)).strip("; ")
+    return msgspec.structs.replace(found, text=text, value=f"level {level}")
 
 
-def _diag(program: str, level: int, limit_s: float) -> Found:
+def _diag(program: str, level: int, limit_s: float) -> Measurement:
     try:
         done = subprocess.run(
             [program, "diag", "--run", str(level), "--json"],
@@ -47,7 +47,7 @@ def _diag(program: str, level: int, limit_s: float) -> Found:
     return read(done.stdout.decode(errors="replace"))
 
 
-def read(output: str) -> Found:
+def read(output: str) -> Measurement:
     """What ``dcgmi diag --json`` says, of release 2 to 4."""
     try:
         document = msgspec.json.decode(output[output.index("{") :])
@@ -55,29 +55,29 @@ def read(output: str) -> Found:
         results = [*_results(report)]
     except (ValueError, AttributeError, KeyError, TypeError):
         return unknown(f"dcgmi says: {' '.join(output.split())[:200] or 'nothing'}")
-    failures = [words for status, words in results if status == "fail"]
+    failures = [text for status, text in results if status == "fail"]
     if failures:
         return failed("; ".join(dict.fromkeys(failures))[:400])
     if not any(status == "pass" for status, _ in results):
         return unknown("dcgmi ran no test")
-    return Found()
+    return Measurement()
 
 
 def _results(report: dict[str, list[dict[str, list[dict[str, object]]]]]) -> Iterator[tuple[str, str]]:
-    """Status and words of every result of every test."""
+    """Status and text of every result of every test."""
     for category in report["test_categories"]:
         for test in category["tests"]:
             results = test["results"]
             for result in results if isinstance(results, list) else ():
                 gpu = next((result[k] for k in ("gpu_id", "gpu_ids", "entity_id") if k in result), "")
-                words = _words(result.get("warnings")) or _words(result.get("info"))
-                yield str(result["status"]).lower(), f"gpu{gpu}: {test['name']}: {words}".rstrip(": ")
+                text = _text(result.get("warnings")) or _text(result.get("info"))
+                yield str(result["status"]).lower(), f"gpu{gpu}: {test['name']}: {text}".rstrip(": ")
 
 
-def _words(said: object) -> str:
+def _text(value: object) -> str:
     """Text, a list of texts, or a list of objects with one, as the release has it."""
-    if isinstance(said, list):
-        return "; ".join(filter(None, map(_words, said)))
-    if isinstance(said, dict):
-        return str(said.get("warning", ""))
-    return str(said or "")
+    if isinstance(value, list):
+        return "; ".join(filter(None, map(_text, value)))
+    if isinstance(value, dict):
+        return str(value.get("warning", ""))
+    return str(value or "")

@@ -16,7 +16,7 @@ import torch
 
 from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import each_core, gpus_of, one_thread
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed, worst
+from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, worst
 
 _SIDE = 256
 # The largest whole number among the operands, and SHA-256 of the product in float32. 256 products of numbers
@@ -36,7 +36,7 @@ _TEMPORARY = 4  # chunks that comparing takes
 _PATTERNS = (0x5555555555555555, -0x5555555555555556)
 
 
-def run(part: Part) -> Found:
+def run(part: Part) -> Measurement:
     """See the module. Raises ``Wrong``."""
     cores, wrong = _cores(time.monotonic() + min(_CORES_S, part.limit_s / 4))
     if wrong:
@@ -44,18 +44,18 @@ def run(part: Part) -> Found:
     try:
         gpus = gpus_of(part)
     except NotHere as reason:
-        return Found(value=f"{cores} cores; {reason}")
+        return Measurement(value=f"{cores} cores; {reason}")
     if not gpus:
-        return Found(value=f"{cores} cores")
+        return Measurement(value=f"{cores} cores")
     bodies = {f"gpu{device.index}": partial(_gpu, device) for device in gpus}
     found = worst(list(in_children(bodies, part.limit_s * _FOR_GPUS).values()))
     return msgspec.structs.replace(found, value=f"{cores} cores, {len(gpus)} GPUs")
 
 
-def _gpu(device: torch.device) -> Found:
+def _gpu(device: torch.device) -> Measurement:
     until = time.monotonic() + _GPU_S
     wrong = _products(device, _GPU_TILES, _GPU_RANDOM, until) or memory_of_gpu(device, _MOST_OF_FREE)
-    return failed(f"gpu{device.index}: {wrong}") if wrong else Found()
+    return failed(f"gpu{device.index}: {wrong}") if wrong else Measurement()
 
 
 def _cores(until: float) -> tuple[int, str]:

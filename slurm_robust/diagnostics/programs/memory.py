@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import psutil
 
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed
+from slurm_robust.util.proc import memory_cgroups
 
 _SHARE = 1 / 16  # of what is available: the node is somebody's
 _MOST = 8 << 30  # bytes
@@ -20,7 +20,7 @@ _PATTERNS = (0x5555555555555555, 0xAAAAAAAAAAAAAAAA)
 Words: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
-def run(part: Part) -> Found:
+def run(part: Part) -> Measurement:
     """Walk over a bounded part of the free memory for a bounded time. Raises ``NotHere``."""
     wanted = min(_MOST, int(available() * _SHARE)) // _CHUNK
     if wanted == 0:
@@ -29,18 +29,16 @@ def run(part: Part) -> Found:
 
 
 def available() -> int:
-    """Bytes that may be taken without harm: what the machine and the process's cgroup have left."""
+    """Bytes that may be taken without harm: what the machine and the process's cgroups have left."""
     free = int(psutil.virtual_memory().available)
-    try:
-        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-        folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-        limit = int((folder / "memory.max").read_text())
-        return min(free, limit - int((folder / "memory.current").read_text()))
-    except (OSError, ValueError):
-        return free  # no limit, or none that can be seen
+    for group in memory_cgroups():
+        limit, usage = group.limit(), group.usage()
+        if limit is not None and usage is not None:
+            free = min(free, limit - usage)
+    return max(0, free)
 
 
-def walk(chunks: int, words: int, until: float) -> Found:
+def walk(chunks: int, words: int, until: float) -> Measurement:
     """Fill up to ``chunks`` of ``words`` of 64 bits; less where ``time.monotonic()`` passes ``until``."""
     held: list[Words] = []
     for pattern in _PATTERNS:
@@ -54,7 +52,7 @@ def walk(chunks: int, words: int, until: float) -> Found:
         for number, chunk in enumerate(held):
             if wrong := unlike(chunk, number, pattern):
                 return failed(f"{wrong} words changed within {words * 8 >> 20} MiB")
-    return Found(value=f"{chunks * words * 8 >> 20} MiB")
+    return Measurement(value=f"{chunks * words * 8 >> 20} MiB")
 
 
 def fill(chunk: Words, number: int, pattern: int) -> None:

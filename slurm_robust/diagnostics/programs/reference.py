@@ -1,4 +1,4 @@
-"""A training step of a tiny GPT with fixed weights and data, whose every bit is told.
+"""A training step of a tiny GPT with fixed weights and data, of which every bit is compared.
 
 Loss, gradients and updated weights of a step are the same on all processors of one model under one release
 of PyTorch. Made on every GPU, or without any on every core; on one node all must agree, and what they agree
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import each_core, gpus_of, name_of, one_thread
-from slurm_robust.diagnostics.part import Found, Part, failed, worst
+from slurm_robust.diagnostics.part import Measurement, Part, failed, worst
 from slurm_robust.model.findings import Outcome
 
 _VOCABULARY = 128
@@ -74,7 +74,7 @@ class TinyGpt(nn.Module):
         return logits
 
 
-def run(part: Part) -> Found:
+def run(part: Part) -> Measurement:
     """See the module. Raises ``NotHere``, ``Wrong``."""
     # Read by cuBLAS when it is first used.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -92,15 +92,15 @@ def run(part: Part) -> Found:
         return agreed({f"core {core}": step_digest(cpu) for core in cores}, name_of(cpu))
 
 
-def _on_gpu(device: torch.device) -> Found:
-    return Found(digest=step_digest(device), kind=name_of(device))
+def _on_gpu(device: torch.device) -> Measurement:
+    return Measurement(digest=step_digest(device), kind=name_of(device))
 
 
-def agreed(digests: dict[str, str], kind: str) -> Found:
+def agreed(digests: dict[str, str], kind: str) -> Measurement:
     """The digest that all of a node's processors found, or which of them are alone with theirs."""
     (most, count), *others = Counter(digests.values()).most_common()
     if not others:
-        return Found(digest=most, kind=kind, value=f"{most[:12]} on {len(digests)}")
+        return Measurement(digest=most, kind=kind, value=f"{most[:12]} on {len(digests)}")
     if 2 * count <= len(digests):
         return failed(f"{len(digests)} processors of the node found {1 + len(others)} results")
     odd = [name for name, digest in digests.items() if digest != most]
@@ -108,7 +108,7 @@ def agreed(digests: dict[str, str], kind: str) -> Found:
 
 
 def step_digest(device: torch.device) -> str:
-    """SHA-256 over loss, gradients and updated weights, in float32 and on GPUs in bfloat16 as well."""
+    """SHA-256 over loss, gradients and updated weights, in float32 and on GPUs also in bfloat16."""
     total = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
         torch.manual_seed(2509_16293)

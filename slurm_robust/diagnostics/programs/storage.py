@@ -8,13 +8,13 @@ import time
 from hashlib import shake_256
 from pathlib import Path
 
-from slurm_robust.diagnostics.part import Found, NotHere, Part, failed
+from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed
 
 _SIZE = 16 << 20  # bytes
 _BLOCK = 1 << 20
 
 
-def run(part: Part) -> Found:
+def run(part: Part) -> Measurement:
     """See the module. Raises ``NotHere`` without a folder."""
     if not part.storage:
         raise NotHere("no folder was named")
@@ -29,7 +29,7 @@ def run(part: Part) -> Found:
         return failed(f"{error.strerror or error} in {part.storage}")
 
 
-def _write_and_read(path: Path, block: bytes, begun: float) -> Found:
+def _write_and_read(path: Path, block: bytes, begun: float) -> Measurement:
     with path.open("xb") as file:
         for number in range(_SIZE // _BLOCK):
             file.write(marked(block, number))
@@ -42,7 +42,7 @@ def _write_and_read(path: Path, block: bytes, begun: float) -> Found:
     if wrong:
         return failed(f"{wrong} of {_SIZE // _BLOCK} blocks came back changed")
     rates = [_SIZE / max(1e-9, s) / 1e6 for s in (written_s, time.monotonic() - begun - written_s)]
-    return Found(value=f"{rates[0]:.0f} MB/s written, {rates[1]:.0f} MB/s read")
+    return Measurement(value=f"{rates[0]:.0f} MB/s written, {rates[1]:.0f} MB/s read")
 
 
 def unlike_blocks(path: Path, block: bytes) -> int:

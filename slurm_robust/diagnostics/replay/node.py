@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.agent.ports import PortHolder, local_address
+from slurm_robust.agent.network import PortHolder, local_address
 from slurm_robust.agent.rankenv import prepare_inherited, torch_release
 from slurm_robust.diagnostics.replay.rank import PARENT
 from slurm_robust.diagnostics.replay.traces import leave_failure, output_path, trace_path
@@ -23,11 +23,11 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.worker import environment
-from slurm_robust.worker.replay import ENVIRONMENT, REPLAY, REPLAY_STEPS, End, add_line
+from slurm_robust.worker.replay import ENVIRONMENT, REPLAY, REPLAY_STEPS, ReplayEnd, add_line
 
 _POLL_S = 0.1
 _RENDEZVOUS = "rendezvous"
-# A replay is no run of the job: it restores nothing, writes no checkpoint and reports to no agent.
+# A replay is not a run of the job: it restores nothing, writes no checkpoint and reports to no agent.
 _OF_A_RUN = (environment.RUN_ID, environment.JOB_DIR, environment.RECORD, environment.GENERATION)
 
 
@@ -48,7 +48,7 @@ class Task(Record):
     cwd: str
     ports: tuple[int, ...] = (0,)
 
-    def words(self) -> tuple[str, ...]:
+    def command_line(self) -> tuple[str, ...]:
         """The command that does one node's part of it."""
         module = "slurm_robust.diagnostics.replay.node"
         return (sys.executable, "-m", module, msgspec.json.encode(self).decode())
@@ -113,10 +113,10 @@ def _start(task: Task, place: tuple[str, str], rank: int) -> subprocess.Popen[by
         REPLAY_STEPS: task.steps,
         PARENT: os.getpid(),
     }
-    words = [sys.executable, "-m", "slurm_robust.diagnostics.replay.rank", task.kind.value, *task.command]
+    command = [sys.executable, "-m", "slurm_robust.diagnostics.replay.rank", task.kind.value, *task.command]
     with output_path(Path(task.folder), rank).open("ab") as output:
         return subprocess.Popen(
-            words,
+            command,
             env={**ENVIRONMENT, **inherited, **{name: str(value) for name, value in own.items()}},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -134,7 +134,7 @@ def _watch(folder: Path, node: str, ranks: dict[int, subprocess.Popen[bytes]], d
                 if code is None:
                     continue
                 del left[rank]
-                add_line(trace_path(folder, rank), End(code=code))
+                add_line(trace_path(folder, rank), ReplayEnd(code=code))
                 if code:
                     ended = (
                         WorkerExit(rank=rank, code=code) if code > 0 else WorkerExit(rank=rank, signal=-code)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import msgspec
 
@@ -25,7 +26,6 @@ from slurm_robust.analysis.replay import (
     nodes_of,
 )
 from slurm_robust.diagnostics.replay.node import Task
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
 from slurm_robust.diagnostics.replay.traces import group_run, has_failed
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
@@ -35,17 +35,50 @@ from slurm_robust.slurm.errors import SlurmCommandError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import whole_node_steps
 
-# Each look lists the folders of all groups that still run.
+# Each poll lists the folders of all groups that still run.
 _POLL_S = 0.5
 _CLEAR_AWAY_S = 15.0
-# When most groups have ended, one that takes so many times their time gives no result any more.
+# When most groups have ended, one that takes this many times as long gives no result any more.
 _PATIENCE = 3.0
 _LEAST_PATIENCE_S = 30.0
 _STOPPED = "no replay: it was stopped"
 
 
+class ReplayCommand(Record):
+    """What every rank runs in the folder ``cwd``: the user's script, with arguments that make it small."""
+
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+
+
+class Replayer(Protocol):
+    """Replays a training in crossed groups of nodes. The training's own workers are stopped before."""
+
+    def replay(
+        self,
+        nodes: Sequence[str],
+        layout: ParallelLayout,
+        command: ReplayCommand,
+        *,
+        steps: int,
+        budget_s: float,
+    ) -> ReplayVerdict:
+        """Who computed what the others did not, in ``steps`` optimizer steps of ``command``.
+
+        ``nodes`` are in the order of their slots; ``layout`` is that of the training, of whose sizes all but
+        ``dp`` are kept. Blocks for ``budget_s`` seconds at most, and a few more for clearing away; nothing
+        of it runs on afterwards. What goes wrong on nodes or with Slurm is not raised: the reason says it.
+        """
+        ...
+
+    def stop(self) -> None:
+        """From any thread: have :meth:`replay` end now, and at once if it begins later, without a verdict."""
+        ...
+
+
 class StepReplayer:
-    """A :class:`~slurm_robust.diagnostics.replay.replayer.Replayer` by steps of this job.
+    """A :class:`~slurm_robust.diagnostics.replay.steps.Replayer` by steps of this job.
 
     ``folder``, on storage that all nodes share, gets a new folder for each replay with what every rank
     computed and printed. ``ports`` are those where ranks may meet, None for any free one.
@@ -133,7 +166,7 @@ class StepReplayer:
         )
         try:
             for request in whole_node_steps(
-                self._allocation, group.nodes, task.words(), name=group.step_name
+                self._allocation, group.nodes, task.command_line(), name=group.step_name
             ):
                 group.handles.append(self._slurm.launch_step(request, group.folder / "step.log"))
         except SlurmCommandError as error:

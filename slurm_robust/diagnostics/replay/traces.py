@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 from slurm_robust.analysis.replay import GroupRun
-from slurm_robust.worker.replay import End, Gradients, Line, Loss, Machine, read_lines
+from slurm_robust.worker.replay import Gradients, Line, Loss, Machine, ReplayEnd, read_lines
 
 _FAILED = "failed"
 
@@ -61,7 +61,7 @@ def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -
 
 
 def _has_ended(lines: Sequence[Line]) -> bool:
-    return any(isinstance(line, End) for line in lines)
+    return any(isinstance(line, ReplayEnd) for line in lines)
 
 
 def _oddity(lines: Sequence[Line]) -> str:

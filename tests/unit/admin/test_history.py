@@ -25,7 +25,7 @@ from slurm_robust.admin.history import (
 )
 from slurm_robust.analysis.lemons import score
 from slurm_robust.cli.main import main
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.errors import InvalidNode
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest

@@ -11,11 +11,11 @@ import pytest
 
 from slurm_robust import __version__
 from slurm_robust.admin import install, items, uninstall, verify
-from slurm_robust.admin.files import MANIFEST, Action, InstallError, Item, Manifest, Tree
+from slurm_robust.admin.files import MANIFEST, FileAction, InstallError, Item, Manifest, Tree
 from slurm_robust.admin.site import Site
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import CheckRule, NodeConfig
-from slurm_robust.health.runner import node_name
+from slurm_robust.nodes.runner import node_name
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -305,7 +305,7 @@ def test_a_link_of_a_user_to_the_program_is_refused(machine: Machine, tmp_path: 
 
 def test_a_module_of_a_user_is_refused_and_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.apply()
-    module = machine.path("/opt/lib/slurm_robust/node/sweep.py")
+    module = machine.path("/opt/lib/slurm_robust/nodes/hooks/sweep.py")
     module.parent.mkdir(parents=True)
     module.write_text("")
     os.chown(module, 1000, 1000)
@@ -367,9 +367,9 @@ def test_an_upgrade_replaces_what_nobody_changed_and_removes_what_is_no_more(tmp
     new = [Item(path="/a", text="2"), Item(path="/b", text="2")]
     steps = tree.steps(new)
     assert {step.path: step.action for step in steps} == {
-        "/a": Action.REPLACE,
-        "/b": Action.KEEP,
-        "/c": Action.REMOVE,
+        "/a": FileAction.REPLACE,
+        "/b": FileAction.KEEP,
+        "/c": FileAction.REMOVE,
     }
     kept = tree.carry_out(steps, new, "2")
     assert [step.path for step in kept] == ["/b"]

@@ -280,7 +280,7 @@ def test_notes_are_repeated_until_they_are_acknowledged(make_job: MakeJob) -> No
     controller.wait_for("n1", lambda b: not b.notes)
 
 
-def test_progress_and_a_requested_checkpoint_are_told(make_job: MakeJob) -> None:
+def test_progress_and_a_requested_checkpoint_are_reported(make_job: MakeJob) -> None:
     job = make_job("", **as_program(STEPPER), heartbeat_s=1.0)
     controller = job.controller()
     job.start_agent("n1")

@@ -7,16 +7,16 @@ def test_nothing_is_missing_outside_slurm() -> None:
     assert find_shortage({}, 2, 64) == []
 
 
-def test_a_task_that_was_bound_to_one_cpu_is_told() -> None:
+def test_a_task_that_was_bound_to_one_cpu_is_reported() -> None:
     (note,) = find_shortage({"SLURM_CPUS_ON_NODE": "64"}, 1, 64)
     assert "1 of the 64 CPUs" in note
 
 
-def test_a_slurm_that_believes_in_more_cpus_than_there_are_is_no_shortage() -> None:
+def test_more_cpus_configured_in_slurm_than_there_are_make_no_note() -> None:
     assert find_shortage({"SLURM_CPUS_ON_NODE": "64"}, 2, 2) == []
 
 
-def test_missing_gpus_are_told() -> None:
+def test_missing_gpus_are_reported() -> None:
     environ = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1"}
     (note,) = find_shortage(environ, 2, 2)
     assert "2 of the 8 GPUs" in note

@@ -18,7 +18,7 @@ import pytest
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.model.copies import CheckpointId, Peer
 from slurm_robust.wire import copychannel
-from slurm_robust.wire.copychannel import Put, Verdict
+from slurm_robust.wire.copychannel import CopyVerdict, Put
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.harness import pause
 from tests.unit.agent.nodes import (
@@ -104,14 +104,14 @@ def test_an_agent_killed_while_it_receives_leaves_no_torn_copy(make: MakeNode, s
         again.close()
 
 
-def test_a_torn_copy_is_no_image_and_the_other_one_stays(make: MakeNode, job: Path) -> None:
+def test_a_torn_copy_is_ignored_and_the_other_one_stays(make: MakeNode, job: Path) -> None:
     b = make("b")
     b.launch(1, (1,))
     fill(b.folder.peer(0, 0), 0, 1, 1, MIB)
     fill(b.folder.peer(0, 1), 0, 2, 1, MIB)
     channel = connect(b, job)
     channel.send(put_of(b, step=3))
-    assert channel.answer().verdict is Verdict.GO
+    assert channel.answer().verdict is CopyVerdict.GO
     channel._socket.sendall(bytes(100_000))
     assert b.peer_steps(0) == {(1, 2)}
     channel.close()
@@ -119,7 +119,7 @@ def test_a_torn_copy_is_no_image_and_the_other_one_stays(make: MakeNode, job: Pa
     assert b.peer_steps(0) == {(1, 2)}
 
 
-def test_damage_on_the_way_is_found_and_told(make: MakeNode, job: Path, shm: Path) -> None:
+def test_damage_on_the_way_is_found_and_reported(make: MakeNode, job: Path, shm: Path) -> None:
     b = make("b")
     b.launch(1, (1,))
     source = fill(shm / "image", 0, 1, 1, MIB)
@@ -128,10 +128,10 @@ def test_damage_on_the_way_is_found_and_told(make: MakeNode, job: Path, shm: Pat
     content[total // 2] ^= 1
     channel = connect(b, job)
     channel.send(put_of(b, total=total))
-    assert channel.answer().verdict is Verdict.GO
+    assert channel.answer().verdict is CopyVerdict.GO
     channel._socket.sendall(content[8:total])
     answer = channel.answer()
-    assert answer.verdict is Verdict.REFUSED
+    assert answer.verdict is CopyVerdict.REFUSED
     assert "checksum" in answer.reason
     assert b.peer_steps(0) == set()
     channel.close()
@@ -174,7 +174,7 @@ def test_what_does_not_belong_here_is_refused(
     channel = connect(b, job)
     channel.send(put_of(b, **{"step": 9, **fields}))
     answer = channel.answer()
-    assert answer.verdict is Verdict.REFUSED
+    assert answer.verdict is CopyVerdict.REFUSED
     assert words in answer.reason
     assert b.peer_steps(0) == {(1, 1), (1, 2)}
     channel.close()
@@ -186,7 +186,7 @@ def test_after_a_stop_nothing_new_is_taken_in(make: MakeNode, job: Path) -> None
     b.service.follow(Phase.RUNNING, 1)
     under_way = connect(b, job)
     under_way.send(put_of(b, rank=3))
-    assert under_way.answer().verdict is Verdict.GO
+    assert under_way.answer().verdict is CopyVerdict.GO
     b.service.follow(Phase.STOPPING, 1)
     channel = connect(b, job)
     channel.send(put_of(b))
@@ -200,10 +200,10 @@ def test_one_copy_of_a_rank_at_a_time(make: MakeNode, job: Path) -> None:
     b.launch(1, (1,))
     first, second = connect(b, job), connect(b, job)
     first.send(put_of(b))
-    assert first.answer().verdict is Verdict.GO
+    assert first.answer().verdict is CopyVerdict.GO
     second.send(put_of(b, step=2))
     answer = second.answer()
-    assert (answer.verdict, answer.later) == (Verdict.REFUSED, True)
+    assert (answer.verdict, answer.later) == (CopyVerdict.REFUSED, True)
     first.close()
     second.close()
 
@@ -309,5 +309,5 @@ def test_a_node_with_too_many_threads_refuses_and_takes_the_next(make: MakeNode,
     assert any("can't start new thread" in note for note in wait_for(node.service.notes))
     accepted = connect(node, job)
     accepted.send(put_of(node))
-    assert accepted.answer().verdict is Verdict.REFUSED, "no generation runs here"
+    assert accepted.answer().verdict is CopyVerdict.REFUSED, "no generation runs here"
     accepted.close()

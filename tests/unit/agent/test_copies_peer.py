@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.copies.sender import Pace
+from slurm_robust.agent.copies.sender import RateLimit
 from slurm_robust.checkpoint.image import read_header
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from tests.unit.agent.harness import pause
@@ -84,7 +84,7 @@ def test_a_peer_that_is_not_there_yet_is_tried_again_and_noted_once(make: MakeNo
 
 
 @pytest.mark.slow
-def test_snapshots_that_come_too_fast_are_passed_over_and_told(make: MakeNode) -> None:
+def test_snapshots_that_come_too_fast_are_passed_over_and_reported(make: MakeNode) -> None:
     a, b = make("a", peer_bytes_s=4.0 * MIB), make("b")
     b.launch(1, (1,))
     a.launch(1, (0,), peers=(b.peer(0),))
@@ -110,9 +110,9 @@ def test_the_limit_of_the_bandwidth_is_kept(make: MakeNode) -> None:
 
 
 def test_a_pace_shares_its_limit() -> None:
-    pace = Pace(1000.0)
+    pace = RateLimit(1000.0)
     assert pace.reserve(500) == 0
     assert pace.reserve(500) == pytest.approx(0.5, abs=0.1)
     assert pace.reserve(500) == pytest.approx(1.0, abs=0.1)
-    assert Pace(0).reserve(10**12) == 0
-    assert Pace(1e6).piece == 50_000
+    assert RateLimit(0).reserve(10**12) == 0
+    assert RateLimit(1e6).piece == 50_000

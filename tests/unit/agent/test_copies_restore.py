@@ -13,7 +13,7 @@ from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
-from slurm_robust.wire.copychannel import Answer, Channel, Get, Put, Verdict, derive_key
+from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get, Put, derive_key
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.harness import pause
 from tests.unit.agent.nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
@@ -52,7 +52,7 @@ def test_a_part_on_a_nodes_disk_is_served_too(make: MakeNode, shm: Path, tmp_pat
     b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.LOCAL),))
     wait_for(lambda: b.folder.fetched(0).exists() and read_header(b.folder.fetched(0)))
     check(b.folder.fetched(0), 0, 5)
-    a.launch(2, (1,))  # a launch looks at the disk anew
+    a.launch(2, (1,))  # a launch reads the disk anew
     wait_for(lambda: [c.tier for c in a.service.inventory()] == [Tier.LOCAL])
 
 
@@ -66,7 +66,7 @@ def test_a_source_that_died_is_told_within_seconds(make: MakeNode, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_damaged_source_is_no_copy(make: MakeNode) -> None:
+def test_a_damaged_source_is_removed(make: MakeNode) -> None:
     a, b = make("a"), make("b")
     path = fill(a.folder.own(0, 0), 0, 5, 1, MIB)
     with path.open("r+b") as file:
@@ -74,7 +74,7 @@ def test_a_damaged_source_is_no_copy(make: MakeNode) -> None:
         file.write(b"\xff\x00\xff")
     b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(a.source(0, tier=Tier.MEMORY),))
     wait_for(b.folder.fetch_error(0).exists)
-    # Who has it looks for himself, and does without it from now on.
+    # The node that has it checks it, and does without it from now on.
     assert "there is no copy of rank 0" in b.folder.fetch_error(0).read_text()
     assert "a damaged copy was removed" in a.service.notes()[0]
     assert a.service.inventory() == ()
@@ -113,7 +113,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
     def serve(listener: socket.socket) -> None:
         channel = Channel.accept(listener.accept()[0], derive_key(keys_in(job).client.secret))
         assert channel.request() == Get(run_id=RUN, rank=0, checkpoint=CheckpointId(generation=1, step=5))
-        channel.send(Answer(verdict=Verdict.GO, total=image.stat().st_size))
+        channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=image.stat().st_size))
         wait_for(b.folder.fetch_size(0).exists)
         slowly.set()
         happened.append(channel.answer().verdict.value)

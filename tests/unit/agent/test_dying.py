@@ -39,7 +39,7 @@ def test_nobody_dies(proc: Proc) -> None:
     assert DeathWatch(proc.path).still_s((), 100.0) is None
 
 
-def test_standing_still_is_counted_from_the_first_look(proc: Proc) -> None:
+def test_standing_still_is_counted_from_the_first_reading(proc: Proc) -> None:
     watch = DeathWatch(proc.path)
     assert [watch.still_s((7, 8), now) for now in (100.0, 101.0, 140.0)] == [0.0, 1.0, 40.0]
 

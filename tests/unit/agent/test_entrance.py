@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from slurm_robust.agent.copies import entrance
 from slurm_robust.agent.copies.entrance import Entrance, Waiting, _Stranger, group_of
-from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.agent.ports import bind_free
+from slurm_robust.agent.copies.threads import Notes
+from slurm_robust.agent.network import bind_free
 from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake, derive_key
 from tests.waiting import wait_for
 
@@ -170,7 +170,7 @@ def test_an_agent_comes_in_past_any_number_of_strangers(hall: Hall, says: bytes)
 
 
 @pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n", HALF + bytes(32), os.urandom(300)])
-def test_who_is_none_of_the_job_is_shut_out_at_once(hall: Hall, says: bytes) -> None:
+def test_a_stranger_is_shut_out_at_once(hall: Hall, says: bytes) -> None:
     with hall.stranger(says) as connection:
         wait_for(lambda: is_shut(connection))
     assert hall.inside == []
@@ -178,14 +178,16 @@ def test_who_is_none_of_the_job_is_shut_out_at_once(hall: Hall, says: bytes) -> 
     assert "was refused" in note
 
 
-def test_who_only_knocks_is_no_news(hall: Hall) -> None:
+def test_a_knock_is_not_noted(hall: Hall) -> None:
     hall.stranger().close()
     Channel.connect("127.0.0.1", hall.port, KEY).close()
     wait_for(lambda: len(hall.inside) == 1)
     assert hall.notes.take() == []
 
 
-def test_who_says_too_little_in_time_is_shut_out(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_says_too_little_in_time_is_shut_out(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slurm_robust.wire.copychannel.HANDSHAKE_S", 0.1)
     with hall.stranger(HALF) as connection:
         wait_for(lambda: is_shut(connection))
@@ -193,7 +195,7 @@ def test_who_says_too_little_in_time_is_shut_out(hall: Hall, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, SystemExit])
-def test_an_error_of_its_own_is_told_and_agents_come_in_again(
+def test_an_unexpected_error_is_noted_and_agents_come_in_again(
     hall: Hall, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     def fail(stranger: _Stranger) -> None:
@@ -204,7 +206,7 @@ def test_an_error_of_its_own_is_told_and_agents_come_in_again(
     with hall.stranger(HALF) as standing:
         wait_for(lambda: is_shut(standing))
     (note,) = wait_for(hall.notes.take)
-    assert f"an error of its own at the entrance to this node's copies: {kind.__name__}" in note
+    assert f"lets in connections for copies: {kind.__name__}: no more of it; it starts again" in note
     Channel.connect("127.0.0.1", hall.port, KEY).close()
     wait_for(lambda: len(hall.inside) == 1)
 

@@ -12,12 +12,12 @@ import pytest
 
 from slurm_robust.agent.gpumemory import STILL_S, Leftovers
 from slurm_robust.agent.gpuwait import FREE, GpuWait
-from slurm_robust.health.gpus.facts import GpuProcess, Use
+from slurm_robust.nodes.gpus.facts import GpuProcess, Use
 from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.harness import LocalJob
 from tests.unit.agent.test_agent import SLEEPER, as_program, up
-from tests.unit.health.nvml import environment
+from tests.unit.nodes.nvml import environment
 
 WORKER, CHILD, STRANGER = 100, 150, 900
 LIMIT_MB = 512
@@ -48,22 +48,22 @@ def gpu(memory_mb: int, *pids: int, ending: bool = False) -> Use:
     ids=["free", "little", "nobody's", "worker's", "its child's", "another job's", "gone", "not told"],
 )
 def test_what_is_held(use: Use, held: str) -> None:
-    assert leftovers().words([use], 100.0) == held
+    assert leftovers().held([use], 100.0) == held
 
 
 def test_memory_that_is_given_back_is_waited_for_and_what_stays_is_not() -> None:
     left = leftovers()
-    assert left.words([gpu(71000)], 100.0)
-    assert left.words([gpu(71000)], 100.0 + STILL_S)
-    assert left.words([gpu(30000)], 101.0 + STILL_S), "something moved"
-    assert left.words([gpu(30000)], 100.0 + 2 * STILL_S)
-    assert left.words([gpu(30000)], 102.0 + 2 * STILL_S) == ""
+    assert left.held([gpu(71000)], 100.0)
+    assert left.held([gpu(71000)], 100.0 + STILL_S)
+    assert left.held([gpu(30000)], 101.0 + STILL_S), "something moved"
+    assert left.held([gpu(30000)], 100.0 + 2 * STILL_S)
+    assert left.held([gpu(30000)], 102.0 + 2 * STILL_S) == ""
 
 
 def test_a_process_that_is_left_is_waited_for_as_long_as_it_is_there() -> None:
     left = leftovers()
-    assert left.words([gpu(400, WORKER)], 100.0)
-    assert left.words([gpu(400, WORKER)], 200.0)
+    assert left.held([gpu(400, WORKER)], 100.0)
+    assert left.held([gpu(400, WORKER)], 200.0)
 
 
 @pytest.fixture

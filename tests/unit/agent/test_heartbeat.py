@@ -64,7 +64,7 @@ def test_a_heartbeat_that_would_tell_nothing_new_is_a_pulse() -> None:
         structs.replace(AT_STEP_5, age_s=0.1),  # the same step once more
     ],
 )
-def test_whatever_else_but_time_has_changed_is_told(progress: Progress) -> None:
+def test_whatever_else_but_time_has_changed_is_reported(progress: Progress) -> None:
     state = AgentState(kill_wait_s=1.0)
     book, _ = book_with(state)
     heartbeat = book.make(state, (progress,), 13.0)

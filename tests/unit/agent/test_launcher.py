@@ -48,6 +48,7 @@ class RealWorld:
         self._folder = folder
         self._kind = kind
         self._made: list[ZygoteLauncher] = []
+        self._ready: ZygoteLauncher | None = None
         program = folder / "program.py"
         program.write_text(PROGRAM)
         self._command: tuple[str, ...] = (str(program),)
@@ -66,6 +67,13 @@ class RealWorld:
         )
         self._made.append(launcher)
         return launcher
+
+    def ready(self) -> ZygoteLauncher:
+        if self._ready is None:
+            self._ready = self.launcher()
+            start_ready(self._ready)
+        self._ready.sweep()
+        return self._ready
 
     def broken_launcher(self) -> Launcher:
         return self.launcher(("there_is_no_such_module",))
@@ -109,6 +117,11 @@ class FakeWorld:
 
     def launcher(self) -> Launcher:
         return FakeLauncher(self._behave)
+
+    def ready(self) -> Launcher:
+        launcher = self.launcher()
+        start_ready(launcher)
+        return launcher
 
     def broken_launcher(self) -> Launcher:
         return FakeLauncher(fatal="no such module")
@@ -164,13 +177,19 @@ class TestExecLauncher(LauncherContract):
         start_ready(world.broken_launcher())
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealWorld]:
+    """Workers as forks, one world for all tests: each zygote imports PyTorch."""
+    world = RealWorld(tmp_path_factory.mktemp("zygotes"), CommandKind.SCRIPT)
+    yield world
+    world.close()
+
+
 @pytest.mark.slow
 class TestZygoteLauncher(LauncherContract):
     @pytest.fixture
-    def world(self, tmp_path: Path) -> Iterator[RealWorld]:
-        world = RealWorld(tmp_path, CommandKind.SCRIPT)
-        yield world
-        world.close()
+    def world(self, forks: RealWorld) -> RealWorld:
+        return forks
 
 
 def _up(world: RealWorld, rank: int) -> list[str]:

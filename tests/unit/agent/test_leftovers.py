@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.agent.copies.leftovers import ASKING_PER_S, job_is_over, remove_leftovers, spread_s
+from slurm_robust.agent.copies.threads import Notes
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -32,11 +33,11 @@ def submit(cluster: FakeCluster) -> int:
 
 
 def sweep(cluster: FakeCluster, own: Path, *also: Path) -> list[str]:
-    notes: list[str] = []
-    thread = remove_leftovers((own, *also), notes.append, lambda: FakeSlurm(cluster))
+    notes = Notes()
+    thread = remove_leftovers((own, *also), notes, lambda: FakeSlurm(cluster))
     if thread is not None:
         thread.join(10)
-    return notes
+    return notes.take()
 
 
 def test_copies_of_ended_and_unknown_jobs_go(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_job_that_was_cancelled_is_over(cluster: FakeCluster) -> None:
 
 
 def test_slurm_is_not_asked_without_need(cluster: FakeCluster, tmp_path: Path) -> None:
-    assert remove_leftovers((folder(tmp_path, 1),), print, lambda: FakeSlurm(cluster)) is None
+    assert remove_leftovers((folder(tmp_path, 1),), Notes(), lambda: FakeSlurm(cluster)) is None
 
 
 def test_nodes_of_a_large_job_do_not_all_ask_in_the_same_second() -> None:

@@ -49,30 +49,30 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
 
 def test_the_limit_that_was_hit_is_named(machine: Machine) -> None:
     machine.oom.begin()
-    assert machine.oom.words() == ""
+    assert machine.oom.reason() == ""
     machine.write(STEP, kills=1)
     machine.write("slurm/uid_1/job_7", reached=40, limit=64_000_000_000)
-    assert machine.oom.words() == "out of memory in the job's cgroup (limit 64 GB)"
+    assert machine.oom.reason() == "out of memory in the job's cgroup (limit 64 GB)"
     machine.oom.begin()
-    assert machine.oom.words() == ""
+    assert machine.oom.reason() == ""
 
 
 def test_a_node_without_memory_is_not_the_jobs_limit(machine: Machine) -> None:
     machine.oom.begin()
     machine.write(STEP, kills=1)
-    assert machine.oom.words() == "out of memory on the node, below the job's own limit"
+    assert machine.oom.reason() == "out of memory on the node, below the job's own limit"
 
 
 def test_a_limit_that_is_reached_without_a_kill_is_nothing(machine: Machine) -> None:
     machine.oom.begin()
     machine.write("slurm/uid_1/job_7", reached=40, limit=64_000_000_000)
-    assert machine.oom.words() == ""
+    assert machine.oom.reason() == ""
 
 
 def test_a_machine_without_cgroups(tmp_path: Path) -> None:
     oom = OomKills(tmp_path, tmp_path)
     oom.begin()
-    assert oom.words() == ""
+    assert oom.reason() == ""
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ if (child := os.fork()) == 0:
     hoard = []
     while True:
         hoard.append(bytearray(b"x") * (8 << 20))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), kills.words())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), kills.reason())
 """
 
 

@@ -46,7 +46,7 @@ def test_silence_counts_from_the_last_answer() -> None:
     link = ControllerLink()
     assert link.silence(10.0) == 0.0
     assert link.silence(80.0) == 70.0
-    link.on_lookup(EpochRecord(epoch=1, host="h", addresses=(), port=1, pid=1, run_id="r"), 80.0)
+    link.on_epoch(EpochRecord(epoch=1, host="h", addresses=(), port=1, pid=1, run_id="r"), 80.0)
     link.on_answer(1, 81.0)
     assert link.silence(91.0) == 10.0
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from slurm_robust.agent.ports import PortHolder, bind_free, local_address, taken_by
+from slurm_robust.agent.network import PortHolder, bind_free, local_address, taken_by
 from tests.unit.agent.harness import rival
 from tests.users import run_as
 
@@ -21,7 +21,7 @@ def listen(port: int) -> socket.socket:
     return server
 
 
-def test_a_held_port_can_be_listened_on_by_who_shares_it() -> None:
+def test_a_held_port_can_be_listened_on_by_a_socket_that_shares_it() -> None:
     holder = PortHolder()
     with pytest.raises(OSError, match="in use"):
         listen(holder.port)  # nobody, before it is for somebody

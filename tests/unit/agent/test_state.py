@@ -6,14 +6,14 @@ from slurm_robust.agent.launcher import Gone, LauncherMessage
 from slurm_robust.agent.state import LAUNCHER_PROVEN_S, LAUNCHER_STARTS, AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
-    End,
+    EndAgent,
     EpochSeen,
     ForgetRecords,
-    GpusSaid,
+    GpusReported,
     InjectSignal,
     Instruction,
     Kill,
-    LauncherSaid,
+    LauncherReported,
     Order,
     OrderCame,
     ReadTail,
@@ -45,10 +45,10 @@ class Machine:
         return self.state.handle(OrderCame(order=order), self.now)
 
     def say(self, message: LauncherMessage) -> list[Instruction]:
-        return self.state.handle(LauncherSaid(message=message), self.now)
+        return self.state.handle(LauncherReported(message=message), self.now)
 
     def gpus(self, held: str) -> list[Instruction]:
-        return self.state.handle(GpusSaid(held=held), self.now)
+        return self.state.handle(GpusReported(held=held), self.now)
 
     def tick(self, seconds: float) -> list[Instruction]:
         self.now += seconds
@@ -221,7 +221,7 @@ def test_a_stop_of_ended_workers_sweeps_what_they_left() -> None:
     assert len(m.state.exits(m.now)) == 2
 
 
-def test_what_survives_kill_is_told() -> None:
+def test_what_survives_kill_is_reported() -> None:
     m = Machine()
     m.run()
     m.order(stop())
@@ -250,7 +250,7 @@ def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_oursel
     m.run()
     for rank in (0, 1):
         gone = Exited(generation=1, rank=rank, pid=pid_of(rank, 1), ended=m.now, signal=9)
-        m.state.handle(LauncherSaid(message=gone, oom="out of memory", taken="by somebody"), m.now)
+        m.state.handle(LauncherReported(message=gone, oom="out of memory", taken="by somebody"), m.now)
         m.order(Stop(epoch=1, generation=1, grace_s=1.0))
     assert [exit.oom for exit in m.state.exits(m.now)] == ["out of memory", ""]
     assert [exit.taken for exit in m.state.exits(m.now)] == ["by somebody", ""]
@@ -354,23 +354,26 @@ def test_shutdown_stops_the_workers_and_ends() -> None:
     m.run()
     assert m.order(Shutdown(epoch=1, grace_s=2.0)) == [Terminate(pid=100), Terminate(pid=101), BEAT]
     m.exited(0, signal=15)
-    assert m.exited(1, signal=15) == [SweepGroups(), BEAT, End(), BEAT]
+    assert m.exited(1, signal=15) == [SweepGroups(), BEAT, EndAgent(), BEAT]
 
 
 def test_shutdown_without_workers_ends_at_once() -> None:
-    assert Machine().order(Shutdown(epoch=1, grace_s=2.0)) == [BEAT, End()]
+    assert Machine().order(Shutdown(epoch=1, grace_s=2.0)) == [BEAT, EndAgent()]
 
 
 def test_copies_stay_unless_the_controller_says_that_the_job_is_over() -> None:
-    assert Machine().order(Shutdown(epoch=1, grace_s=2.0, keep_copies=True)) == [BEAT, End(keep_copies=True)]
+    assert Machine().order(Shutdown(epoch=1, grace_s=2.0, keep_copies=True)) == [
+        BEAT,
+        EndAgent(keep_copies=True),
+    ]
     m = Machine()
-    assert m.state.handle(TermCame(grace_s=1.0), m.now) == [BEAT, End(keep_copies=True)]
+    assert m.state.handle(TermCame(grace_s=1.0), m.now) == [BEAT, EndAgent(keep_copies=True)]
     m = Machine()
     m.run()
     m.state.handle(TermCame(grace_s=1.0), m.now)
     m.order(Shutdown(epoch=1, grace_s=1.0))
     m.exited(0, signal=15)
-    assert End(keep_copies=False) in m.exited(1, signal=15)
+    assert EndAgent(keep_copies=False) in m.exited(1, signal=15)
 
 
 def test_no_worker_is_started_after_a_shutdown() -> None:
@@ -385,7 +388,7 @@ def test_shutdown_does_not_wait_for_the_unkillable() -> None:
     m.run()
     m.order(Shutdown(epoch=1, grace_s=2.0))
     m.tick(2.0)
-    assert m.tick(5.0) == [BEAT, End()]
+    assert m.tick(5.0) == [BEAT, EndAgent()]
 
 
 def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
@@ -418,7 +421,7 @@ def test_an_agent_that_ends_waits_shortly_for_what_it_has_killed_before() -> Non
     m.tick(20.0)
     m.order(Shutdown(epoch=1, grace_s=2.0))
     assert m.state.deadline == m.now + 5.0
-    assert m.tick(5.0) == [BEAT, End()]
+    assert m.tick(5.0) == [BEAT, EndAgent()]
 
 
 HELD = "gpu0 71000 MiB"

@@ -1,4 +1,4 @@
-"""How often an agent looks for new snapshots."""
+"""How often an agent scans for new snapshots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_robust.agent.copies.watch import pause_s
         pytest.param(60.0, 1.0, 0.5, id="steps of minutes"),
     ],
 )
-def test_a_look_is_a_tenth_as_far_away_as_snapshots_are(
+def test_the_pause_between_scans_is_a_tenth_of_that_between_snapshots(
     step_s: float, since_s: float, expected: float
 ) -> None:
     assert pause_s(step_s, since_s) == pytest.approx(expected)

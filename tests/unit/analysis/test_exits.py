@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.analysis.exits import blames_peer, root_exit
+from slurm_robust.analysis.logs import blames_peer, root_exit
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import NodeExit
 

@@ -115,7 +115,7 @@ def test_a_journal_says_how_it_went() -> None:
 
 def test_who_would_be_evicted_in_observe_mode_is_an_innocent_too() -> None:
     hang = Case("hang", REPORTED, EVERY_TIME, 0.5, mode="observe")
-    would = (Evict(node="n2", reason=""), Restart())
+    would = (Evict(node="n2"), Restart())
     said = decided(115, *would, reason="rank 1 is stopped", carried_out=False)
     found = replace(after(hang, launched(100, 1), said), slurm="still RUNNING after 240 s")
     assert found.evicted == ("n2",)

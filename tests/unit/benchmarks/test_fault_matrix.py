@@ -28,7 +28,7 @@ from slurm_robust.model.incident import (
 HANG = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=15.0)
 PLANTED = Outcome(case="a hang", mode="act", rank=3, node="n2", expected=HANG, went_on=True)
 DETAIL = "no step for 15 s since step 60: ranks 0-7 stand still; the limit is 15 s"
-EVICTED: tuple[Action, ...] = (Evict(node="n2", reason=""), Replace(node="n2", standby="n5"), Restart())
+EVICTED: tuple[Action, ...] = (Evict(node="n2"), Replace(node="n2", standby="n5"), Restart())
 
 
 def opened(t: float) -> ev.IncidentOpened:

@@ -50,6 +50,7 @@ def same(a: Any, b: Any) -> bool:
 
 def main() -> None:
     folder, expected_path, kind = sys.argv[1:]
+    torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=UserWarning)
     expected = torch.load(expected_path, weights_only=True)
     rank = int(os.environ["RANK"])

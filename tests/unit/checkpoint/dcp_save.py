@@ -21,6 +21,7 @@ REF = CheckpointId(generation=1, step=7)
 
 def main() -> None:
     folder, expected_path, kind = sys.argv[1:]
+    torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(1)
     model = model_of(normed=kind != "fsdp")

@@ -29,7 +29,7 @@ from torch import nn
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Place
+from slurm_robust.checkpoint.rankparts import TensorPlace
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.tree import tensor_in, unflatten
@@ -93,7 +93,7 @@ class Example:
         entries = {"model": self.model, "optimizer": self.optimizer, "average": self.average}
         self.training = Training(entries=entries)
         restored = options.pop("restored", None)
-        place = Place(
+        place = TensorPlace(
             header=header(generation), first_on_node=True, ranks_on_node=1, nodes=1, restored=restored
         )
         self.snapshotter = Snapshotter(folder, place, **options)

@@ -90,14 +90,14 @@ def test_a_damaged_byte_is_told_wherever_it_goes(
         image.fill(targets, 2)
 
 
-def test_a_damaged_gap_between_targets_is_told(image: Image, path: Path) -> None:
+def test_a_damaged_gap_between_targets_is_reported(image: Image, path: Path) -> None:
     image.fill([room(spec.nbytes) if spec.nbytes else None for spec in image.tensors])
     flip(path, image.nbytes - 65 - 1)  # behind the second tensor
     with pytest.raises(CorruptPart):
         image.fill([room(spec.nbytes) if spec.nbytes else None for spec in image.tensors])
 
 
-def test_a_file_that_became_shorter_is_told(image: Image, path: Path) -> None:
+def test_a_file_that_became_shorter_is_reported(image: Image, path: Path) -> None:
     os.truncate(path, image.nbytes - 500)
     with pytest.raises(CorruptPart, match=r"1 of 2 chunks fail"):
         image.fill([room(spec.nbytes) if spec.nbytes else None for spec in image.tensors])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,10 @@ from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
+from tests.ranks import free_port, run_ranks
 from tests.sharding import needs_fsdp2
+from tests.unit.checkpoint import dcp_load, dcp_save
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 REF = CheckpointId(generation=1, step=7)
 
 
@@ -49,31 +46,10 @@ def as_torch(folder: Path) -> Any:
     return torch.load(folder / "whole.pt", weights_only=False)
 
 
-def run(program: str, world_size: int, *arguments: str | Path) -> None:
+def run(main: Callable[[], None], world_size: int, *arguments: str | Path) -> None:
     """Run a program as that many ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SROBUST_")},
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, HERE / program, *arguments], env={**environment, "RANK": str(rank)}, cwd=ROOT
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        assert [rank.wait(120.0) for rank in ranks] == [0] * world_size
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    run_ranks(main, *arguments, environs=[{**common, "RANK": str(rank)} for rank in range(world_size)])
 
 
 @pytest.mark.slow
@@ -89,10 +65,10 @@ def run(program: str, world_size: int, *arguments: str | Path) -> None:
 def test_dcp_alone_loads_it(kind: str, world_size: int, tmp_path: Path) -> None:
     """Bitwise, in one process, and sharded over two and four ranks, of which some get nothing."""
     folder, expected = tmp_path / str(REF), tmp_path / "expected.pt"
-    run("dcp_save.py", world_size, tmp_path, expected, kind)
-    run("dcp_load.py", 1, folder, expected, "whole")
+    run(dcp_save.main, world_size, tmp_path, expected, kind)
+    run(dcp_load.main, 1, folder, expected, "whole")
     if kind == "fsdp":
-        run("dcp_load.py", 6 - world_size, folder, expected, "sharded")
+        run(dcp_load.main, 6 - world_size, folder, expected, "sharded")
     content = as_torch(folder)
     for name, value in torch.load(expected, weights_only=True)["model"].items():
         assert torch.equal(content["model"][name], value)

@@ -68,7 +68,7 @@ def test_what_is_not_there_is_missing(tmp_path: Path) -> None:
         tier(tmp_path).load(REF, ("model",))
 
 
-def test_another_world_size_is_told(tmp_path: Path) -> None:
+def test_another_world_size_is_reported(tmp_path: Path) -> None:
     with pytest.raises(WorldSizeMismatch, match=r"written by 2 ranks.*has 4: run with 2 ranks"):
         tier(saved(tmp_path), world_size=4).load(REF, ("model",))
 
@@ -131,7 +131,7 @@ def test_what_a_finisher_left_undone_the_next_one_does(tmp_path: Path) -> None:
     assert store.latest() == later
 
 
-def test_other_entries_are_told(tmp_path: Path) -> None:
+def test_other_entries_are_reported(tmp_path: Path) -> None:
     with pytest.raises(EntryMismatch, match="holds the entries model, the script names model, loader"):
         tier(saved(tmp_path)).load(REF, ("model", "loader"))
 

@@ -26,6 +26,7 @@ from slurm_robust.checkpoint.image import (
     ROOM_TO_GROW,
     Buffer,
     BufferInUse,
+    SharedFile,
     TensorSpec,
     image_bytes,
     open_image,
@@ -66,6 +67,22 @@ def test_what_was_committed_is_read_back(path: Path, sizes: list[int]) -> None:
     image.close()
 
 
+def test_an_image_can_be_opened_as_soon_as_it_is_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PartHeader | None] = []
+
+    def unlock(file: SharedFile) -> None:
+        seen.append(read_header(path))
+        open_image(path).close()
+        with pytest.raises(BufferInUse):
+            Buffer(path).reserve(1)
+        real(file)
+
+    real = SharedFile.unlock
+    monkeypatch.setattr(SharedFile, "unlock", unlock)
+    fill(Buffer(path), [b"a"])
+    assert seen == [HEADER]
+
+
 def test_tensors_are_aligned_and_the_file_is_private(path: Path) -> None:
     buffer = Buffer(path)
     fill(buffer, [b"a", b"b" * 70, b"c"])
@@ -76,7 +93,7 @@ def test_tensors_are_aligned_and_the_file_is_private(path: Path) -> None:
     assert [whole[at + ALIGNMENT * n : at + ALIGNMENT * n + 1] for n in (0, 1, 3)] == [b"a", b"b", b"c"]
 
 
-def test_an_image_that_was_begun_and_not_committed_is_none(path: Path) -> None:
+def test_an_image_that_was_begun_and_not_committed_is_ignored(path: Path) -> None:
     buffer = Buffer(path)
     fill(buffer, [b"old"])
     buffer.begin(HEADER, [TensorSpec(dtype="uint8", shape=(3,), nbytes=3)], b"")
@@ -88,7 +105,7 @@ def test_an_image_that_was_begun_and_not_committed_is_none(path: Path) -> None:
         open_image(path)
 
 
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MissingCheckpoint, match="not there"):
         open_image(tmp_path / "none")
     (tmp_path / "short").write_bytes(b"x")
@@ -188,7 +205,7 @@ def test_no_changed_byte_stays_unseen(path: Path, at: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("size", [PAGE - 1, PAGE, PAGE + 10, 3 * PAGE])
-def test_a_shortened_file_is_told(path: Path, size: int) -> None:
+def test_a_shortened_file_is_reported(path: Path, size: int) -> None:
     fill(Buffer(path), [bytes_of(20_000)])
     os.truncate(path, size)
     with pytest.raises((CorruptPart, MissingCheckpoint), match=path.name):
@@ -212,7 +229,7 @@ def test_another_version_is_told_as_such(path: Path) -> None:
     "other",
     [{"run_id": "8"}, {"layout": "tp2"}, {"generation": 1}, {"step": 9}, {"rank": 1}, {"world_size": 2}],
 )
-def test_an_image_of_something_else_is_told(path: Path, other: dict[str, object]) -> None:
+def test_an_image_of_something_else_is_reported(path: Path, other: dict[str, object]) -> None:
     check_header(HEADER, msgspec.structs.replace(HEADER, library="2"), path)
     with pytest.raises(ForeignPart, match="expected is run"):
         check_header(HEADER, msgspec.structs.replace(HEADER, **other), path)

@@ -20,8 +20,8 @@ from slurm_robust.checkpoint.image import Buffer, Image, open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, apply, capture
 from slurm_robust.checkpoint.tree import flatten, specs_of, tensor_in, unflatten
-from slurm_robust.model import versions
 from slurm_robust.testing.lagging_gpus import LaggingGpus
+from slurm_robust.util.text import version_numbers
 from tests.sharding import needs_fsdp2
 
 HEADER = PartHeader(run_id="7-ab", layout="", generation=1, step=5, rank=0, world_size=1)
@@ -184,7 +184,7 @@ def test_an_entry_that_has_no_state_yet_is_read_as_ever(tmp_path: Path) -> None:
     assert torch.equal(live.weight, model.weight)
 
 
-@pytest.mark.skipif(versions.numbers(torch.__version__) < (2, 5), reason="gloo of torch 2.4 has no bfloat16")
+@pytest.mark.skipif(version_numbers(torch.__version__) < (2, 5), reason="gloo of torch 2.4 has no bfloat16")
 def test_what_ranks_share_is_filled_too(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:

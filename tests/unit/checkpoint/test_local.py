@@ -106,7 +106,7 @@ def front_of(path: Path) -> bytes:
     return found.content
 
 
-def test_a_header_with_right_sums_but_without_the_key_is_none(local: LocalCopies, tmp_path: Path) -> None:
+def test_a_header_with_right_sums_but_without_the_key_is_ignored(local: LocalCopies, tmp_path: Path) -> None:
     """Who can write there can also sum up; a copy of another step, say, with the seal of a true one."""
     true = publish(local, tmp_path, 0, 10)
     forged = local.part_path(0, CheckpointId(generation=1, step=99999999))
@@ -117,7 +117,7 @@ def test_a_header_with_right_sums_but_without_the_key_is_none(local: LocalCopies
 
 
 @pytest.mark.parametrize("trap", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_plain_file_is_passed_over_at_once(
+def test_anything_but_a_plain_file_is_passed_over_at_once(
     local: LocalCopies, tmp_path: Path, trap: Callable[[Path], None]
 ) -> None:
     publish(local, tmp_path, 0, 10)
@@ -161,7 +161,7 @@ def test_a_strangers_folder_is_neither_read_nor_written(scratch: Path, tmp_path:
 
 
 @as_root
-def test_a_strangers_file_in_ones_own_folder_is_no_copy(scratch: Path, tmp_path: Path) -> None:
+def test_a_strangers_file_in_ones_own_folder_is_ignored(scratch: Path, tmp_path: Path) -> None:
     local = LocalCopies(scratch, RUN, KEY)
     image = open_image(fill(tmp_path / "buffer", 0, 5, 1, MIB))
     assert ".img" in run_as(ME, lambda: local.publish(image, 1))

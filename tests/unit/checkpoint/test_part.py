@@ -161,7 +161,7 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
         read_sidecar(path)
 
 
-def test_another_format_version_is_told(tmp_path: Path) -> None:
+def test_another_format_version_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000-of-00001.part"
     path.write_bytes(struct.pack("<8sIIQ", MAGIC, 99, 0, 0) + b"whatever")
     with pytest.raises(ForeignPart, match="format version 99"):

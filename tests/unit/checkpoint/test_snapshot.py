@@ -95,7 +95,7 @@ def state_at_end(example: Example, step: int):  # type: ignore[no-untyped-def]
 # -- the guard ------------------------------------------------------------------------------------
 
 
-def test_a_change_while_copying_is_seen_and_told(
+def test_a_change_while_copying_is_seen_and_reported(
     folder: MemoryFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     example = Example(folder)

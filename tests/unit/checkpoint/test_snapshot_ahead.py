@@ -38,7 +38,7 @@ class Watch:
         self.then: Callable[[], Any] = lambda: None
 
     def state_dict(self) -> Any:
-        self._seen = self._snapshotter._job
+        self._seen = self._snapshotter._pending
         self.ahead = self._seen is not None
         return {"answer": self.then()}
 
@@ -48,7 +48,7 @@ class Watch:
     @property
     def adopted(self) -> bool:
         """The copy that was under way then has become the snapshot."""
-        return self.ahead and self._snapshotter._job is self._seen
+        return self.ahead and self._snapshotter._pending is self._seen
 
 
 class Watched(Example):
@@ -109,7 +109,7 @@ def test_a_state_like_the_last_is_copied_before_it_is_asked_for(example: Watched
 
 
 def copied(example: Watched) -> None:
-    job = example.snapshotter._job
+    job = example.snapshotter._pending
     assert job is not None
     concurrent.futures.wait([job.copying], 10.0)
 
@@ -123,7 +123,7 @@ def test_a_copy_is_ahead_only_after_an_update_that_had_to_wait(folder: MemoryFol
         example.update()
     gate = example.hold_thread()
     example.take(4)
-    job = example.snapshotter._job
+    job = example.snapshotter._pending
     assert job is not None
     updating = threading.Thread(target=example.update)
     updating.start()

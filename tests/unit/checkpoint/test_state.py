@@ -17,14 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
-from slurm_robust.checkpoint.rng import capture_rng, restore_rng
 from slurm_robust.checkpoint.state import (
     Snapshot,
     Stateful,
     apply,
     capture,
+    capture_rng,
     changed_by_optimizers,
     key_of,
+    restore_rng,
     unwrapped,
 )
 from slurm_robust.checkpoint.store import CheckpointStore

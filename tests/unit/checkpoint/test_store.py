@@ -57,7 +57,7 @@ def test_tokens_look_like_paths() -> None:
 @pytest.mark.parametrize(
     "token", ["", "gen-3/step-00000120", "gen-00003/step-00000120", "gen-0003/step-00000120/x", "../x"]
 )
-def test_other_words_are_no_tokens(token: str) -> None:
+def test_other_texts_are_not_tokens(token: str) -> None:
     with pytest.raises(ValueError, match="names no checkpoint"):
         CheckpointId.parse(token)
 

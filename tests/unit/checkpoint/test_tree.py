@@ -174,7 +174,9 @@ def test_unusual_tensors_keep_their_values(tensor: torch.Tensor) -> None:
     ids=["sparse", "quantised"],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_a_tensor_that_is_no_block_is_refused_by_name(make: Callable[[], torch.Tensor], what: str) -> None:
+def test_a_tensor_that_is_not_one_block_is_refused_by_name(
+    make: Callable[[], torch.Tensor], what: str
+) -> None:
     tensor = make()
     value = {"own": {"model": OrderedDict(a=torch.ones(1), b=[torch.ones(1), tensor])}}
     place = r"\['own'\]\['model'\]\['b'\]\[1\]"
@@ -190,7 +192,7 @@ def test_places_are_named_in_the_order_of_the_tensors() -> None:
 
 
 @pytest.mark.parametrize("tree", [b"", b"\xc1", b"\x92\xa1?\x01", b"\x92\xa1t\x05", b"\x92\xa1T\xa1x"])
-def test_a_tree_that_is_none_is_told(tree: bytes) -> None:
+def test_bytes_that_are_not_a_tree_are_reported(tree: bytes) -> None:
     with pytest.raises(CorruptPart):
         unflatten(tree, [])
 

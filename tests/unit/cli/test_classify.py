@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.report.classification import bounded
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

@@ -27,11 +27,11 @@ from slurm_robust.config.node import Paths
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.model import events as ev
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
-from slurm_robust.node.log import EventLog
+from slurm_robust.nodes.hooks.log import EventLog
 from slurm_robust.report import console as report_console
 from slurm_robust.report import diagnosis, replay
 from slurm_robust.report.console import Screen

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.report import bundle
 from tests.unit.report import incident_journal as made_up

@@ -13,7 +13,7 @@ import pytest
 from slurm_robust.cli import main as cli
 from slurm_robust.cli import run
 from slurm_robust.cli.main import main, make_parser
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 
 FROZEN = Path(__file__).with_name("options.txt")
 

@@ -10,7 +10,7 @@ from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import add_text, collect, environment_name, from_environment
 from slurm_robust.config.reader import Layers, Place, schema_keys
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 
 
 @pytest.fixture
@@ -59,6 +59,14 @@ def test_problems_of_all_sources_are_reported_together(site: Path, tmp_path: Pat
     ):
         assert expected in str(error)
     assert error.exit_code == ExitCode.CONFIG
+
+
+def test_a_site_file_that_cannot_be_reached_is_an_error(site: Path) -> None:
+    """One that is not there is none."""
+    assert collect(None, {}, Layers(JobConfig)).build() == JobConfig()
+    site.symlink_to(site)
+    error = refused(collect(None, {}, Layers(JobConfig)))
+    assert "site.yaml cannot be read: Too many levels of symbolic links" in str(error)
 
 
 def test_a_value_that_a_higher_source_replaces_need_not_be_right(site: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from slurm_robust.config import nodefile
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import load
+from tests.users import NOBODY, run_as
 
 AGED_S = 10
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root writes the compiled copy")
@@ -272,6 +274,20 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_reason(site: Site) -> N
     site.main.mkdir()
     with pytest.raises(InvalidSettings, match="cannot be read"):
         site.load()
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("closed", ["", "conf.d"])
+def test_a_folder_that_cannot_be_read_is_an_error_and_does_not_mean_no_settings(closed: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)  # nothing above it keeps others out
+        site = Site(Path(folder))
+        site.write("drain: {mode: act}\n")
+        site.write("gpu: {count: 6}\n", "conf.d/10.yaml")
+        (site.main.parent / closed).chmod(0o700)
+        said = run_as(NOBODY, site.load)
+        assert said.startswith("InvalidSettings")
+        assert "cannot be read: Permission denied" in said
 
 
 def test_aliases_of_aliases_are_refused_at_once(site: Site) -> None:

@@ -15,13 +15,11 @@ from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
-from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.exits import Witness, WorkerExit
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.incident import Diagnosis, NodeExit, TestResult
 from slurm_robust.model.journal import fold
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
-from slurm_robust.model.steps import Witness
 from slurm_robust.slurm.step_output import step_end, task_ends
 from slurm_robust.wire.messages import (
     Flush,
@@ -184,16 +182,16 @@ class Job:
     def witness(self, node: str) -> Witness:
         """Slurm knows which nodes are dead."""
         gone = node in self.dead or node in self.given_up
-        words = "DOWN+NOT_RESPONDING (Not responding)" if gone else "ALLOCATED"
-        return Witness(node=node, words=words, against=gone, gone=gone)
+        message = "DOWN+NOT_RESPONDING (Not responding)" if gone else "ALLOCATED"
+        return Witness(node=node, message=message, against=gone, gone=gone)
 
-    def step_ends(self, *nodes: str, words: str, code: int = 1) -> None:
-        """The srun of the agents on ``nodes`` ends, having said ``words``."""
-        self.core.on_step_end(step_end(nodes, code, words.splitlines()), self.now())
+    def step_ends(self, *nodes: str, message: str, code: int = 1) -> None:
+        """The srun of the agents on ``nodes`` ends, with the output ``message``."""
+        self.core.on_step_end(step_end(nodes, code, message.splitlines()), self.now())
 
-    def task_ends(self, node: str, words: str) -> None:
-        """The agent on ``node`` ends, and srun says so with ``words``."""
-        for end in task_ends((node,), [words], [words]):
+    def task_ends(self, node: str, message: str) -> None:
+        """The agent on ``node`` ends, and srun says so with ``message``."""
+        for end in task_ends((node,), [message], [message]):
             self.core.on_step_end(end, self.now())
 
     # -- the agents' part ----------------------------------------------------------------------------

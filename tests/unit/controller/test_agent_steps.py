@@ -41,7 +41,7 @@ def test_an_srun_that_ends_is_told_once_with_its_words(world: Steps) -> None:
     world.srun.end(1)
     (end,) = world.steps.news().ends
     assert (end.nodes, end.code) == (NODES, 1)
-    assert end.words == "srun: error: Unable to create step for job 1: Invalid account"
+    assert end.message == "srun: error: Unable to create step for job 1: Invalid account"
     assert world.steps.news().ends == ()
 
 
@@ -74,13 +74,13 @@ def test_an_end_is_judged_when_storage_tells_what_srun_said(
         patch.setattr(Path, "open", refuse)
         assert world.steps.news().ends == ()
     (end,) = world.steps.news().ends
-    assert end.words == "srun: error: Unable to create step for job 1: Invalid account"
+    assert end.message == "srun: error: Unable to create step for job 1: Invalid account"
 
 
 def test_slurm_as_the_witness_of_nodes(world: Steps) -> None:
     world.slurm.cluster.node_down("n2")
     first, second, other = world.steps.witnesses(("n1", "n2", "n4"))
-    assert (first.words, first.against) == ("ALLOCATED", False)
-    assert second.words == "DOWN+NOT_RESPONDING (Not responding), no longer part of the job"
+    assert (first.message, first.against) == ("ALLOCATED", False)
+    assert second.message == "DOWN+NOT_RESPONDING (Not responding), no longer part of the job"
     assert second.against
     assert other.against  # it is idle, but not ours

@@ -8,7 +8,7 @@ from slurm_robust.config.job import CheckpointConfig, JobConfig, ParallelConfig,
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
-from slurm_robust.model.exitcodes import UNUSABLE_COPY, ExitCode
+from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Phase

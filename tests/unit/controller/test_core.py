@@ -10,7 +10,7 @@ from slurm_robust.controller.effects import RequeueAnswer, Said, Send
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold

@@ -10,11 +10,9 @@ from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.job import DetectConfig, JobConfig, Limits, ReplayConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.diagnosis import Diagnosis
-from slurm_robust.model.findings import Effect, Party, Suggestion
-from slurm_robust.model.incident import Symptom
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
+from slurm_robust.model.incident import Diagnosis, Symptom
+from slurm_robust.model.progress import Traffic
 from slurm_robust.report.incident_text import timeline
 from slurm_robust.report.incidents import incident_reports
 from tests.unit.controller.fleetwork import Job, doing
@@ -331,7 +329,7 @@ def test_a_lost_gpu_evicts_its_node_at_once() -> None:
 def test_one_network_alert_is_borne_and_two_are_not() -> None:
     flapping = job()
     link = {"check": "ethernet.state", "effect": Effect.LINK_DOWN, "subject": "mlx5_0/1", "text": "down",
-            "is_link": True, "blame": Party.FABRIC, "suggestion": Suggestion.RESET}  # fmt: skip
+            "blame": Party.FABRIC, "suggestion": Suggestion.RESET}  # fmt: skip
     raise_alerts(flapping, {"n2": alert(**link, ended_s=0.1)})
     train(flapping, range(40, 42))
     assert flapping.core.state.generation == 1
@@ -348,7 +346,6 @@ def test_many_nodes_behind_one_switch_are_one_event() -> None:
         "check": "ethernet.state",
         "effect": Effect.LINK_DOWN,
         "subject": "mlx5_0/1",
-        "is_link": True,
         "blame": Party.FABRIC,
     }
     both = {n: (alert(**link), alert(2, **link)) for n in NODES[:3]}
@@ -383,7 +380,7 @@ def test_a_spare_with_one_alert_of_its_network_stays() -> None:
     trained = job()
     raise_alerts(
         trained,
-        {"n5": alert(check="ethernet.state", effect=Effect.LINK_DOWN, is_link=True, blame=Party.FABRIC)},
+        {"n5": alert(check="ethernet.state", effect=Effect.LINK_DOWN, blame=Party.FABRIC)},
     )
     assert trained.core.state.spares == SPARES
 

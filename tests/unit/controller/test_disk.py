@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.controller.disk import Disk
+from slurm_robust.controller.journal import Disk
 from slurm_robust.testing.faulty_disk import FaultyDisk
 from tests.contracts.disk import DiskContract
 from tests.unit.controller.room import room_for

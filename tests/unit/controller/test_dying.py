@@ -101,7 +101,7 @@ def test_an_order_to_leave_waits_no_longer_than_slurm_does() -> None:
     job = crashed({"n3": 100.0})
     job.pass_time(3)
     began = job.mono
-    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.until(lambda: job.code is not None, limit=30)
     assert job.mono - began < 25, "KillWait is 30 s by default"
     assert evicted(job) == set()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_robust.config.job import DetectConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
-from slurm_robust.model.diagnosis import Diagnosis
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fleetwork import Job
 
@@ -159,7 +159,7 @@ class Weather:
         while job.mono < end and job.code is None:
             job.pass_time(TICK_S, tick=TICK_S)
             if job.requeued and job.slurm_says and job.slurm_says[0] is TAKEN and job.core.leaving is None:
-                job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+                job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
             if self.can_step():
                 job.train_to(max(self.step(), job.core.state.restored_step) + 1)
 

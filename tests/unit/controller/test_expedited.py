@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.controller.expedited import PATIENCE_S, ending_for_good, forbid_requeue
+from slurm_robust.controller.requeue import PATIENCE_S, ending_for_good, forbid_requeue
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 

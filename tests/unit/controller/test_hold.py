@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.controller.effects import Now
-from slurm_robust.controller.hold import LONGEST_S, Hold
+from slurm_robust.controller.turns import LONGEST_HOLD_S, Hold
 
 
 class Clocks:
@@ -48,11 +48,11 @@ def test_after_half_an_hour_storage_is_not_waited_for_before_it_is_whole_again()
     clocks = Clocks()
     hold = Hold(clocks)
     hold.follow(behind=True, urgent=False)
-    clocks.go(LONGEST_S - 1)
+    clocks.go(LONGEST_HOLD_S - 1)
     hold.follow(behind=True, urgent=False)
     assert hold.holds
     clocks.go(2)
-    assert hold.follow(behind=True, urgent=False) == LONGEST_S + 1
+    assert hold.follow(behind=True, urgent=False) == LONGEST_HOLD_S + 1
     clocks.go(100)
     hold.follow(behind=True, urgent=False)
     assert (hold.holds, hold.gave_up) == (False, True)

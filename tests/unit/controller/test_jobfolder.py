@@ -16,7 +16,7 @@ from slurm_robust.agent.__main__ import CannotBegin, read_spec
 from slurm_robust.controller import jobfolder, preflight
 from slurm_robust.controller.jobfolder import Folder, judge
 from slurm_robust.controller.preflight import PreflightError
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.keys import KeysError, create_keys, load_client
 from tests.unit.plans import plan
@@ -70,13 +70,13 @@ def test_a_link_is_as_good_as_its_owner() -> None:
 def test_looks_from_the_jobs_folder_to_the_one_of_its_submission(tmp_path: Path) -> None:
     submitted = tmp_path / "project" / "mine"
     job = submitted / "srobust-jobs" / "7"
-    assert [f.path for f in jobfolder.look(job, submitted)] == []
+    assert [f.path for f in jobfolder.folders(job, submitted)] == []
     submitted.mkdir(parents=True)
     jobfolder.make(job)
-    assert [f.path for f in jobfolder.look(job, submitted)] == [job, job.parent, submitted]
+    assert [f.path for f in jobfolder.folders(job, submitted)] == [job, job.parent, submitted]
     elsewhere = tmp_path / "scratch" / "jobs" / "7"
     jobfolder.make(elsewhere)
-    assert [f.path for f in jobfolder.look(elsewhere, submitted)] == [elsewhere, *elsewhere.parents[:2]]
+    assert [f.path for f in jobfolder.folders(elsewhere, submitted)] == [elsewhere, *elsewhere.parents[:2]]
 
 
 def test_looks_also_where_a_link_leads(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_looks_also_where_a_link_leads(tmp_path: Path) -> None:
     (submitted / "srobust-jobs").symlink_to(scratch)
     job = submitted / "srobust-jobs" / "7"
     jobfolder.make(job)
-    found = {f.path: stat.S_ISLNK(f.mode) for f in jobfolder.look(job, submitted)}
+    found = {f.path: stat.S_ISLNK(f.mode) for f in jobfolder.folders(job, submitted)}
     assert found[job.parent] is True
     assert found[scratch / "7"] is found[scratch] is found[scratch.parent] is False
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.controller import jobid
+from slurm_robust.controller import preflight
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import another_job, read
 from slurm_robust.slurm.requests import SubmitRequest
@@ -73,7 +73,7 @@ def folder(path: Path, events: list[ev.AnyEvent]) -> JobDirectory:
 def test_its_folder_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> None:
     for again in ("", "-2"):
         directory = folder(tmp_path, history(100.0))
-        said = jobid.move_aside(directory, read(directory.journal), "submitted at x")
+        said = preflight.move_aside(directory, read(directory.journal), "submitted at x")
         stamp = time.strftime("%Y-%m-%dT%H:%M", time.localtime(NOW - 3600))
         moved = tmp_path / f"2.old-{stamp}{again}"
         assert str(moved) in said
@@ -84,7 +84,7 @@ def test_its_folder_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_job_of_another_cluster_that_may_still_run_is_left_alone(tmp_path: Path) -> None:
     directory = folder(tmp_path, history(100.0, t=time.time() - 20, code=None))
     with pytest.raises(PreflightError) as error:
-        jobid.move_aside(directory, read(directory.journal), "of cluster a")
+        preflight.move_aside(directory, read(directory.journal), "of cluster a")
     assert error.value.exit_code == ExitCode.OTHER_CONTROLLER
     assert "--job-dir" in error.value.fix
     assert directory.journal.exists()
@@ -93,6 +93,6 @@ def test_a_job_of_another_cluster_that_may_still_run_is_left_alone(tmp_path: Pat
 def test_the_submit_time_is_slurms() -> None:
     slurm = FakeSlurm()
     job = slurm.submit(SubmitRequest(command=("x",)))
-    assert jobid.submit_time(slurm, job) == slurm.job(job).submit_time
+    assert preflight.submit_time(slurm, job) == slurm.job(job).submit_time
     slurm.cluster.unreachable = True
-    assert jobid.submit_time(slurm, job) is None
+    assert preflight.submit_time(slurm, job) is None

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.controller.disk import Disk
-from slurm_robust.controller.journal import PATIENCE_S, Journal
+from slurm_robust.controller.journal import PATIENCE_S, Disk, Journal
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import JournalDamaged, fold, parse, read
 from slurm_robust.testing.faulty_disk import FaultyDisk
 from tests.unit.controller.room import room_for
@@ -72,7 +71,7 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) ->
     with pytest.raises(JournalDamaged, match="line 3") as caught:
         Journal(tmp_path / "j")
     assert caught.value.exit_code == ExitCode.JOURNAL
-    assert caught.value.fix
+    assert "written by another version of slurm_robust" in caught.value.fix
     assert (tmp_path / "j").read_bytes() == b"".join(data)
 
 
@@ -186,10 +185,62 @@ def test_a_journal_that_storage_does_not_show_is_an_error(tmp_path: Path) -> Non
     assert "Permission denied" in run_as(65534, lambda: read(folder / "j"))
 
 
-def test_an_older_copy_in_the_journals_place_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage that has refused is tried again soon."""
     monkeypatch.setattr("slurm_robust.controller.journal.AGAIN_S", 0.01)
+
+
+@given(left=st.integers(min_value=0), stale=st.booleans())
+def test_events_that_storage_had_taken_and_lost_are_written_again(
+    tmp_path_factory: pytest.TempPathFactory, left: int, stale: bool
+) -> None:
+    """Wherever the file was cut, whether or not storage refused before, also what was read at the start."""
+    path, disk = tmp_path_factory.mktemp("j") / "journal.jsonl", FaultyDisk()
+    first = Journal(path)
+    first.append(*EVENTS[:2])
+    first.close()
+    journal = Journal(path, disk)
+    journal.append(EVENTS[2])
+    data = path.read_bytes()
+    left %= len(data) + 1
+    if stale:
+        disk.fail(errno.ESTALE)
+        journal.append(EVENTS[3])
+    os.truncate(path, left)
+    disk.heal()
+    journal.append(EVENTS[4])
+    assert journal.close()
+    expected = [*EVENTS[:3], EVENTS[3], EVENTS[4]] if stale else [*EVENTS[:3], EVENTS[4]]
+    assert read(path) == expected
+    assert journal.restored == 3 - data[:left].count(b"\n")
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("only", ["", "write", "sync"])
+@pytest.mark.parametrize("room", [0, 30, 150])
+def test_storage_that_refuses_while_lost_events_are_written_again(
+    tmp_path: Path, room: int, only: str
+) -> None:
+    path, disk = tmp_path / "j", FaultyDisk()
+    journal = Journal(path, disk)
+    journal.append(*EVENTS[:3])
+    os.truncate(path, 10)
+    disk.fail(errno.EIO, room=room, only=only)
+    journal.append(EVENTS[3])
+    wait_for(lambda: journal.trouble)
+    os.truncate(path, min(path.stat().st_size, 5))
+    disk.heal()
+    wait_for(lambda: journal.written == 4)
+    assert (read(path), journal.restored) == (EVENTS[:4], 3)
+    journal.append(EVENTS[4])
+    assert journal.close()
+    assert (read(path), journal.restored) == (EVENTS, 3)
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_older_copy_in_the_journals_place_is_completed(tmp_path: Path) -> None:
+    """And so is the newer one, when storage shows that one again."""
     path, disk = tmp_path / "j", FaultyDisk()
     newer, older = tmp_path / "newer", tmp_path / "older"
     journal = Journal(path, disk)
@@ -197,17 +248,35 @@ def test_an_older_copy_in_the_journals_place_is_left_alone(
     older.write_bytes(path.read_bytes())
     journal.append(EVENTS[1])
     newer.hardlink_to(path)
-    disk.fail(errno.ESTALE, only="write")
-    journal.append(EVENTS[2])
-    older.replace(path)
-    wait_for(lambda: "an older copy" in journal.trouble)
-    disk.heal()
-    assert not journal.settle(0.1)
-    assert read(path) == EVENTS[:1], "it is as it was"
-    newer.replace(path)
-    wait_for(lambda: journal.written == 3)
+    for number, copy in ((2, older), (3, newer)):
+        disk.fail(errno.ESTALE, only="write")
+        journal.append(EVENTS[number])
+        copy.replace(path)
+        opened = disk.calls.count("open")
+        wait_for(lambda opened=opened: disk.calls.count("open") > opened)
+        disk.heal()
+        wait_for(lambda number=number: journal.written == number + 1)
+        assert read(path) == EVENTS[: number + 1]
     assert journal.close()
-    assert read(path) == EVENTS[:3]
+
+
+@pytest.mark.usefixtures("soon")
+def test_lost_events_are_not_written_where_another_controller_has_gone_on_without_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "j"
+    old = Journal(path)
+    old.append(*EVENTS[:3])
+    os.truncate(path, len(path.read_bytes().splitlines(keepends=True)[0]) + 7)
+    new = Journal(path)
+    new.append(EVENTS[4])
+    old.append(EVENTS[3])
+    wait_for(lambda: old.trouble)
+    assert "lost" in old.trouble
+    new.append(EVENTS[1])
+    assert new.close()
+    assert not old.close()
+    assert (read(path), old.restored) == ([EVENTS[0], EVENTS[4], EVENTS[1]], 0)
 
 
 def test_what_another_controller_has_written_is_not_cut_off(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.preflight import check_history
 from slurm_robust.controller.transitions import ToReconnecting
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
 from slurm_robust.report.status import status_at
 from tests.unit.controller.fleetwork import Job, doing
@@ -17,7 +17,7 @@ from tests.unit.controller.fleetwork import Job, doing
 KILL_WAIT_S = 30.0
 """Slurm's default, from TERM to KILL."""
 
-TOLD = "told to end by SIGTERM"
+ORDERED = "ordered to end by SIGTERM"
 SILENT = RequeueAnswer(said=Said.NOTHING, detail="Unable to contact slurm controller")
 
 
@@ -123,24 +123,24 @@ STAGES = {
 def test_the_journal_says_that_the_job_was_told_to_end(stage: str) -> None:
     job = STAGES[stage]()
     assert job.stage == stage
-    job.act(job.core.on_leave(TOLD, job.now()))
+    job.act(job.core.on_leave(ORDERED, job.now()))
     job.until(lambda: bool(job.events(ev.RunEnded)), limit=KILL_WAIT_S - 5)
     (ended,) = job.events(ev.RunEnded)
-    assert (ended.code, ended.reason, ended.final) == (ExitCode.TERMINATED, TOLD, False)
+    assert (ended.code, ended.reason, ended.final) == (ExitCode.TERMINATED, ORDERED, False)
     status = status_at(job.journal, job.wall)
-    assert (status.phase, status.reason, status.exit_code) == ("stopped", TOLD, 143)
+    assert (status.phase, status.reason, status.exit_code) == ("stopped", ORDERED, 143)
 
 
 def test_ctrl_c_while_slurm_is_asked_for_a_requeue_has_its_own_code() -> None:
     job = requeueing()
-    job.act(job.core.on_leave("told to end by SIGINT", job.now(), ExitCode.INTERRUPTED))
+    job.act(job.core.on_leave("ordered to end by SIGINT", job.now(), ExitCode.INTERRUPTED))
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.INTERRUPTED
 
 
 def test_a_job_that_was_told_to_end_may_be_started_again() -> None:
     job = running()
-    job.act(job.core.on_leave(TOLD, job.now()))
+    job.act(job.core.on_leave(ORDERED, job.now()))
     job.until(lambda: job.code is not None)
     assert check_history(fold(job.journal), job.journal, ("train.py",)) is None
     again = ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=1)

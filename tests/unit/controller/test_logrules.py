@@ -8,10 +8,10 @@ import pytest
 
 from slurm_robust.cli.main import main
 from slurm_robust.config.job import DetectConfig, JobConfig
-from slurm_robust.controller import logrules
+from slurm_robust.controller import preflight
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.report.incidents import incident_reports
 from tests.unit.controller.fleetwork import Job
 
@@ -45,7 +45,9 @@ def rules(tmp_path: Path) -> Path:
 
 def crashed(rules: Path | None = None) -> Job:
     """Two ranks have failed; the first to be seen only lost the other one."""
-    loaded, trouble = logrules.load(config(rules.name), rules.parent) if rules is not None else (None, "")
+    loaded, trouble = (
+        preflight.load_log_rules(config(rules.name), rules.parent) if rules is not None else (None, "")
+    )
     assert not trouble
     job = Job(spares=("n3",), log_rules=loaded)
     job.train_to(7)
@@ -70,10 +72,10 @@ def test_the_controller_obeys_them(rules: Path) -> None:
 
 
 def test_a_broken_file_is_refused_with_its_line(rules: Path) -> None:
-    logrules.check(config(rules.name), rules.parent)
+    preflight.check_log_rules(config(rules.name), rules.parent)
     rules.write_text(RULES.replace("action: evict", "action: explode"))
     with pytest.raises(PreflightError) as error:
-        logrules.check(config(rules.name), rules.parent)
+        preflight.check_log_rules(config(rules.name), rules.parent)
     assert error.value.exit_code == ExitCode.CONFIG
     assert str(error.value).startswith(f"detect.log_rules: {rules}, line 5: rules[0].action must be one of")
     assert error.value.fix
@@ -95,7 +97,7 @@ def test_srobust_run_refuses_it_before_anything_is_made(
 
 def test_a_file_that_was_lost_meanwhile_costs_only_its_rules(rules: Path) -> None:
     rules.unlink()
-    known, trouble = logrules.load(config(str(rules)), Path("/"))
+    known, trouble = preflight.load_log_rules(config(str(rules)), Path("/"))
     assert {rule.name for rule in known.rules}
     assert not any(rule.site for rule in known.rules)
     assert trouble.startswith("logs are read by the built-in rules only; detect.log_rules: ")

@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.report.live import NotLive, Taken, take
-from slurm_robust.wire.messages import LookAtStacks, StacksShown, TakeStacks
+from slurm_robust.wire.messages import ShowStacks, StacksShown, TakeStacks
 from tests.unit.controller.fleetwork import Job, doing
 
 NODES = tuple(f"n{number}" for number in range(1, 21))
@@ -23,8 +23,8 @@ def job(mode: str = "act", nodes: tuple[str, ...] = NODES[:4]) -> Job:
     return made
 
 
-def ask(job: Job, wish: LookAtStacks) -> StacksShown:
-    shown, effects = job.core.on_look(wish, job.now())
+def ask(job: Job, wish: ShowStacks) -> StacksShown:
+    shown, effects = job.core.on_stacks_request(wish, job.now())
     job.act(effects)
     return shown
 
@@ -46,7 +46,7 @@ def test_all_ranks_are_shown_and_the_training_is_let_be(mode: str) -> None:
     assert (taken.generation, taken.nodes, taken.silent) == (1, NODES[:4], ())
     assert (running.stage, running.core.state.generation) == ("Running", 1)
     assert not running.events(ev.IncidentOpened)
-    assert [e.text for e in running.events(ev.Noted)] == ["stacks of generation 1 were looked at by hand"]
+    assert [e.text for e in running.events(ev.Noted)] == ["stacks of generation 1 were requested by hand"]
 
 
 def test_a_large_job_is_shown_in_pieces() -> None:
@@ -73,8 +73,8 @@ def test_a_node_that_does_not_answer_is_named_after_its_time() -> None:
 def test_two_persons_at_once_see_the_same_look() -> None:
     running = job()
     running.mute.add("n3")
-    first, second = ask(running, LookAtStacks()), ask(running, LookAtStacks())
-    assert (first.look, second.look) == (1, 1)
+    first, second = ask(running, ShowStacks()), ask(running, ShowStacks())
+    assert (first.number, second.number) == (1, 1)
     assert {order.number for order in orders(running)} == {1}
 
 
@@ -91,10 +91,10 @@ def test_a_script_does_not_keep_the_nodes_at_it() -> None:
 def test_stacks_that_nobody_fetches_are_forgotten() -> None:
     running = job()
     running.ages = False
-    shown = ask(running, LookAtStacks())
+    shown = ask(running, ShowStacks())
     running.pass_time(80.0)
     assert running.core.stacks.all() == ()
-    assert ask(running, LookAtStacks(look=shown.look)).look == shown.look + 1
+    assert ask(running, ShowStacks(number=shown.number)).number == shown.number + 1
 
 
 def test_between_two_generations_there_is_nothing_to_see() -> None:
@@ -130,9 +130,9 @@ def test_a_hang_is_placed_by_the_look_that_is_under_way() -> None:
     hung.stacks[2] = doing(2, "n3", "forward@model.py", state="T")
     hung.mute.add("n4")
     hung.pass_time(before.mono - begun - 2.0)
-    by_hand = ask(hung, LookAtStacks())
+    by_hand = ask(hung, ShowStacks())
     hung.until(lambda: hung.stage == "Localising", 5)
-    assert {order.number for order in orders(hung)} == {by_hand.look}
+    assert {order.number for order in orders(hung)} == {by_hand.number}
     hung.mute.clear()
     hung.until(lambda: hung.core.state.generation == 2 or hung.code is not None, 30)
     assert {event.node for event in hung.events(ev.NodeEvicted)} == {"n3"}

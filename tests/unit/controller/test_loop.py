@@ -17,19 +17,18 @@ from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.disk import Disk
-from slurm_robust.controller.hold import read_clocks
-from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.journal import Disk, Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import StepTester
 from slurm_robust.controller.transitions import ToGathering
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.controller.turns import read_clocks
+from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import JobState
@@ -306,6 +305,25 @@ def test_time_in_which_storage_hung_is_nobodys(
     assert trying.loop._now().mono == before
     (told,) = [e for e in trying.journal.events if isinstance(e, ev.Noted) and "was decided for" in e.text]
     assert "for 1700 s" in told.text
+
+
+def test_events_that_storage_had_taken_and_lost_are_reported_once(
+    trying: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("slurm_robust.controller.loop.say", said.append)
+    trying.do(NOTED, NOTED)
+    trying.turn_until(lambda: trying.journal.written == len(trying.journal.events))
+    os.truncate(trying.journal.path, 3)
+    lost = len(trying.journal.events)
+    trying.do(NOTED)
+    trying.turn_until(lambda: said)
+    trying.turn_until(lambda: trying.journal.written == len(trying.journal.events))
+    (text,) = said
+    assert f"lost {lost} events" in text
+    events = read(trying.journal.path)
+    assert events == trying.journal.events
+    assert [e for e in events if isinstance(e, ev.Noted) and e.text == text]
 
 
 # -- the fence -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from slurm_robust.config.job import JobConfig, ParallelConfig
 from slurm_robust.controller import preflight
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.replacement import assign
@@ -71,7 +71,7 @@ def test_a_module_that_is_not_there(name: str, tmp_path: Path) -> None:
     (tmp_path / "half" / "__init__.py").touch()  # but no __main__.py
     with pytest.raises(PreflightError) as error:
         preflight.check_command(CommandKind.MODULE, (name, "--lr", "1"), tmp_path)
-    check(error, ExitCode.NO_INPUT, f"module not found: {name} (looked in {tmp_path}")
+    check(error, ExitCode.NO_INPUT, f"module not found: {name} (searched in {tmp_path}")
 
 
 @pytest.mark.parametrize("name", ["train", "package.train", "package", "odd.train", "json.tool"])

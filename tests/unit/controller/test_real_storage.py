@@ -206,3 +206,77 @@ def test_a_file_server_that_throws_this_client_out(tmp_path: Path) -> None:
             assert read(Path(folder) / "j") == EVENTS
 
     alone(scenario)
+
+
+@pytest.mark.parametrize("nbytes", [1, 3 * len(EVENTS[0].text), 1 << 30], ids=["a byte", "lines", "all"])
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_file_server_that_loses_what_it_had_taken(tmp_path: Path, nbytes: int, *, stale: bool) -> None:
+    """After a crash, with or without stale handles: what is missing is written again, with the next event."""
+
+    def scenario() -> None:
+        mount = FaultyMount(str(tmp_path))
+        with mount as folder:
+            kept = Journal(Path(folder) / "j")
+            kept.append(*EVENTS[:4])
+            wait_for(lambda: kept.written == 4)
+            data = (Path(folder) / "j").read_bytes()
+            if stale:
+                mount.fail(errno.ESTALE)
+                kept.append(EVENTS[4])
+                wait_for(lambda: kept.trouble)
+            mount.lose(nbytes)
+            mount.heal()
+            kept.append(*EVENTS[4 + stale :])
+            wait_for(lambda: kept.written == len(EVENTS))
+            assert kept.close()
+            assert (kept.trouble, read(Path(folder) / "j")) == ("", EVENTS)
+            assert kept.restored == min(4, 1 + nbytes // len(data.splitlines()[0]))
+
+    alone(scenario)
+
+
+def test_a_file_system_that_comes_back_shorter_than_it_was(tmp_path: Path) -> None:
+    """ext4 with the journal of this morning in its place, as after a restore of the volume."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "thin").mkdir()
+
+    def scenario() -> None:
+        small, path = Small(tmp_path / "small"), tmp_path / "thin" / "j"
+        with thin(small, path.parent):
+            kept = Journal(path)
+            kept.append(*EVENTS[:4])
+            wait_for(lambda: kept.written == 4)
+            os.truncate(path, 30_000)
+            kept.append(*EVENTS[4:])
+            wait_for(lambda: kept.written == len(EVENTS))
+            assert kept.close()
+            assert (read(path), kept.restored) == (EVENTS, 3)
+
+    alone(scenario)
+
+
+def test_one_controller_goes_on_from_a_journal_that_lost_its_end(tmp_path: Path) -> None:
+    """The newer one, from what was left; the older one adds nothing to it and says why."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "thin").mkdir()
+
+    def scenario() -> None:
+        small, path = Small(tmp_path / "small"), tmp_path / "thin" / "j"
+        with thin(small, path.parent):
+            old = Journal(path)
+            old.append(*EVENTS[:3])
+            wait_for(lambda: old.written == 3)
+            os.truncate(path, 30_000)
+            new = Journal(path)
+            assert new.events == EVENTS[:1]
+            new.append(EVENTS[5])
+            wait_for(lambda: new.written == 2)
+            old.append(EVENTS[3])
+            wait_for(lambda: old.trouble)
+            assert "this controller did not write" in old.trouble
+            new.append(EVENTS[4])
+            assert new.close()
+            assert not old.close()
+            assert read(path) == [EVENTS[0], EVENTS[5], EVENTS[4]]
+
+    alone(scenario)

@@ -11,9 +11,9 @@ from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.controller.start import begin
+from slurm_robust.controller.stages.table import begin
 from slurm_robust.controller.transitions import ToRequeueing
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 from slurm_robust.policy.requeueing import GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
 from slurm_robust.report.status import status_at
@@ -42,7 +42,7 @@ def hear(job: Job, answer: RequeueAnswer) -> None:
 def told_to_end(job: Job) -> float:
     """TERM comes; seconds until the controller ends."""
     before = job.mono
-    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.until(lambda: job.stage == "Ending")
     return job.mono - before
 
@@ -87,7 +87,7 @@ def test_without_any_answer_the_owner_is_obeyed_within_two_seconds() -> None:
 
 def test_the_term_of_the_requeue_itself_may_come_before_its_answer() -> None:
     job = leaving()
-    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.pass_time(1)
     hear(job, TAKEN)
     job.pass_time(1)

@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.policy.checkpoints import LEAVING_S
 from tests.unit.controller.fleetwork import Job
@@ -86,7 +86,7 @@ def lose_a_node(job: Job) -> Job:
 
 def test_who_is_told_to_end_meanwhile_asks_for_no_requeue() -> None:
     job = lose_a_node(Job(memory=True, spares=()))
-    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.until(lambda: job.code is not None)
     assert (job.code, job.requeued, job.kept) == (ExitCode.TERMINATED, [], {"n1": True})
 

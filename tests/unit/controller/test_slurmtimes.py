@@ -6,7 +6,7 @@ import pytest
 
 from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.controller.main import slurm_times
-from slurm_robust.controller.slurmtimes import too_short
+from slurm_robust.controller.preflight import too_short
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.testing.fake_slurm import FakeSlurm
 

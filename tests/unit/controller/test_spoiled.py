@@ -9,7 +9,7 @@ from msgspec import structs
 from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
 from slurm_robust.model.progress import Progress
 from tests.unit.controller.fleetwork import Job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown
@@ -33,7 +33,7 @@ class OneMissing(Unstarted):
 def test_a_step_that_slurm_refuses_ends_the_job_at_once_in_its_words() -> None:
     job = Unstarted()
     job.pass_time(1)
-    job.step_ends("n1", "n2", "n3", words=ACCOUNT)
+    job.step_ends("n1", "n2", "n3", message=ACCOUNT)
     job.until(lambda: job.code is not None, limit=5)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     (decided,) = job.events(ev.Decided)
@@ -49,7 +49,7 @@ def test_a_step_that_slurm_refuses_ends_the_job_at_once_in_its_words() -> None:
 def test_a_refusal_is_told_at_once_also_while_slurm_does_not_say_how_the_nodes_are() -> None:
     job = Unstarted()
     job.slurm_answers = False
-    job.step_ends("n1", "n2", "n3", words=ACCOUNT)
+    job.step_ends("n1", "n2", "n3", message=ACCOUNT)
     job.until(lambda: job.code is not None, limit=5)
     assert "Slurm does not say" in job.events(ev.Decided)[0].reason
 
@@ -59,7 +59,7 @@ def test_a_slurmctld_that_restarts_is_waited_for() -> None:
     job.comes = 4
     for _ in range(3):
         starts = len(job.started)
-        job.step_ends("n1", "n2", "n3", words=NO_SLURMCTLD)
+        job.step_ends("n1", "n2", "n3", message=NO_SLURMCTLD)
         job.until(lambda starts=starts: len(job.started) > starts, limit=60)
     assert job.stage == "Running"
     assert job.events(ev.Decided) == []
@@ -71,7 +71,7 @@ def test_a_slurmctld_that_never_comes_back_ends_the_job_without_blame() -> None:
     job = Unstarted()
     while job.code is None and job.mono < 1000 + 1200:
         starts = len(job.started)
-        job.step_ends("n1", "n2", "n3", words=NO_SLURMCTLD)
+        job.step_ends("n1", "n2", "n3", message=NO_SLURMCTLD)
         job.until(lambda starts=starts: len(job.started) > starts or job.code is not None, limit=60)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     assert job.events(ev.NodeEvicted) == []
@@ -81,7 +81,7 @@ def test_a_slurmctld_that_never_comes_back_ends_the_job_without_blame() -> None:
 def test_a_node_that_slurm_calls_down_is_left_on_its_word() -> None:
     job = OneMissing()
     job.dead.add("n2")
-    job.step_ends("n1", "n2", "n3", words=DEAD_NODE, code=233)
+    job.step_ends("n1", "n2", "n3", message=DEAD_NODE, code=233)
     for node in ("n1", "n3"):
         job.join(node)  # they are started again
     job.until(lambda: job.stage == "Running", limit=10)
@@ -184,7 +184,7 @@ def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
 def test_the_end_of_the_step_under_a_training_is_told() -> None:
     job = Job()
     job.train_to(3)
-    job.step_ends("n1", "n2", "n3", words="slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)
+    job.step_ends("n1", "n2", "n3", message="slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)
     job.pass_time(1)
     assert job.stage == "Running"
     assert any("STEP 7.0 CANCELLED" in e.text for e in job.events(ev.Noted))

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_robust.controller.preflight import PreflightError, load_plan
 from slurm_robust.controller.supervisor import MOST_ENDS, storage_error
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.keys import KeysError
@@ -47,15 +47,15 @@ sys.exit(supervisor.Supervisor(["/gone"], pauses_s=[0.3]).run())
 """
 WATCHING = """
 import os, select, sys
-from slurm_robust.controller.supervisor import tell_end
-from slurm_robust.controller.signals import Signals
+from slurm_robust.controller.supervisor import report_end
+from slurm_robust.controller.supervisor import Signals
 open("begun", "a").write("x")
 with Signals() as signals:
     select.select([signals], [], [], 30)
     open("signals", "a").write(f"{signals.taken()} ")
 if len(open("starts").read()) == 1:
     sys.exit(70)
-tell_end(int(sys.argv[2]), 7)
+report_end(int(sys.argv[2]), 7)
 sys.exit(7)
 """
 
@@ -128,7 +128,7 @@ def test_who_does_not_die_after_its_last_word_is_not_waited_for(world: World, ha
     """As one that hangs in the kernel, on a dead mount."""
     code, said = world.run(f'echo $$ > pid; printf 7 > "/proc/self/fd/$2"; {hangs}')
     assert (code, world.starts) == (7, 1)
-    assert "left behind" in said
+    assert "it is killed" in said
     pid = int(world.text("pid"))
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), 10)
 

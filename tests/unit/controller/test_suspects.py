@@ -9,10 +9,9 @@ import pytest
 
 from slurm_robust.controller import effects as fx
 from slurm_robust.model import events as ev
+from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.suspect import Suspect
-from slurm_robust.node.suspects import Job as EndedJob
-from slurm_robust.node.suspects import judge
+from slurm_robust.nodes.hooks.suspects import EndedJob, judge
 from slurm_robust.report.bundle import save_suspect
 from tests.unit.controller.fleetwork import Job
 from tests.unit.controller.test_detection import alert

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_robust.config.job import ReplayConfig
 from slurm_robust.controller.tester import StepTester
-from slurm_robust.diagnostics.replay.replayer import ReplayCommand
+from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model.job import CommandKind
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_replayer import FakeReplayer

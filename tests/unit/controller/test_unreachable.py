@@ -149,7 +149,7 @@ def test_observe_mode_would_evict_nobody() -> None:
 def test_an_order_to_leave_ends_the_waiting_at_once() -> None:
     job = trained()
     cut(job, {"n2", "n3", "n4"}, 20.0)
-    job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.until(lambda: job.code is not None, 40)
     assert job.code == 143
 

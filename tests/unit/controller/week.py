@@ -16,9 +16,8 @@ from msgspec import structs
 
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.exitcodes import ExitCode
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.findings import Alert, Party, Suggestion
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.policy.replacement import assign
@@ -139,7 +138,7 @@ class Week:
             self.turns += 1
             job.turn(self._until_next())
             if job.requeued and job.core.leaving is None:  # TERM follows a requeue at once
-                job.act(job.core.on_leave("told to end by SIGTERM", job.now()))
+                job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
             self._train()
             if self.strikes and self._due_s() <= 0.0 and self._is_quiet():
                 self._strike(self.strikes.pop(0))

@@ -67,7 +67,7 @@ def test_a_pass() -> None:
         "{torn",
     ],
 )
-def test_what_is_no_report_is_unknown(output: str) -> None:
+def test_output_other_than_a_report_is_unknown(output: str) -> None:
     found = dcgm.read(output)
     assert found.outcome is Outcome.UNKNOWN
     assert found.text.startswith("dcgmi says: ")
@@ -152,7 +152,7 @@ def test_settings_are_put_back_and_what_cannot_be_read_is_left_alone() -> None:
     assert nvml.sessions == 0
 
 
-def test_settings_that_cannot_be_put_back_are_told() -> None:
+def test_settings_that_cannot_be_put_back_are_reported() -> None:
     nvml = FakeNvml(dict(SETTINGS), allowed=False)
     with restored(nvml) as trouble:
         spoil(nvml.gpus[0])

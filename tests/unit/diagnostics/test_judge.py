@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_robust.diagnostics.judge import far_below, judge, second_looks
-from slurm_robust.diagnostics.part import Answer, Found, died, failed, late
-from slurm_robust.diagnostics.plan import Round, neighbours
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
+from slurm_robust.diagnostics.judge import far_below, judge, retry_rounds
+from slurm_robust.diagnostics.part import Measurement, PartAnswer, died, failed, late
+from slurm_robust.diagnostics.plan import DiagnosticRound, neighbours
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 
 SIZES = st.integers(min_value=2, max_value=40)
 
@@ -34,8 +34,8 @@ def alone(results: Iterable[TestResult], nodes: Sequence[str] = ()) -> Diagnosis
     results = list(results)
     tests = tuple(dict.fromkeys(r.test for r in results)) or ("gemm",)
     took_part = nodes or tuple(dict.fromkeys(r.node for r in results))
-    round_ = Round(programs=tests, groups=tuple((node,) for node in took_part))
-    return judge([round_], [Answer(result=r) for r in results], {})
+    round_ = DiagnosticRound(programs=tests, groups=tuple((node,) for node in took_part))
+    return judge([round_], [PartAnswer(result=r) for r in results], {})
 
 
 def pairs(
@@ -45,22 +45,24 @@ def pairs(
 
     With ``slow`` they do not fail, but have that rate and not 40 GB/s.
     """
-    rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
+    rounds = [DiagnosticRound(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
     answers = [answer for round_ in rounds for answer in played(round_, bad, broken, slow)]
-    for look in second_looks(rounds, answers):
-        rounds.append(look)
-        answers += played(look, bad, broken, slow)
+    for retry in retry_rounds(rounds, answers):
+        rounds.append(retry)
+        answers += played(retry, bad, broken, slow)
     return judge(rounds, answers, {})
 
 
-def played(round_: Round, bad: set[str], broken: frozenset[str], slow: float) -> Iterator[Answer]:
+def played(
+    round_: DiagnosticRound, bad: set[str], broken: frozenset[str], slow: float
+) -> Iterator[PartAnswer]:
     for group in round_.groups:
         fails = bool(bad & set(group)) or frozenset(group) == broken
         for node in group:
             outcome = Outcome.FAIL if fails and not slow else Outcome.PASS
             text = "timed out" if fails and not slow else ""
             rate = slow if fails and slow else 40.0
-            yield Answer(
+            yield PartAnswer(
                 result=result(node, "all_gather", outcome, peers=group, text=text, rate=rate, kind="x")
             )
 
@@ -105,7 +107,7 @@ def test_of_several_bad_nodes_all_are_found_and_good_ones_between_them_are_clear
 
 
 @given(SIZES)
-def test_when_no_pair_works_it_is_no_node_s_fault(count: int) -> None:
+def test_when_no_pair_works_no_node_is_blamed(count: int) -> None:
     found = pairs(names(count), set(names(count)))
     assert found.suspects == ()
     assert "nobody is to blame" in found.reason
@@ -148,13 +150,13 @@ def test_who_is_silent_is_named_and_blamed_for_nothing() -> None:
 
 LATE = late(26.0)
 DEAD = died("ended without an answer")
-PASSED = Found()
+PASSED = Measurement()
 WRONG = failed("3 words changed")
 
 
-def said(node: str, found: Found, *peers: str, test: str = "memory") -> Answer:
+def said(node: str, found: Measurement, *peers: str, test: str = "memory") -> PartAnswer:
     one = result(node, test, found.outcome, text=found.text, peers=peers or (node,))
-    return Answer(result=one, measured=found.measured)
+    return PartAnswer(result=one, measured=found.measured)
 
 
 @pytest.mark.parametrize("nodes", [1, 4], ids=["one node", "four nodes"])
@@ -174,18 +176,18 @@ def said(node: str, found: Found, *peers: str, test: str = "memory") -> Answer:
     ],
 )
 def test_who_has_measured_nothing_is_measured_again_and_convicted_only_by_that(
-    first: Found, again: Found | None, suspects: tuple[str, ...], reason: str, nodes: int
+    first: Measurement, again: Measurement | None, suspects: tuple[str, ...], reason: str, nodes: int
 ) -> None:
-    rounds = [Round(programs=("gemm", "memory"), groups=tuple((node,) for node in names(nodes)))]
+    rounds = [DiagnosticRound(programs=("gemm", "memory"), groups=tuple((node,) for node in names(nodes)))]
     answers = [said(node, PASSED, test=test) for node in names(nodes)[1:] for test in ("gemm", "memory")]
     answers += [said("n0", PASSED, test="gemm"), said("n0", first)]
-    looks = second_looks(rounds, answers)
+    retries = retry_rounds(rounds, answers)
     if first is WRONG:
-        assert looks == ()
+        assert retries == ()
     else:
-        assert [(look.programs, look.groups) for look in looks] == [(("memory",), (("n0",),))]
+        assert [(retry.programs, retry.groups) for retry in retries] == [(("memory",), (("n0",),))]
     if again is not None:
-        rounds += looks
+        rounds += retries
         answers.append(said("n0", again))
     found = judge(rounds, answers, {})
     assert found.suspects == suspects
@@ -193,14 +195,14 @@ def test_who_has_measured_nothing_is_measured_again_and_convicted_only_by_that(
 
 
 def test_who_was_silent_is_asked_again_and_an_answer_counts() -> None:
-    rounds = [Round(programs=("gemm", "memory"), groups=(("n0",), ("n1",)))]
+    rounds = [DiagnosticRound(programs=("gemm", "memory"), groups=(("n0",), ("n1",)))]
     answers = [
         *(said("n0", PASSED, test=test) for test in ("gemm", "memory")),
         said("n1", PASSED, test="gemm"),
     ]
-    (look,) = second_looks(rounds, answers)
-    assert (look.programs, look.groups) == (("memory",), (("n1",),))
-    rounds.append(look)
+    (retry,) = retry_rounds(rounds, answers)
+    assert (retry.programs, retry.groups) == (("memory",), (("n1",),))
+    rounds.append(retry)
     silent = judge(rounds, answers, {})
     assert (silent.suspects, silent.left_out) == ((), {})
     assert "unknown on n1: memory (no answer)" in silent.reason
@@ -210,21 +212,21 @@ def test_who_was_silent_is_asked_again_and_an_answer_counts() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
 def test_pairs_that_were_late_convict_nobody_and_one_of_them_meets_again(count: int) -> None:
     nodes = names(count)
-    rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
+    rounds = [DiagnosticRound(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
     groups = [group for round_ in rounds for group in round_.groups]
     answers = [
         said(node, LATE if "n0" in group else PASSED, *group, test="all_gather")
         for group in groups
         for node in group
     ]
-    (look,) = second_looks(rounds, answers)
-    (pair,) = look.groups
+    (retry,) = retry_rounds(rounds, answers)
+    (pair,) = retry.groups
     assert "n0" in pair
     found = judge(rounds, answers, {})
     assert found.suspects == ()
     assert "n0" in found.reason.partition("unknown on ")[2]
     again = [said(node, PASSED, *pair, test="all_gather") for node in pair]
-    assert judge([*rounds, look], [*answers, *again], {}).suspects == ()
+    assert judge([*rounds, retry], [*answers, *again], {}).suspects == ()
     # Who dies of that is not alone with it: the others' failures beside it are no measurements.
     broken = [
         replace(answer, measured=True, result=replace(answer.result, outcome=Outcome.FAIL))
@@ -236,10 +238,10 @@ def test_pairs_that_were_late_convict_nobody_and_one_of_them_meets_again(count: 
 
 
 def test_what_was_done_with_a_silent_node_says_nothing_of_the_other_one() -> None:
-    rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(names(3))]
+    rounds = [DiagnosticRound(programs=("all_gather",), groups=groups) for groups in neighbours(names(3))]
     outcomes = {("n0", "n1"): Outcome.FAIL, ("n1", "n2"): Outcome.FAIL, ("n2", "n0"): Outcome.PASS}
     answers = [
-        Answer(result=result(node, "all_gather", outcomes[group], peers=group))
+        PartAnswer(result=result(node, "all_gather", outcomes[group], peers=group))
         for round_ in rounds
         for group in round_.groups
         for node in group
@@ -295,14 +297,14 @@ def test_who_was_only_slow_is_measured_again_with_nobody_else_at_work(
     again: float, suspects: tuple[str, ...]
 ) -> None:
     nodes = names(5)
-    first = Round(programs=("gemm", "all_to_all"), groups=tuple((node,) for node in nodes))
+    first = DiagnosticRound(programs=("gemm", "all_to_all"), groups=tuple((node,) for node in nodes))
     rates = {**dict.fromkeys(nodes, 40.0), "n3": 8.0}
-    answers = [Answer(result=result(node)) for node in nodes]
-    answers += [Answer(result=result(n, "all_to_all", rate=rate, kind="x")) for n, rate in rates.items()]
-    (look,) = second_looks([first], answers)
-    assert (look.programs, look.groups) == (("all_to_all",), (("n3",),))
-    answers.append(Answer(result=result("n3", "all_to_all", rate=again, kind="x")))
-    assert judge([first, look], answers, {}).suspects == suspects
+    answers = [PartAnswer(result=result(node)) for node in nodes]
+    answers += [PartAnswer(result=result(n, "all_to_all", rate=rate, kind="x")) for n, rate in rates.items()]
+    (retry,) = retry_rounds([first], answers)
+    assert (retry.programs, retry.groups) == (("all_to_all",), (("n3",),))
+    answers.append(PartAnswer(result=result("n3", "all_to_all", rate=again, kind="x")))
+    assert judge([first, retry], answers, {}).suspects == suspects
 
 
 @pytest.mark.parametrize(("again", "suspects"), [(39.0, ()), (2.0, ("n1",))])
@@ -310,34 +312,37 @@ def test_who_was_slow_with_both_of_two_others_meets_one_of_them_again(
     again: float, suspects: tuple[str, ...]
 ) -> None:
     nodes = names(3)
-    rounds = [Round(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
+    rounds = [DiagnosticRound(programs=("all_gather",), groups=groups) for groups in neighbours(nodes)]
     answers = [answer for round_ in rounds for answer in played(round_, {"n1"}, frozenset(), 2.0)]
-    (look,) = second_looks(rounds, answers)
-    assert look.groups == (("n0", "n1"),)
+    (retry,) = retry_rounds(rounds, answers)
+    assert retry.groups == (("n0", "n1"),)
     answers += [
-        Answer(result=result(n, "all_gather", peers=("n0", "n1"), rate=again, kind="x")) for n in ("n0", "n1")
+        PartAnswer(result=result(n, "all_gather", peers=("n0", "n1"), rate=again, kind="x"))
+        for n in ("n0", "n1")
     ]
-    found = judge([*rounds, look], answers, {})
+    found = judge([*rounds, retry], answers, {})
     assert found.suspects == suspects
     assert "n1" in found.reason  # its other pair is still told
 
 
 def test_who_was_wrong_is_not_asked_again() -> None:
     nodes = names(3)
-    first = Round(programs=("all_to_all",), groups=tuple((node,) for node in nodes))
-    answers = [Answer(result=result(n, "all_to_all", rate=40.0, kind="x")) for n in nodes[:2]]
-    answers.append(Answer(result=result("n2", "all_to_all", Outcome.FAIL, text="3 words are wrong")))
-    assert second_looks([first], answers) == ()
+    first = DiagnosticRound(programs=("all_to_all",), groups=tuple((node,) for node in nodes))
+    answers = [PartAnswer(result=result(n, "all_to_all", rate=40.0, kind="x")) for n in nodes[:2]]
+    answers.append(PartAnswer(result=result("n2", "all_to_all", Outcome.FAIL, text="3 words are wrong")))
+    assert retry_rounds([first], answers) == ()
     assert judge([first], answers, {}).suspects == ("n2",)
 
 
 def test_tests_that_nodes_left_out_are_told_and_nobody_is_silent_in_them() -> None:
-    round_ = Round(programs=("dcgm", "gemm"), groups=(("n1",), ("n2",)))
+    round_ = DiagnosticRound(programs=("dcgm", "gemm"), groups=(("n1",), ("n2",)))
     absent = [
-        Answer(result=result(n, "dcgm", Outcome.UNKNOWN, text="not installed"), left_out=True)
+        PartAnswer(result=result(n, "dcgm", Outcome.UNKNOWN, text="not installed"), left_out=True)
         for n in ("n1", "n2")
     ]
-    found = judge([round_], [*absent, *(Answer(result=result(n)) for n in ("n1", "n2"))], {"storage": "no"})
+    found = judge(
+        [round_], [*absent, *(PartAnswer(result=result(n)) for n in ("n1", "n2"))], {"storage": "no"}
+    )
     assert found.left_out == {"dcgm": "not installed (n1, n2)", "storage": "no"}
     assert [r.test for r in found.results] == ["gemm", "gemm"]
     assert found.reason == "all 2 nodes passed gemm"

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from slurm_robust.diagnostics.__main__ import answers
-from slurm_robust.diagnostics.part import Answer, Part
+from slurm_robust.diagnostics.part import Part, PartAnswer
 from slurm_robust.diagnostics.plan import BY_NAME, Program
 from slurm_robust.model.findings import Outcome
 
@@ -24,7 +24,7 @@ PART = Part(node="n1", group=("n1",))
 def test_one_line_for_each_test(tmp_path: Path) -> None:
     words = ("storage,dcgm", "--node", "n7", "--storage", str(tmp_path), "--json", "--budget", "100")
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=True, env={})
-    storage, dcgm = (msgspec.json.decode(line, type=Answer) for line in done.stdout.splitlines())
+    storage, dcgm = (msgspec.json.decode(line, type=PartAnswer) for line in done.stdout.splitlines())
     assert (storage.result.test, storage.result.node, storage.result.outcome) == (
         "storage",
         "n7",

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import counted_in_child, each_core, one_thread
-from slurm_robust.diagnostics.part import Died, Found, NotHere, Part, Wrong
+from slurm_robust.diagnostics.part import Died, Measurement, NotHere, Part, Wrong
 from slurm_robust.diagnostics.programs import all_to_all, gemm, memory, reference, storage
 from slurm_robust.model.findings import Outcome
 
@@ -111,12 +111,12 @@ def fail(reason: str) -> int:
 
 
 def test_children_answer_whatever_becomes_of_them() -> None:
-    def die() -> Found:
+    def die() -> Measurement:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
     bodies = {
-        "gpu0": lambda: Found(digest="a"),
+        "gpu0": lambda: Measurement(digest="a"),
         "gpu1": lambda: 1 / 0,  # type: ignore[return-value]
         "gpu2": die,
         "gpu3": signal.pause,

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from slurm_robust.cli.main import main
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.report.diagnosis import Code, code_of, render
 
 
@@ -77,6 +77,6 @@ def test_outside_a_job_this_node_is_tested(tmp_path: Path, capsys: pytest.Captur
         (["--budget", "0"], "is not a time"),
     ],
 )
-def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", *words]) == Code.USAGE
     assert message in capsys.readouterr().err

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_robust.diagnostics.places import HerePlace, SlurmPlace
 from slurm_robust.diagnostics.runner import Diagnoser, PlaceDiagnoser
-from slurm_robust.model.diagnosis import Diagnosis
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
@@ -60,13 +60,13 @@ class TestProcesses(DiagnoserContract):
 @pytest.mark.slow
 def test_neighbours_exchange_what_they_have() -> None:
     told: list[str] = []
-    diagnoser = PlaceDiagnoser(HerePlace(NODES), tests=("all_to_all", "all_gather"), tell=told.append)
+    diagnoser = PlaceDiagnoser(HerePlace(NODES), tests=("all_to_all", "all_gather"), report=told.append)
     found = diagnoser.diagnose(NODES, bitwise=False, storage="", budget_s=240.0)
     assert found.suspects == (), found.reason
     pairs = {r.peers for r in found.results if r.test == "all_gather"}
     assert pairs == {("n1", "n2"), ("n2", "n3"), ("n3", "n1")}
     assert all(r.rate > 0 or r.outcome is Outcome.UNKNOWN for r in found.results)
-    assert len(told) >= 4  # more where a busy core asked for second looks
+    assert len(told) >= 4  # more where a busy core asked for retries
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_diagnosis_that_is_stopped_ends_its_step(slurm: FakeSlurm) -> None:
     held = running(slurm)
     told = threading.Event()
     diagnoser = PlaceDiagnoser(
-        SlurmPlace(slurm, held), tests=("memory", "all_gather"), tell=lambda _: told.set()
+        SlurmPlace(slurm, held), tests=("memory", "all_gather"), report=lambda _: told.set()
     )
     found: list[Diagnosis] = []
     thread = threading.Thread(
@@ -102,7 +102,7 @@ def test_a_diagnosis_that_is_stopped_ends_its_step(slurm: FakeSlurm) -> None:
     assert found[0].left_out == {"memory": "it was stopped", "all_gather": "it was stopped"}
 
 
-def test_what_slurm_says_of_a_step_that_cannot_start_is_told(slurm: FakeSlurm) -> None:
+def test_what_slurm_says_of_a_step_that_cannot_start_is_reported(slurm: FakeSlurm) -> None:
     held = running(slurm)
     slurm.cancel(held.job_id)
     found = PlaceDiagnoser(SlurmPlace(slurm, held), tests=("memory",)).diagnose(

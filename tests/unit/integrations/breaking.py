@@ -7,33 +7,14 @@ import multiprocessing
 import os
 import random
 import runpy
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.ranks import end, free_port, processes, surroundings
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
-
-
-# Imported once for all runs: the examples' frameworks take longer to import than the examples to run.
-_FRAMEWORKS = [
-    "torchdata.stateful_dataloader",
-    "torch.distributed.fsdp",
-    "transformers.trainer",
-    "lightning.pytorch",
-    "torch._dynamo",
-    "deepspeed",
-    "megatron.core.optimizer",
-]
-
-
-def processes() -> Any:
-    """What starts processes that have imported the frameworks, as far as these are installed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_FRAMEWORKS)
-    return context
 
 
 class Example:
@@ -87,7 +68,7 @@ class Example:
                 "WORLD_SIZE": str(self._ranks),
                 "LOCAL_WORLD_SIZE": str(self._ranks),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(_free_port()),
+                "MASTER_PORT": str(free_port()),
                 "TORCHELASTIC_RUN_ID": "none",  # tells Lightning that the ranks are started by somebody else
             }
             environments = [{**common, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(self._ranks)]
@@ -126,29 +107,8 @@ def _ended(ranks: list[Any]) -> bool:
     return any(rank.exitcode is not None for rank in ranks)
 
 
-def end(ranks: list[Any]) -> None:
-    """Kill those that still run."""
-    for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.join(30.0)
-
-
 def moments(seed: int, count: int, last: int, ranks: int) -> list[tuple[int, int]]:
     """Steps, growing, and the ranks to kill after them."""
     draw = random.Random(seed)
     steps = sorted(draw.sample(range(last), count))
     return [(step, draw.randrange(ranks)) for step in steps]
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
-def surroundings() -> list[str]:
-    """Variables of a job or launcher around the tests, which a script must not see."""
-    known = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return [name for name in os.environ if name.startswith(("SROBUST_", "SLURM_")) or name in known]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.unit.integrations.breaking import end, processes, surroundings
+from tests.ranks import end, processes, surroundings
 
 
 def on_ranks(

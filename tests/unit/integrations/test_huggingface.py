@@ -12,10 +12,10 @@ import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.pace import CHECKPOINT, EVALUATION, FINISHED
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION, FINISHED
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
-from tests.unit.integrations.breaking import surroundings
+from tests.ranks import surroundings
 
 pytestmark = pytest.mark.slow  # for the import of transformers
 transformers = pytest.importorskip("transformers")
@@ -53,12 +53,12 @@ def build(*callbacks: Any, model: torch.nn.Module | None = None, **arguments: An
     )
 
 
-def test_a_start_without_resume_is_told() -> None:
+def test_a_start_without_resume_is_reported() -> None:
     with pytest.raises(WrongUse, match=r"resume_from_checkpoint=robust.resume\(trainer\)"):
         build(integration.RobustCallback()).train()
 
 
-def test_a_checkpoint_that_was_not_given_to_the_trainer_is_told() -> None:
+def test_a_checkpoint_that_was_not_given_to_the_trainer_is_reported() -> None:
     robust = integration.RobustCallback()
     trainer = build(robust)
     trainer.train(resume_from_checkpoint=robust.resume(trainer))

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.model.pace import CHECKPOINT, EVALUATION
+from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.step_record import StepRecord
-from tests.unit.integrations.breaking import surroundings
+from tests.ranks import surroundings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # for the import of lightning
 lightning = pytest.importorskip("lightning.pytorch")

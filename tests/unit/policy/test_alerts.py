@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.alerts import Alert
-from slurm_robust.model.findings import Effect, Party, Suggestion
-from slurm_robust.policy.alerts import Judgement, judge
+from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
+from slurm_robust.model.incident import Symptom
+from slurm_robust.policy import alerts as policy
 
 CONFIG = DetectConfig()
-NOBODY = Judgement()
+
+
+class Judged(NamedTuple):
+    """Nodes to evict with the reason: at once, and for their links; and why others are not."""
+
+    evict: dict[str, str] = {}
+    network: dict[str, str] = {}
+    waits: tuple[str, ...] = ()
+
+
+NOBODY = Judged()
 
 
 def lost_gpu(age_s: float = 1.0, **more: object) -> Alert:
@@ -36,7 +49,6 @@ def flap(age_s: float, **more: object) -> Alert:
         "text": "link was lost once within an hour",
         "blame": Party.FABRIC,
         "suggestion": Suggestion.MONITOR,
-        "is_link": True,
     }
     return lost_gpu(age_s, **fields | more)
 
@@ -48,9 +60,16 @@ def down(age_s: float, **more: object) -> Alert:
     return flap(age_s, **fields | more)
 
 
-def judged(
-    alerts: dict[str, list[Alert]], leaves: dict[str, str] | None = None, nodes: int = 16
-) -> Judgement:
+def judge(
+    alerts: Mapping[str, Sequence[Alert]], leaves: Mapping[str, str], config: DetectConfig, *, nodes: int
+) -> Judged:
+    faults, waits = policy.judge(alerts, leaves, config, nodes=nodes)
+    named = {fault.symptom: fault.named for fault in faults}
+    assert all(named.values()), "a fault without a node is no fault"
+    return Judged(named.pop(Symptom.NODE_FAULT, {}), named.pop(Symptom.NETWORK, {}), waits)
+
+
+def judged(alerts: dict[str, list[Alert]], leaves: dict[str, str] | None = None, nodes: int = 16) -> Judged:
     return judge(alerts, leaves or {}, CONFIG, nodes=nodes)
 
 
@@ -59,7 +78,7 @@ def test_without_alerts_nothing_follows() -> None:
 
 
 def test_a_lost_gpu_evicts_its_node_at_once() -> None:
-    assert judged({"n1": [lost_gpu(0.0)], "n2": []}) == Judgement(
+    assert judged({"n1": [lost_gpu(0.0)], "n2": []}) == Judged(
         evict={"n1": "gpu3 lost, fell off the bus (gpu.lost)"}
     )
 
@@ -80,7 +99,7 @@ def test_what_is_not_the_nodes_evicts_nobody_and_is_told(blame: Party) -> None:
     found = judged({"n1": [lost_gpu(blame=blame)]})
     assert (found.evict, found.network) == ({}, {})
     assert found.waits == (
-        f"n1: gpu3 lost, fell off the bus (gpu.lost): lies with the {blame.value}, not with the node",
+        f"n1: gpu3 lost, fell off the bus (gpu.lost): blames the {blame.value}, not the node",
     )
 
 
@@ -99,7 +118,7 @@ def test_heat_is_left_to_the_pace_of_the_training() -> None:
     )
     assert found.evict == {}
     assert found.waits == (
-        "n1: gpu3 power brake (gpu.throttle): the pace of the training tells whether it matters",
+        "n1: gpu3 power brake (gpu.throttle): the pace of the training shows whether it matters",
     )
 
 
@@ -203,7 +222,6 @@ alert = st.builds(
     age_s=st.floats(0, 1000),
     ended_s=st.none() | st.floats(0, 600),
     effect=st.sampled_from(Effect),
-    is_link=st.booleans(),
 )
 nodes = [f"n{n}" for n in range(8)]
 seen = st.dictionaries(st.sampled_from(nodes), st.lists(alert, max_size=4))

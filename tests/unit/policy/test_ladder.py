@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from slurm_robust.model.diagnosis import Diagnosis, TestResult
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import Fault, NodeExit
+from slurm_robust.model.incident import Diagnosis, Fault, NodeExit, TestResult
 from slurm_robust.policy.ladder import against
 
 

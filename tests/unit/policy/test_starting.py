@@ -5,17 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.model.steps import Outlook, StepEnd, Witness
-from slurm_robust.policy.starting import PASSING_S, UNSETTLED_S, Answer, Start, in_words, judge
+from slurm_robust.model.exits import Outlook, StepEnd, Witness
+from slurm_robust.policy.starting import PASSING_S, UNSETTLED_S, Answer, Start, format_start, judge
 
 PATIENCE_S = 60.0
-WELL = Witness(node="n1", words="ALLOCATED", against=False)
-DOWN = Witness(node="n1", words="DOWN (Not responding)", against=True)
+WELL = Witness(node="n1", message="ALLOCATED", against=False)
+DOWN = Witness(node="n1", message="DOWN (Not responding)", against=True)
 
 
 def end(outlook: Outlook = Outlook.UNKNOWN, named: bool = False) -> StepEnd:
-    words = "srun: error: it does not work"
-    return StepEnd(nodes=("n1",), code=1, words=words, outlook=outlook, named={"n1": words} if named else {})
+    message = "srun: error: it does not work"
+    return StepEnd(
+        nodes=("n1",), code=1, message=message, outlook=outlook, named={"n1": message} if named else {}
+    )
 
 
 def start(
@@ -60,7 +62,7 @@ def test_what_may_pass_is_tried_for_minutes_ever_more_rarely() -> None:
     assert answer(start(times=40, ended=passing, tried_s=PASSING_S)) is Answer.REFUSED
 
 
-def test_unknown_words_are_tried_once_more_and_blame_only_whom_slurm_names() -> None:
+def test_an_unknown_error_is_tried_once_more_and_blames_only_nodes_that_slurm_names() -> None:
     assert answer(start(ended=end(), end_s=1.0)) is Answer.WAIT
     assert answer(start(ended=end())) is Answer.AGAIN
     assert answer(start(times=2, ended=end())) is Answer.REFUSED
@@ -84,10 +86,10 @@ def test_every_wait_ends(
     assert answer(late) not in (Answer.WAIT, Answer.ASK)
 
 
-def test_words_for_people() -> None:
-    assert in_words(start()) == "no agent has joined in 1 start, 61 s; Slurm says ALLOCATED"
-    assert "it does not work" in in_words(start(ended=end()))
-    assert "Slurm does not say" in in_words(start(witness=None))
+def test_a_missing_agent_is_explained() -> None:
+    assert format_start(start()) == "no agent has joined in 1 start, 61 s; Slurm says ALLOCATED"
+    assert "it does not work" in format_start(start(ended=end()))
+    assert "Slurm does not say" in format_start(start(witness=None))
 
 
 def test_a_slurmctld_that_has_just_come_back_may_refuse_what_it_grants_a_moment_later() -> None:

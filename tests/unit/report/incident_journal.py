@@ -8,11 +8,10 @@ from pathlib import Path
 from slurm_robust.controller.journal import Journal
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.alerts import Alert
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.diagnosis import TestResult
 from slurm_robust.model.exits import WorkerError, WorkerExit
-from slurm_robust.model.findings import Outcome, Party, Suggestion
+from slurm_robust.model.findings import Alert, Outcome, Party, Suggestion
+from slurm_robust.model.incident import TestResult
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.stacks import (
     Collective,
@@ -89,7 +88,7 @@ def node(signature: str, rung: int, confidence: float, reason: str) -> inc.Verdi
 
 
 def swap(bad: str, standby: str) -> tuple[inc.Action, ...]:
-    return inc.Evict(node=bad, reason="x"), inc.Replace(node=bad, standby=standby), inc.Restart()
+    return inc.Evict(node=bad), inc.Replace(node=bad, standby=standby), inc.Restart()
 
 
 def start() -> list[ev.AnyEvent]:
@@ -187,7 +186,7 @@ NOW = ("n1", "n5", "n6", "n4")
 
 def network_alert(t: float = 5000) -> list[ev.AnyEvent]:
     verdict = node("n6", 2, 1.0, "n6: 2 network alerts within 300 s: mlx5_0/1 link down")
-    evict = inc.Evict(node="n6", reason="x")
+    evict = inc.Evict(node="n6")
     requeue = inc.Requeue(exclude=("n2", "n3", "n4", "n6"), reason="1 node to replace, 0 standbys left")
     slots = ("n1", "n5", "n7", "n8")
     return [
@@ -290,7 +289,7 @@ ALERTS = {
     "n6": [
         Alert(
             number=number, check="net.link", subject="mlx5_0/1", text="link down", blame=Party.FABRIC,
-            suggestion=Suggestion.RESET, age_s=age_s, ended_s=ended_s, is_link=True,
+            suggestion=Suggestion.RESET, age_s=age_s, ended_s=ended_s,
         )
         for number, age_s, ended_s in ((1, 212.0, 208.5), (2, 10.4, None))
     ]

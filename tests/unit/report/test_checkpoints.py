@@ -25,7 +25,7 @@ from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.unit.run_started import run_started

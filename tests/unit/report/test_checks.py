@@ -10,10 +10,9 @@ from rich.console import Console
 
 from slurm_robust.cli.main import main as srobust
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.health.check import Context
-from slurm_robust.health.report import Conclusion, Report
-from slurm_robust.health.verdict import conclude
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.verdict import Conclusion, Report, conclude
 from slurm_robust.report.checks import Nagios, Whole, headline, nagios, render
 
 LOST = Finding(

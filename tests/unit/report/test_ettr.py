@@ -66,7 +66,7 @@ def test_an_incident_is_one_row() -> None:
         signature=inc.Signature.of_nodes(inc.FaultKind.NODE, ("n2",)),
         reason="n2 gives no sign of life",
     )
-    actions = (inc.Evict(node="n2", reason="dead"), inc.Replace(node="n2", standby="n3"), inc.Restart())
+    actions = (inc.Evict(node="n2"), inc.Replace(node="n2", standby="n3"), inc.Restart())
     journal = [
         START,
         ev.IncidentOpened(

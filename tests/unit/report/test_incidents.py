@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_robust.analysis.exits import root_exit
+from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit

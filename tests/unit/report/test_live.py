@@ -16,7 +16,7 @@ from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.model import events as ev
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.report.live import NotLive, StackSample, Taken, explain, unanswered
@@ -24,7 +24,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import LookAtStacks, StacksShown
+from slurm_robust.wire.messages import ShowStacks, StacksShown
 from slurm_robust.wire.server import ControllerSocket
 from tests.unit.controller.fleetwork import Job, doing
 from tests.unit.report.test_logs import ENDED, STARTED
@@ -83,8 +83,8 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
         )
 
         def look(wish: object) -> StacksShown:
-            assert isinstance(wish, LookAtStacks)
-            shown, effects = job.core.on_look(wish, job.now())
+            assert isinstance(wish, ShowStacks)
+            shown, effects = job.core.on_stacks_request(wish, job.now())
             job.act(effects)
             job.pass_time(1.0)
             return shown

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import SandboxConfig
 from slurm_robust.sandbox.config import check_name
 from slurm_robust.sandbox.errors import InvalidSandbox

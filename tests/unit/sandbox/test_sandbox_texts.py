@@ -12,7 +12,7 @@ import pytest
 
 from slurm_robust.cli import sandbox as cli
 from slurm_robust.cli.main import main
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import SandboxConfig, etcfiles
 from slurm_robust.sandbox.boot import accounts
 from slurm_robust.sandbox.errors import NotThere

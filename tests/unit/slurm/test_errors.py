@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.model.exitcodes import ExitCode
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.process import CompletedCommand
 

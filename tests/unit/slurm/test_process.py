@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.slurm.process import CommandTimeout, LineProcess, run_command, spawn_detached
+from slurm_robust.slurm.process import CommandTimeout, run_command, spawn_detached
 from tests.waiting import wait_for
 
 
@@ -56,23 +56,3 @@ def test_a_detached_process(tmp_path: Path) -> None:
     process.kill()
     assert wait_for(lambda: process.poll(), 10, "it ends") == -9
     process.kill()
-
-
-def test_lines() -> None:
-    child = LineProcess(python("import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"))
-    child.send("a")
-    child.send("b")
-    assert child.receive(20) == "A"
-    assert child.receive(20) == "B"
-    with pytest.raises(CommandTimeout):
-        child.receive(0.05)
-    assert child.alive
-    child.close()
-    assert not child.alive
-
-
-def test_the_end_of_a_childs_errors_is_in_the_exception() -> None:
-    child = LineProcess(python("import sys; sys.exit('bye')"))
-    with pytest.raises(EOFError, match="bye"):
-        child.receive(20)
-    child.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.model.steps import Outlook
+from slurm_robust.model.exits import Outlook
 from slurm_robust.slurm.step_output import step_end, task_ends
 
 NODES = ("n1", "n2", "n3")
@@ -60,14 +60,14 @@ NO_BINDING = "srun: cluster configuration lacks support for cpu binding"
 )
 def test_whether_it_may_pass(line: str, outlook: Outlook, fix: str) -> None:
     end = step_end(NODES, 1, [NO_BINDING, line])
-    assert (end.outlook, end.words) == (outlook, line)
+    assert (end.outlook, end.message) == (outlook, line)
     assert fix in end.fix
     assert end.named == {}
 
 
 def test_lines_without_the_name_of_srun_count_as_its_messages() -> None:
     end = step_end(NODES, 1, ["", "Unable to create step: Invalid account"])
-    assert (end.outlook, end.words) == (Outlook.STAYS, "Unable to create step: Invalid account")
+    assert (end.outlook, end.message) == (Outlook.STAYS, "Unable to create step: Invalid account")
 
 
 def test_a_node_that_srun_names() -> None:
@@ -79,7 +79,7 @@ def test_a_node_that_srun_names() -> None:
     end = step_end(NODES, 233, lines)
     assert end.named == {"n2": lines[0]}
     assert end.outlook is Outlook.UNKNOWN
-    assert end.words == " | ".join(lines[:2])
+    assert end.message == " | ".join(lines[:2])
 
 
 def test_tasks_that_end_while_srun_goes_on() -> None:
@@ -92,7 +92,7 @@ def test_tasks_that_end_while_srun_goes_on() -> None:
     ]
     first, second, third = task_ends(NODES, lines, lines)
     assert (first.nodes, first.code) == (("n1",), 2)
-    assert first.words == f"{lines[1]} | {lines[2]}"
-    assert first.named == {"n1": first.words}
-    assert (second.nodes, second.words) == (("n2",), lines[1])
+    assert first.message == f"{lines[1]} | {lines[2]}"
+    assert first.named == {"n1": first.message}
+    assert (second.nodes, second.message) == (("n2",), lines[1])
     assert (third.nodes, third.code) == (("n3",), -1)

@@ -16,12 +16,12 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import (
     FIRST_BYTE,
-    Answer,
     Channel,
     ChannelError,
+    CopyAnswer,
+    CopyVerdict,
     Get,
     Put,
-    Verdict,
     derive_key,
 )
 
@@ -66,15 +66,15 @@ def pair(serve: Callable[[Channel], None], key: bytes = KEY) -> object:
 def test_messages_cross_in_both_directions() -> None:
     def serve(channel: Channel) -> None:
         assert channel.request() == GET
-        channel.send(Answer(verdict=Verdict.GO, total=5000))
+        channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=5000))
         assert channel.request() == PUT
-        channel.send(Answer(verdict=Verdict.REFUSED, reason="full", later=True))
+        channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason="full", later=True))
         assert channel.request() is None
 
     with pair(serve) as port:  # type: ignore[attr-defined]
         channel = Channel.connect("127.0.0.1", port, KEY)
         channel.send(GET)
-        assert channel.answer() == Answer(verdict=Verdict.GO, total=5000)
+        assert channel.answer() == CopyAnswer(verdict=CopyVerdict.GO, total=5000)
         channel.send(PUT)
         assert channel.answer().reason == "full"
         channel.close()
@@ -187,7 +187,7 @@ def test_one_byte_now_and_then_does_not_stretch_the_handshake(quick: None) -> No
         (struct.pack("<I", 40) + b"half", "closed"),
     ],
 )
-def test_what_is_no_request_is_an_error(frame: bytes, words: str) -> None:
+def test_a_frame_that_is_not_a_request_is_an_error(frame: bytes, words: str) -> None:
     def serve(channel: Channel) -> None:
         with pytest.raises(ChannelError, match=words):
             channel.request()

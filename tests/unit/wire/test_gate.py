@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 
 from slurm_robust.wire import gate, portfilter
 from slurm_robust.wire.client import AgentSocket
-from slurm_robust.wire.gate import listen
+from slurm_robust.wire.gate import BAN_S, WINDOW_S, Strangers, listen
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
 from slurm_robust.wire.messages import Heartbeat, Phase, Ping, Pong
 from slurm_robust.wire.options import MAX_MESSAGE_BYTES, PIECE_BYTES, joined, pieces
 from slurm_robust.wire.server import ControllerSocket
-from slurm_robust.wire.strangers import BAN_S, WINDOW_S, Strangers
 from tests.waiting import wait_for
 
 STRANGER = "127.0.0.2"
@@ -101,7 +100,7 @@ def test_without_memory_for_all_addresses_some_are_dropped() -> None:
             portfilter.drop(listener, dropped)
 
 
-def test_a_number_that_is_no_connection_of_the_networks_by_now_has_no_source() -> None:
+def test_a_descriptor_that_is_not_a_network_connection_any_more_has_no_source() -> None:
     """ZeroMQ tells numbers of descriptors, which are used again for anything."""
     one, other = socket.socketpair()
     with one, other, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink, socket.socket() as idle:
@@ -128,7 +127,7 @@ def test_a_connection_that_is_there_goes_on(listener: socket.socket) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 20)), max_size=25))
-def test_only_who_proves_nothing_more_often_than_allowed_is_kept_out(
+def test_only_sources_with_more_unproven_connections_than_allowed_are_kept_out(
     course: list[tuple[str, bool, int]],
 ) -> None:
     strangers: Strangers[str] = Strangers(3)

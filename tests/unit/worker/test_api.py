@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +29,7 @@ from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.wire.messages import Progress
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
+from tests.ranks import run_ranks
 from tests.sharding import needs_fsdp2
 from tests.unit.worker import training
 
@@ -131,7 +130,7 @@ def test_a_damaged_checkpoint_is_passed_over(caplog: pytest.LogCaptureFixture) -
     assert "step-00000005 is passed over" in caplog.text
 
 
-def test_another_world_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_world_size_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         with CheckpointStore("checkpoints").publishing(CheckpointId(generation=1, step=3), rank, 2) as path:
             path.write_bytes(b"x")
@@ -266,18 +265,18 @@ def test_without_its_record_a_worker_does_not_start(managed: ManagedWorker) -> N
         ({"step": 3}, r"entry 'step' is a int without state_dict\(\)"),
     ],
 )
-def test_wrong_entries_are_told(entries: Any, message: str) -> None:
+def test_wrong_entries_are_reported(entries: Any, message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         sr.Checkpointer(entries)
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": 1.5}, {"keep": 0}, {"every": True}])
-def test_wrong_numbers_are_told(options: Any) -> None:
+def test_wrong_numbers_are_reported(options: Any) -> None:
     with pytest.raises(WrongUse, match="at least 1"):
         sr.Checkpointer({"c": Counter()}, **options)
 
 
-def test_wrong_order_is_told() -> None:
+def test_wrong_order_is_reported() -> None:
     checkpointer = sr.Checkpointer({"c": Counter()})
     with pytest.raises(WrongUse, match="call restore"):
         checkpointer.step(0)
@@ -290,7 +289,7 @@ def test_wrong_order_is_told() -> None:
             checkpointer.step(step)
 
 
-def test_wrong_values_are_told() -> None:
+def test_wrong_values_are_reported() -> None:
     checkpointer = sr.Checkpointer({"c": Counter()})
     checkpointer.restore()
     with pytest.raises(WrongUse, match="single numbers"):
@@ -331,26 +330,9 @@ class Ranks:
     def run(self, kind: str, optimizer: str, steps: int, checkpoints: str) -> list[dict[str, Any]]:
         self.runs += 1
         result = self.folder / f"result-{self.runs}"
-        arguments = [
-            sys.executable,
-            "-m",
-            "tests.unit.worker.training",
-            kind,
-            optimizer,
-            str(steps),
-            str(result),
-        ]
-        environment = {**os.environ, "WORLD_SIZE": "2", "CHECKPOINTS": str(self.folder / checkpoints)}
-        root = Path(__file__).parents[3]
-        ranks = [
-            subprocess.Popen(arguments, env={**environment, "RANK": str(rank)}, cwd=root) for rank in range(2)
-        ]
-        try:
-            assert [rank.wait(120.0) for rank in ranks] == [0, 0]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+        common = {"WORLD_SIZE": "2", "CHECKPOINTS": str(self.folder / checkpoints)}
+        environs = [{**common, "RANK": str(rank)} for rank in range(2)]
+        run_ranks(training.main, kind, optimizer, str(steps), result, environs=environs)
         return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(2)]
 
 

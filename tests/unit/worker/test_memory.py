@@ -8,8 +8,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -34,10 +32,11 @@ from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.model.copies import SHARED, CheckpointId
-from slurm_robust.model.pace import RESERVE
+from slurm_robust.model.progress import RESERVE
 from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
+from tests.ranks import run_ranks
 from tests.sharding import needs_fsdp2
 from tests.unit.worker import training
 from tests.unit.worker.managed import RUN, Node
@@ -231,7 +230,7 @@ def test_a_part_that_is_being_fetched_is_waited_for(trained: Model, node: Node, 
     assert same_state(trained, fresh)
 
 
-def test_a_part_that_cannot_be_fetched_is_told(trained: Model, node: Node, launch: Launcher) -> None:
+def test_a_part_that_cannot_be_fetched_is_reported(trained: Model, node: Node, launch: Launcher) -> None:
     parts(node, 5).unlink()
     node.copies.fetch_error(0).write_text("node n2 does not answer\n")
     launch(2, restore=token(5), tier="peer")
@@ -239,7 +238,7 @@ def test_a_part_that_cannot_be_fetched_is_told(trained: Model, node: Node, launc
         Model().train(7)
 
 
-def test_a_fetch_that_takes_too_long_for_its_size_is_told(node: Node) -> None:
+def test_a_fetch_that_takes_too_long_for_its_size_is_reported(node: Node) -> None:
     """The larger the part, the longer it may take: 480 GB at 3 GB/s take 160 s."""
     assert transfer_s(0) == 60.0
     assert transfer_s(60 * 10**9) == 660.0
@@ -355,23 +354,12 @@ def test_a_restored_generation_goes_on_with_the_buffers(trained: Model, node: No
 # -- several processes ----------------------------------------------------------------------------
 
 
-def run_ranks(node: Node, kind: str, steps: int, generation: int, **options: Any) -> list[dict[str, Any]]:
+def trained_by_ranks(
+    node: Node, kind: str, steps: int, generation: int, **options: Any
+) -> list[dict[str, Any]]:
     result = node.folder / f"result-{generation}"
-    arguments = ["-m", "tests.unit.worker.training", kind, "adamw", str(steps), str(result)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**os.environ, **node.environ(generation, rank, **options)},
-            cwd=Path(__file__).parents[3],
-        )
-        for rank in range(node.world_size)
-    ]
-    try:
-        assert [rank.wait(200.0) for rank in ranks] == [0] * node.world_size
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    environs = [node.environ(generation, rank, **options) for rank in range(node.world_size)]
+    run_ranks(training.main, kind, "adamw", str(steps), result, environs=environs)
     return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(node.world_size)]
 
 
@@ -379,11 +367,11 @@ def run_ranks(node: Node, kind: str, steps: int, generation: int, **options: Any
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=needs_fsdp2)])
 def test_two_ranks_continue_bitwise(node: Node, kind: str) -> None:
     node.world_size = 2
-    straight = run_ranks(node, kind, 12, 1)
-    run_ranks(node, kind, 7, 2)
+    straight = trained_by_ranks(node, kind, 12, 1)
+    trained_by_ranks(node, kind, 7, 2)
     assert steps_of(node.copies, SHARED) == ([4, 5, 6] if kind == "ddp" else [])
     assert [steps_of(node.copies, rank) for rank in range(2)] == [[4, 5, 6]] * 2
-    resumed = run_ranks(node, kind, 12, 3, restore=token(5, 2), tier="memory")
+    resumed = trained_by_ranks(node, kind, 12, 3, restore=token(5, 2), tier="memory")
     for rank in range(2):
         assert list(resumed[rank]["losses"]) == ["6", "7", "8", "9", "10", "11"]
         assert straight[rank]["losses"].items() >= resumed[rank]["losses"].items()
@@ -394,7 +382,7 @@ def test_two_ranks_continue_bitwise(node: Node, kind: str) -> None:
 def test_a_shared_part_is_fetched_too(node: Node) -> None:
     """Both ranks on another node than before: it has neither their own parts nor the shared one."""
     node.world_size = 2
-    straight = run_ranks(node, "ddp", 9, 1)
+    straight = trained_by_ranks(node, "ddp", 9, 1)
     ref = CheckpointId(generation=1, step=7)
     for part in (0, 1, SHARED):
         found = node.copies.find(part, ref)
@@ -402,7 +390,7 @@ def test_a_shared_part_is_fetched_too(node: Node) -> None:
         shutil.copy(found, node.copies.fetched(part))
     for path in [*node.copies.path.glob("own-*"), *node.copies.path.glob("shared.*")]:
         path.unlink()
-    resumed = run_ranks(node, "ddp", 9, 2, restore=str(ref), tier="peer")
+    resumed = trained_by_ranks(node, "ddp", 9, 2, restore=str(ref), tier="peer")
     assert [one["sha256"] for one in resumed] == [one["sha256"] for one in straight]
     wait_for(lambda: steps_of(node.copies) == [8])
 

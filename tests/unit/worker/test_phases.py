@@ -13,7 +13,7 @@ import pytest
 import slurm_robust as sr
 from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.pace import CHECKPOINT, FINISHED
+from slurm_robust.model.progress import CHECKPOINT, FINISHED
 from slurm_robust.worker.environment import RECORD, WorkerEnvironment
 from slurm_robust.worker.environment import RESTORE as RESTORE_VARIABLE
 from slurm_robust.worker.phases import PhaseSwitch

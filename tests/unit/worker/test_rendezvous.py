@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.ports import PortHolder
+from slurm_robust.agent.network import PortHolder
 from slurm_robust.worker.rendezvous import BACKLOG, patient, wait_until_listening
 from tests.unit.worker.zygotes import ScriptRunner
 

@@ -13,11 +13,11 @@ import pytest
 from slurm_robust.worker.replay import (
     REPLAY,
     REPLAY_STEPS,
-    End,
     Gradients,
     Line,
     Loss,
     Machine,
+    ReplayEnd,
     add_line,
     read_lines,
 )
@@ -101,7 +101,7 @@ def test_a_torn_line_ends_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     assert read_lines(path) == ()
     add_line(path, Machine(name="abacus"))
-    add_line(path, End(code=-11))
+    add_line(path, ReplayEnd(code=-11))
     with path.open("ab") as file:
         file.write(b'{"what":"end","co')
-    assert read_lines(path) == (Machine(name="abacus"), End(code=-11))
+    assert read_lines(path) == (Machine(name="abacus"), ReplayEnd(code=-11))

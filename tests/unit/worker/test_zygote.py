@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.model.exitcodes import UNUSABLE_COPY
+from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.job import CommandKind
-from slurm_robust.worker.driver import ASK_NVML
+from slurm_robust.worker.zygote import ASK_NVML
 from tests.unit.worker.zygotes import ScriptRunner, plain_python
 
 pytestmark = pytest.mark.slow
@@ -241,7 +241,7 @@ def test_other_errors_of_a_checkpoint_are_the_scripts(runner: ScriptRunner, tmp_
     assert runner.run(("script.py",), tmp_path).code == 1
 
 
-def test_killed_workers_of_a_data_loader_are_told(runner: ScriptRunner, tmp_path: Path) -> None:
+def test_killed_workers_of_a_data_loader_are_reported(runner: ScriptRunner, tmp_path: Path) -> None:
     """Those of two loaders at once: torch's handler of their ends raises once for each."""
     write(
         tmp_path,
@@ -358,7 +358,7 @@ def test_preload_is_imported_once_and_shared(tmp_path: Path) -> None:
         runner.close()
 
 
-def test_a_preload_that_starts_threads_is_told(tmp_path: Path) -> None:
+def test_a_preload_that_starts_threads_is_reported(tmp_path: Path) -> None:
     write(
         tmp_path,
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.agent.stacks.proc import read_process
+from slurm_robust.util.proc import read_process
 from slurm_robust.worker.dump import STACKS_SUFFIX
 from tests.waiting import wait_for
 

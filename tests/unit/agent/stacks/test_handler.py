@@ -123,7 +123,7 @@ def test_threads_that_block_the_signal_leave_it_to_the_others(tmp_path: Path) ->
         assert worker.goes_on()
 
 
-def test_a_process_that_has_ended_is_no_surprise(tmp_path: Path) -> None:
+def test_a_process_that_has_ended_cannot_be_taken(tmp_path: Path) -> None:
     with program(PREPARE + HANG, tmp_path) as worker:
         assert worker.goes_on()
     wait_for(lambda: not Path(f"/proc/{worker.pid}").exists())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.agent.stacks.kinds import kind_by_name, kind_by_stack
+from slurm_robust.agent.stacks.taker import kind_by_name, kind_by_stack
 from slurm_robust.model.stacks import Frame, ProcessKind, ThreadStack
 
 PROCESS = "/usr/lib/python3.11/multiprocessing/process.py"

@@ -106,7 +106,7 @@ def test_one_that_hangs_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
-def test_one_that_is_not_there_is_told() -> None:
+def test_one_that_is_not_there_is_reported() -> None:
     with pytest.raises(CannotTake, match="No such file"):
         pyspy.take("/nowhere/py-spy", 1, soon())
 
@@ -123,7 +123,7 @@ def test_a_running_process_is_read_without_a_pause(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_native_look_that_is_cut_short_leaves_the_process_running(tmp_path: Path) -> None:
+def test_a_native_sample_that_is_cut_short_leaves_the_process_running(tmp_path: Path) -> None:
     with program("import sys\n" + HANG, tmp_path) as worker:
         for milliseconds in range(10, 150, 10):
             try:

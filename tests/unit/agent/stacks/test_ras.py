@@ -99,7 +99,7 @@ def test_missing_processes_are_told_with_their_place() -> None:
         {"STATUS": "{}"},
     ],
 )
-def test_anything_else_is_no_evidence(changed: dict[str, str]) -> None:
+def test_any_other_answer_counts_as_none(changed: dict[str, str]) -> None:
     with serving(**changed) as server:
         assert ras.take(server.environ, soon()) == ()
 
@@ -117,7 +117,7 @@ def test_a_server_that_does_not_answer_costs_the_budget_only(order: str) -> None
         server.close()
 
 
-def test_where_there_is_no_ras_or_it_is_switched_off_nothing_is_told() -> None:
+def test_where_there_is_no_ras_or_it_is_switched_off_nothing_is_reported() -> None:
     with serving() as server:
         pass
     assert ras.take(server.environ, soon()) == ()

@@ -119,7 +119,7 @@ def told(*entries: Entry) -> list[tuple[str, int, str, str, int]]:
     return [(c.group, c.sequence, c.operation, c.state, c.enqueued) for c in found]
 
 
-def test_of_a_host_that_ran_ahead_the_oldest_and_the_newest_are_told() -> None:
+def test_of_a_host_that_ran_ahead_the_oldest_and_the_newest_are_reported() -> None:
     done, ahead = entry(9, "completed"), [entry(number, "scheduled") for number in range(11, 90)]
     assert told(done, entry(10, "started"), *ahead) == [("0:", 10, "nccl:all_reduce", "started", 89)]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.agent.stacks import StackTaker
-from slurm_robust.agent.stacks.proc import descendants, process_table, read_process
 from slurm_robust.model.stacks import ProcessKind, RankStacks
+from slurm_robust.util.proc import descendants, process_table, read_process
 from tests.unit.agent.stacks.programs import HANG, PREPARE, program, state_of
 from tests.unit.agent.stacks.workers import functions, process
 from tests.waiting import wait_for
@@ -66,11 +66,11 @@ def take_one(pid: int, taker: StackTaker | None = None, budget_s: float = BUDGET
     return stacks
 
 
-def test_nobody_is_no_problem() -> None:
+def test_without_workers_there_are_no_stacks() -> None:
     assert StackTaker().take({}, node="n1", budget_s=1) == ()
 
 
-def test_a_worker_that_has_ended_is_told() -> None:
+def test_a_worker_that_has_ended_is_reported() -> None:
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     zombie = process(take_one(ended.pid))
@@ -80,7 +80,7 @@ def test_a_worker_that_has_ended_is_told() -> None:
     assert zombie.error == gone.error == "the process has ended"
 
 
-def test_a_program_that_is_no_python_is_told() -> None:
+def test_a_program_other_than_python_is_reported() -> None:
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
         wait_for(lambda: state_of(sleeper.pid) == "S", message="it sleeps")
         stacks = take_one(sleeper.pid)
@@ -163,7 +163,7 @@ def test_a_worker_that_answers_nothing_leaves_time_for_its_children(tmp_path: Pa
     assert "load" in functions(process(stacks, ProcessKind.LOADER))
 
 
-def test_without_time_there_is_no_look_but_a_state(tmp_path: Path) -> None:
+def test_without_time_only_the_state_is_taken(tmp_path: Path) -> None:
     with program("import sys\n" + HANG, tmp_path) as worker:
         stacks = take_one(worker.pid, budget_s=0.0)
         assert worker.goes_on()

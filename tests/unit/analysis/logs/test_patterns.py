@@ -57,9 +57,15 @@ def test_what_is_refused(pattern: str, reason: str) -> None:
         check(pattern)
 
 
-@pytest.mark.parametrize("pattern", ALL)
-def test_ours_are_good(pattern: str) -> None:
-    check(pattern)
+def test_ours_are_good() -> None:
+    """In one test for all, since there are more than a thousand."""
+    bad = []
+    for pattern in ALL:
+        try:
+            check(pattern)
+        except BadPattern as error:
+            bad.append(f"{pattern}: {error}")
+    assert bad == []
 
 
 @pytest.mark.slow

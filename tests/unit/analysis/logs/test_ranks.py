@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.analysis.logs import classify_ranks, elect
+from slurm_robust.analysis.logs import classify_ranks, root_exit
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import NodeExit
 
@@ -97,28 +97,28 @@ def exit_of(
 
 def test_an_exception_of_ones_own_comes_before_a_lost_peer_seen_earlier() -> None:
     peer, own = exit_of(0, age_s=2, message=CLOSED), exit_of(1, age_s=1, message="loss is wrong")
-    assert elect([peer, own]) == own
+    assert root_exit([peer, own]) == own
 
 
 def test_who_was_asked_to_end_comes_after_who_failed_and_before_who_lost_a_peer() -> None:
     asked, own = exit_of(0, age_s=3, signal=15), exit_of(1, age_s=1, signal=9)
     peer = exit_of(2, age_s=4, message=CLOSED)
-    assert elect([asked, peer, own]) == own
-    assert elect([asked, peer]) == asked
+    assert root_exit([asked, peer, own]) == own
+    assert root_exit([asked, peer]) == asked
 
 
 def test_an_abort_of_a_library_that_lost_a_peer_is_not_the_cause() -> None:
     exit = WorkerExit(rank=0, signal=6, age_s=9, tail=(TIMEOUT.format(0), "terminate called after throwing"))
     own = exit_of(1, age_s=1, message="loss is wrong")
-    assert elect([NodeExit(node="n0", exit=exit), own]) == own
+    assert root_exit([NodeExit(node="n0", exit=exit), own]) == own
     unexplained = NodeExit(node="n0", exit=WorkerExit(rank=0, signal=6, age_s=9))
-    assert elect([unexplained, own]) == unexplained
+    assert root_exit([unexplained, own]) == unexplained
 
 
 def test_who_gave_up_waiting_comes_before_those_whose_connections_that_closed() -> None:
     gave_up = NodeExit(node="n0", exit=WorkerExit(rank=0, signal=6, age_s=1, tail=(TIMEOUT.format(0),)))
     closed = exit_of(1, age_s=2, message=CLOSED)
-    assert elect([closed, gave_up]) == gave_up
+    assert root_exit([closed, gave_up]) == gave_up
 
 
 def test_age_and_then_rank_break_ties() -> None:
@@ -127,9 +127,9 @@ def test_age_and_then_rank_break_ties() -> None:
         exit_of(2, age_s=2, signal=9),
         exit_of(1, age_s=2, signal=9),
     )
-    assert elect([late, early, other]) == other
+    assert root_exit([late, early, other]) == other
 
 
 def test_nobody_is_elected_where_nobody_failed() -> None:
-    assert elect([exit_of(0, age_s=1, code=0)]) is None
-    assert elect([]) is None
+    assert root_exit([exit_of(0, age_s=1, code=0)]) is None
+    assert root_exit([]) is None

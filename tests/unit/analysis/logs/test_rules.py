@@ -9,10 +9,10 @@ import pytest
 from slurm_robust.analysis.logs import classify, shipped, with_site_rules
 from slurm_robust.analysis.logs.rule import SYMPTOMS
 from slurm_robust.config.errors import InvalidSettings
-from slurm_robust.health.shapes import SHAPES
-from slurm_robust.health.xidtable import RULES
-from slurm_robust.model.classification import Cause, Remedy
 from slurm_robust.model.findings import Suggestion
+from slurm_robust.model.incident import Cause, Remedy
+from slurm_robust.nodes.kernel.shapes import SHAPES
+from slurm_robust.nodes.kernel.xidtable import RULES
 
 RULE = "- name: ours\n  symptom: config_error\n  blame: user_config\n  action: reconfigure\n"
 JOBS = {

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from slurm_robust.analysis.progress.pace import PaceVerdict, PaceWatch
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.pace import PaceHistory
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import PaceHistory, Progress
 
 BEAT_S = 1.0
 LOOK_S = 0.25

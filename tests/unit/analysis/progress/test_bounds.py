@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress import bounds
-from slurm_robust.analysis.progress.bounds import span
-from slurm_robust.analysis.progress.times import WINDOW, StepTimes
+from slurm_robust.analysis.progress.bounds import WINDOW, StepTimes, span
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.model.progress import PaceHistory
 
 CONFIG = DetectConfig()
 SECONDS = st.floats(0.0, 1e5)

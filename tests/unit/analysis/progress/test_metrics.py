@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.progress.metrics import MetricVerdict, MetricWatch
-from slurm_robust.analysis.progress.series import WINDOW, Series
+from slurm_robust.analysis.progress.metrics import WINDOW, MetricVerdict, MetricWatch, Series
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import Progress
 
@@ -46,7 +45,7 @@ def test_a_loss_that_is_no_number_is_told_at_once_and_once(bad: float) -> None:
     verdict = made.verdict()
     assert verdict is not None
     assert (verdict.kind, verdict.rank, verdict.step, verdict.age_s) == ("non_finite", 0, 0, 0.1)
-    assert verdict.words == f"loss is {bad} at step 0 on rank 0"
+    assert verdict.text == f"loss is {bad} at step 0 on rank 0"
     made.see([rank(0, 1, bad)])
     assert made.verdict() is None
 
@@ -57,7 +56,7 @@ def test_the_rank_that_is_alone_with_it_is_suspect() -> None:
     verdict = made.verdict()
     assert verdict is not None
     assert (verdict.rank, verdict.ranks) == (1, (1,))
-    assert "on no other; 2 report a finite one: its data or hardware are suspect" in verdict.words
+    assert "on no other; 2 report a finite one: its data or hardware are suspect" in verdict.text
 
 
 def test_the_rank_with_the_earliest_step_is_first() -> None:
@@ -66,7 +65,7 @@ def test_the_rank_with_the_earliest_step_is_first() -> None:
     verdict = made.verdict()
     assert verdict is not None
     assert (verdict.rank, verdict.step, verdict.ranks) == (2, 2000, (0, 1, 2))
-    assert verdict.words.endswith("on rank 2 first; ranks 0-2 show it, 1 others report a finite one")
+    assert verdict.text.endswith("on rank 2 first; ranks 0-2 show it, 1 others report a finite one")
 
 
 def test_the_newest_step_at_which_all_were_finite_is_told() -> None:
@@ -88,7 +87,7 @@ def test_ranks_that_are_not_so_far_say_nothing() -> None:
     made.see([rank(0, 1999), rank(1, 2000, NAN)])
     verdict = made.verdict()
     assert verdict is not None
-    assert verdict.words.endswith("rank 1 of those that are so far show it")
+    assert verdict.text.endswith("rank 1 of those that are so far show it")
 
 
 def test_where_all_show_it_that_is_said() -> None:
@@ -96,7 +95,7 @@ def test_where_all_show_it_that_is_said() -> None:
     made.see([rank(0, 2000, NAN), rank(1, 2000, NAN), Progress(rank=2, step=5, reported=False, age_s=1.0)])
     verdict = made.verdict()
     assert verdict is not None
-    assert verdict.words.endswith("on all ranks that report")
+    assert verdict.text.endswith("on all ranks that report")
 
 
 def test_single_steps_with_overflowing_gradients_are_skipped_by_scaled_training() -> None:
@@ -109,7 +108,7 @@ def test_single_steps_with_overflowing_gradients_are_skipped_by_scaled_training(
     made.see([rank(0, 2101, grad_norm=INF)])
     verdict = made.verdict()
     assert verdict is not None
-    assert "gradient norm is inf at step 2101" in verdict.words
+    assert "gradient norm is inf at step 2101" in verdict.text
 
 
 def test_overflowing_gradients_of_the_warm_up_are_the_search_for_a_scale() -> None:
@@ -159,7 +158,7 @@ def test_a_jump_is_told_once_and_its_end_noted(loss: float, grad_norm: float, na
     verdict = made.verdict()
     assert verdict is not None
     assert (verdict.kind, verdict.rank, verdict.step) == ("spike", 0, 2000)
-    assert verdict.words.startswith(f"{name} of rank 0 is ")
+    assert verdict.text.startswith(f"{name} of rank 0 is ")
     made.see([rank(0, 2001, loss, grad_norm)])
     assert (made.verdict(), made.healed()) == (None, ())
     made.see([rank(0, 2002)])

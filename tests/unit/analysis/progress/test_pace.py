@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.pace import FINISHED, RESTORE, PaceHistory
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import FINISHED, RESTORE, PaceHistory, Progress
 from tests.unit.analysis.progress.simulated import BEAT_S, LOOK_S, Rank, Training, steady, times
 
 LATE_S = BEAT_S + LOOK_S
@@ -55,7 +54,7 @@ def test_a_hang_is_told_in_words() -> None:
     assert verdict.ranks == (2,)
     assert verdict.bound_s == 14.0
     assert verdict.since_s == pytest.approx(14.2, abs=0.3)
-    assert verdict.words.startswith(
+    assert verdict.text.startswith(
         "no step for 14 s since step 598: rank 2 behind the others; the limit is 14 s"
     )
     assert verdict.why.startswith("the least there is; 3 x ")
@@ -84,7 +83,7 @@ def test_settings_override() -> None:
     assert training.watch.bound(training.now)[0] == pytest.approx(50.0, rel=0.05)
     off = Training([steady(0.1, 40)], DetectConfig(hang=False))
     assert off.verdicts(5000.0) == []
-    assert off.watch.bound(off.now) == (math.inf, "hangs are not looked for (detect.hang)")
+    assert off.watch.bound(off.now) == (math.inf, "hangs are not detected (detect.hang)")
 
 
 # -- the first step ---------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ def test_a_phase_that_hangs_is_told_by_what_it_took_before() -> None:
     training = Training(ranks)
     verdict = training.first_verdict(5000.0)
     assert verdict.since_s == pytest.approx(300.0, abs=3.0)
-    assert "phase evaluation goes on for 3" in verdict.words
+    assert "phase evaluation goes on for 3" in verdict.text
     assert verdict.ranks == (0,)
     assert training.verdicts(3000.0) == []
     # It may as well take longer now than it did, so the next one has the configured time again.
@@ -346,7 +345,7 @@ def test_a_slowdown_is_told_once_and_again_after_it_is_over() -> None:
     assert [v.kind for v in verdicts] == ["slow", "slow"]
     assert verdicts[0].bound_s == 1.5
     assert verdicts[0].since_s >= 56.0
-    assert verdicts[0].words.endswith("the limit is 1.5 s (1.5 x 1 s, the training's own median)")
+    assert verdicts[0].text.endswith("the limit is 1.5 s (1.5 x 1 s, the training's own median)")
     assert training.watch.history.p50_s == 1.0
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.slowdown import AGAIN_AT_LEAST_S, SUSTAINED_S, Reminder, Slowdown
-from slurm_robust.model.pace import PaceHistory
+from slurm_robust.model.progress import PaceHistory
 
 
 def slowdowns(steps: list[float], past: PaceHistory | None = None, factor: float = 1.5) -> int:

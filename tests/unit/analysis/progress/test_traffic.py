@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.traffic import TrafficMeter, fallen_silent
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.progress import Progress
-from slurm_robust.model.traffic import Traffic
+from slurm_robust.model.progress import Progress, Traffic
 
 CONFIG = DetectConfig()
 GB = 10**9
@@ -70,9 +69,7 @@ def test_ten_minutes_without_traffic_on_all_nodes_are_a_hint() -> None:
     found = fallen_silent([DEAD, DEAD], [rank(0), rank(1)], CONFIG)
     assert found is not None
     assert found.since_s == 610.0
-    assert (
-        found.words == "the links of all 2 nodes have carried next to nothing for 610 s, the limit is 600 s"
-    )
+    assert found.text == "the links of all 2 nodes have carried next to nothing for 610 s, the limit is 600 s"
 
 
 @pytest.mark.parametrize(

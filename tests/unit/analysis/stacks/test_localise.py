@@ -254,7 +254,7 @@ def test_who_waits_for_its_gpu_inside_a_call_in_c_does_not_compute(moving: bool)
         assert localise(given, EIGHT_NODES, moving=moving).ranks == named
 
 
-def test_a_look_inside_one_rank_makes_it_no_outlier() -> None:
+def test_native_calls_of_one_rank_make_it_no_outlier() -> None:
     """All wait in the same line, of which only its calls in libraries are known."""
     given = world(EIGHT_NODES, {9: with_libraries(9, CUDA_WAIT)}, COMPUTE)
     found = localise(given, EIGHT_NODES)

@@ -108,7 +108,7 @@ def test_the_order_of_the_answers_changes_nothing(
 
 @settings(max_examples=30, deadline=None)
 @given(anything())
-def test_five_equal_looks_vote_for_what_each_saw(case: tuple[ParallelLayout, list[RankStacks]]) -> None:
+def test_five_equal_rounds_vote_for_what_each_saw(case: tuple[ParallelLayout, list[RankStacks]]) -> None:
     layout, stacks = case
     found = localise(stacks, layout)
     voted = vote([found] * 5, layout)

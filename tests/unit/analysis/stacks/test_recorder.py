@@ -50,7 +50,7 @@ def test_a_rank_that_calls_something_else_is_named() -> None:
     assert "another operation" in found.reason
 
 
-def test_two_against_two_is_no_majority() -> None:
+def test_two_against_two_are_not_a_majority() -> None:
     usual, other = (record(10),), (record(10, operation="nccl:broadcast"),)
     found = localise(stacks(usual, usual, other, other), FOUR)
     assert found.ranks == ()
@@ -192,7 +192,7 @@ def test_whose_gpu_has_not_come_is_named_though_all_hosts_have_enqueued(ahead: l
     assert ran_ahead(ahead, culprit=45, enqueued=True).ranks == ()
 
 
-def test_a_group_that_hangs_is_named_and_not_those_who_wait_for_its_ranks() -> None:
+def test_a_group_that_hangs_is_named_and_not_those_that_wait_for_its_ranks() -> None:
     """Ranks 2 and 3 hang in an operation of their own; of the world's next one they have enqueued all."""
     own = {"group": "tp1", "ranks": (2, 3)}
     layout = ParallelLayout.fit(16, 2, {"tp": 2}, "tp-dp")
@@ -268,7 +268,7 @@ def _records(
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), layouts(most=32))
-def test_at_a_standstill_the_one_who_stopped_is_named(data: st.DataObject, layout: ParallelLayout) -> None:
+def test_at_a_standstill_the_rank_that_stopped_is_named(data: st.DataObject, layout: ParallelLayout) -> None:
     """Whatever the program and the layout, and though all stacks look alike."""
     program = data.draw(st.lists(st.sampled_from(("tp", "cp", "pp", "dp", "")), max_size=8))
     victim = data.draw(st.integers(0, layout.world_size - 1))

@@ -14,14 +14,14 @@ def flags(*ranks: int) -> Localisation:
     return localise(world(PAPER, dict.fromkeys(ranks, COMPUTE)), PAPER)
 
 
-def test_a_rank_that_most_looks_name_is_named_exactly() -> None:
+def test_a_rank_that_most_rounds_name_is_named_exactly() -> None:
     found = vote([flags(17), NOBODY, flags(17), flags(3), flags(17)], PAPER)
     assert (found.ranks, found.exact, found.group) == ((17,), True, "")
     assert "3 of 5" in found.reason
     assert 0 < found.confidence < flags(17).confidence
 
 
-def test_a_group_that_most_looks_flag_is_blamed() -> None:
+def test_a_group_that_most_rounds_flag_is_blamed() -> None:
     """The paper's rule, with other outliers in every look."""
     rounds = [
         localise(world(PAPER, {a: ALL_GATHER, b: IRECV}), PAPER) for a, b in ((24, 28), (26, 30), (24, 30))
@@ -38,7 +38,7 @@ def test_several_ranks_of_one_node_are_answered_with_the_node() -> None:
     assert (found.group, found.exact) == ("tp 16-23", False)
 
 
-def test_what_chance_puts_into_a_large_group_is_no_verdict_on_it() -> None:
+def test_a_large_group_is_not_blamed_for_what_chance_puts_into_it() -> None:
     assert vote([flags(24), flags(27), flags(30), flags(3), flags(9)], PAPER).ranks == ()
     assert vote([flags(24), flags(27), flags(30), flags(28), flags(25)], PAPER).group == "pp 24-31"
 
@@ -63,5 +63,5 @@ def test_equally_small_groups_are_a_tie() -> None:
     assert "equally often" in found.reason
 
 
-def test_no_looks_are_no_verdict() -> None:
+def test_without_rounds_there_is_no_verdict() -> None:
     assert vote([], PAPER).ranks == ()

@@ -17,7 +17,7 @@ from slurm_robust.diagnostics.replay.node import Task
 from slurm_robust.diagnostics.replay.traces import group_run, has_failed, trace_path
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
-from slurm_robust.worker.replay import End, Loss, read_lines
+from slurm_robust.worker.replay import Loss, ReplayEnd, read_lines
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow]
@@ -66,7 +66,7 @@ def group(
     )
     base = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", **environ}
     parts = [
-        subprocess.Popen(task.words(), env={**base, "SLURMD_NODENAME": node}, start_new_session=True)
+        subprocess.Popen(task.command_line(), env={**base, "SLURMD_NODENAME": node}, start_new_session=True)
         for node in nodes
     ]
     try:
@@ -92,7 +92,7 @@ def test_alike_groups_compute_the_same_bits_and_a_flipped_one_is_seen(tmp_path: 
     assert [one.outcome for one in seen] == [Outcome.PASS, Outcome.PASS, Outcome.FAIL], seen
     assert seen[2].text == "other bits than the majority from step 2 on"
     lines = read_lines(trace_path(tmp_path / "a", 1))
-    assert lines[-1] == End(code=0)
+    assert lines[-1] == ReplayEnd(code=0)
     assert [line.step for line in lines if isinstance(line, Loss)] == [0, 1, 2]
     # The script would have made 1000 steps and a checkpoint after each.
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "a", "c", "e"}
@@ -134,9 +134,8 @@ def test_nobody_waits_for_a_first_node_that_does_not_come(tmp_path: Path) -> Non
         command=("train.py",),
         cwd=str(tmp_path),
     )
-    assert (
-        subprocess.run(task.words(), env={**os.environ, "SLURMD_NODENAME": "b"}, timeout=60).returncode == 3
-    )
+    environ = {**os.environ, "SLURMD_NODENAME": "b"}
+    assert subprocess.run(task.command_line(), env=environ, timeout=60).returncode == 3
 
 
 def log(folder: Path) -> str:

@@ -20,7 +20,7 @@ from slurm_robust.slurm.records import Allocation, Step
 from slurm_robust.slurm.requests import StepRequest
 from slurm_robust.testing.fake_replayer import Fault
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from slurm_robust.worker.replay import End, Gradients, Machine, add_line
+from slurm_robust.worker.replay import Gradients, Machine, ReplayEnd, add_line
 from tests.contracts.replayer import NODES, SCRIPT, Make, ReplayerContract, run
 from tests.waiting import wait_for
 
@@ -84,7 +84,7 @@ class PretendedSteps(FakeSlurm):
                 finite = Fault.NAN not in faults
                 add_line(path, Gradients(step=step, digest="bad" if spoilt else "good", is_finite=finite))
             if Fault.HANGS not in faults:
-                add_line(path, End(code=0))
+                add_line(path, ReplayEnd(code=0))
 
 
 class TestStepReplayer(ReplayerContract):

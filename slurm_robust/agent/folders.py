@@ -1,0 +1,107 @@
+"""The folders that an agent uses: its own one in memory, and what it reads and makes in the job's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.nodefolders import SHARED_MEMORY, folder_name
+from slurm_robust.model.record import Record
+from slurm_robust.wire.epochs import EpochRecord, newest_epoch
+
+
+class RuntimeFolder:
+    """A folder of this agent alone (0700), named ``srobust-<uid>-<run id>-…``; gone with the agent.
+
+    Memory, not a disk: the records are written at every step, and must work on a node whose disk is
+    full or whose network file system hangs.
+    """
+
+    def __init__(self, run_id: str, base: Path = SHARED_MEMORY) -> None:
+        """Make the folder, and remove those that this user's dead agents left. Raises ``OSError``."""
+        _remove_dead(base, folder_name(""))
+        self.path = Path(tempfile.mkdtemp(prefix=folder_name(run_id, "-"), dir=base))
+        # Held as long as this process lives, whatever its process id means in other namespaces. It gets its
+        # name when it is locked: another agent that searches for dead ones finds it held, or not at all.
+        beside = self.path / ".alive"
+        self._lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        beside.rename(self.path / "alive")
+
+    def generation(self, generation: int) -> Path:
+        """The folder of one generation, made if it is not there; older ones are removed."""
+        folder = self.path / f"gen-{generation:03d}"
+        for other in self.path.glob("gen-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def close(self) -> None:
+        """Remove everything."""
+        os.close(self._lock)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _remove_dead(base: Path, prefix: str) -> None:
+    for folder in base.glob(f"{prefix}*"):
+        try:
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue  # anybody may make such a name
+            lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # being made, copies of checkpoints, or gone meanwhile
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass  # its agent lives
+        finally:
+            os.close(lock)
+
+
+_TAIL_BYTES = 16 * 1024
+_LINE_CHARS = 500
+
+
+class EpochRead(Record):
+    """The newest epoch, None before there is one; ``failed`` when the job directory could not be read."""
+
+    newest: EpochRecord | None
+    failed: bool = False
+
+
+def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:
+    """Make the folders in which these workers are about to write. Raises ``OSError``."""
+    for folder in {job.worker_log(generation, rank, "out").parent for rank in ranks}:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def read_epoch(epochs: Path) -> EpochRead:
+    """The epoch of the controller to obey. Never raises."""
+    try:
+        return EpochRead(newest=newest_epoch(epochs))
+    except Exception:  # noqa: BLE001 - without an answer the agent would not read again
+        return EpochRead(newest=None, failed=True)
+
+
+def read_tail(paths: tuple[Path, ...], lines: int = 20) -> tuple[str, ...]:
+    """The last ``lines`` lines of the first file that has any, from at most 16 KiB. Raises ``OSError``."""
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            continue
+        found = [line.rstrip()[:_LINE_CHARS] for line in text.splitlines()]
+        if any(found):
+            return tuple(found[-lines:])
+    return ()

@@ -1,1 +1,0 @@
-"""Node checks: what reads the machine (gather) apart from what judges it (pure)."""

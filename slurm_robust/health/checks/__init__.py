@@ -1,1 +1,0 @@
-"""The checks, one module for each thing that is looked at."""

@@ -1,1 +1,0 @@
-"""The root side of a node: what prolog, epilog and the periodic check do with what the checks found."""

@@ -1,0 +1,154 @@
+"""What a check is: a source that reads the machine, and a pure judgement of what it read.
+
+Several checks may judge the facts of one source, since asking a driver once is cheaper than a dozen times.
+A new check is a function from :class:`View` and the site's configuration to findings, and a :class:`Check` in
+the ``CHECKS`` of its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.host import Host
+
+F = TypeVar("F", bound=Record)
+
+
+class Context(str, Enum):
+    """On whose behalf checks run."""
+
+    PROLOG = "prolog"
+    EPILOG = "epilog"
+    PERIODIC = "periodic"
+    DEEP = "deep"
+    """A suspect is tested: everything, with nothing from the cache."""
+
+    PERSON = "person"
+    """``srobust check``."""
+
+    LIVE = "live"
+    """A job's inspector, beside the training and as the job's user."""
+
+
+EVERYWHERE = frozenset(Context)
+NOT_LIVE = EVERYWHERE - {Context.LIVE}
+"""For what only root, or only a node without jobs, can judge, what a job sees only its share of, and what
+does not change while a job runs."""
+
+
+class Probe(str, Enum):
+    """A group of checks that the inspector and ``srobust-node watch`` run together, at a pace of its own."""
+
+    KERNEL = "kernel"
+    GPU = "gpu"
+    NETWORK = "network"
+    NODE = "node"
+    """The rest: for ``srobust-node watch`` no group of its own, but part of the full run."""
+
+
+class Hang(Record, kw_only=False):
+    """What it means if gathering does not end in time: for a driver or a mount that is the fault itself."""
+
+    outcome: Outcome = Outcome.UNKNOWN
+    text: str = "no answer in time"
+    suggestion: Suggestion = Suggestion.NONE
+    blame: Party = Party.NODE
+
+
+class Source(Record, Generic[F], kw_only=False):
+    """Reads one part of the machine.
+
+    ``gather`` runs in a child process that is abandoned after ``timeout_s``, because a system call on a dead
+    mount or a hung driver cannot be interrupted; it returns facts that are absent (empty, None) for hardware
+    that is not there, and raises ``OSError`` or ``RuntimeError`` with the reason for what cannot be read.
+    ``fresh_s``: a result that is not older may be used again by a prolog (0: never). ``history_s``: how long
+    earlier facts are kept for the judges, at most :data:`HISTORY` of them. ``hang`` is the finding of every
+    check of this source that has ``hangs``, when there was no answer.
+    """
+
+    name: str
+    facts: type[F]
+    gather: Callable[[Host, NodeConfig], F]
+    timeout_s: float = 5.0
+    fresh_s: float = 60.0
+    history_s: float = 0.0
+    hang: Hang = Hang()
+
+
+HISTORY = 64
+
+
+class Sample(Record, Generic[F], kw_only=False):
+    """Facts of an earlier run. ``at`` is wall-clock time, seconds since 1970; ``boot_id`` of that boot."""
+
+    at: float
+    boot_id: str
+    facts: F
+
+
+class View(Record, Generic[F], kw_only=False):
+    """What a judge sees: the facts at ``at``, earlier ones (oldest first), and the site's baseline.
+
+    ``job_gone`` is True where no job is meant to run on the node (prolog, epilog, an idle node), so that
+    whatever still runs is left over; None where that is not known.
+    """
+
+    facts: F
+    at: float
+    boot_id: str = ""
+    before: tuple[Sample[F], ...] = ()
+    baseline: F | None = None
+    job_gone: bool | None = None
+
+
+CONFIRM = 3
+"""In so many periodic runs in a row it must be so before a failure that users can write keeps jobs away."""
+
+
+class Check(Record, Generic[F], kw_only=False):
+    """A question about a node. Who can write its evidence and where it runs has no default: each says it."""
+
+    name: str
+    source: Source[F]
+    judge: Callable[[View[F], NodeConfig], Iterable[Finding]]
+    """Pure. Returns one finding for each subject; nothing for hardware that is not there."""
+
+    explain: str
+    """Tells an administrator what is checked, why, and what to do."""
+
+    written_by: Writer
+    """The least of those who can bring about a failure that keeps jobs away, or any failure of a check that
+    never does."""
+
+    contexts: frozenset[Context]
+    """Where it runs, if the site does not say otherwise."""
+
+    probe: Probe
+    """The group with which it runs where not all checks run at once."""
+
+    second: str = ""
+    """The second, independent evidence that the judge asks for where users can write the first."""
+
+    hangs: bool = False
+    """Whether this check speaks for the source when it hangs: one of each source; none where the source
+    bounds its own question."""
+
+    effect: Effect = Effect.FAULT
+    """On a training that runs."""
+
+    warns_training: bool = False
+    """Whether a failure that keeps no jobs away is an alert all the same."""
+
+    @property
+    def confirm(self) -> int:
+        """The one rule: what users can write counts when it stays, or with independent evidence."""
+        return CONFIRM if self.written_by.is_user and not self.second else 1
+
+
+AnyCheck = Check[Any]
+AnySource = Source[Any]

@@ -1,0 +1,121 @@
+"""Checks of the clock: whether it is kept right, and how far it is off."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.host import Host
+
+SOURCE_NAME = "adjtimex"
+
+# linux/timex.h
+_UNSYNC, _NANO = 0x0040, 0x2000
+# The beginning of its struct timex, in C's native alignment: modes, offset, freq, maxerror, esterror, status.
+_TIMEX = struct.Struct("@illlli")
+_TIMEX_BYTES = 208
+
+
+class ClockFacts(Record):
+    """What the kernel knows of its clock. All in seconds.
+
+    ``offset_s`` is what it still has to slew by, ``error_s`` the daemon's estimate of its own error, and
+    ``bound_s`` the most that it may be off.
+    """
+
+    synchronised: bool
+    offset_s: float
+    error_s: float
+    bound_s: float
+
+
+def gather(host: Host, config: NodeConfig) -> ClockFacts:
+    """Asks with adjtimex(2), which needs no right as long as nothing is set. Raises ``OSError``."""
+    if not host.is_real:
+        raise RuntimeError("the clock of a copy of a machine cannot be asked")
+    # Takes milliseconds to import, and this runs in a child process.
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.adjtimex(buffer) < 0:
+        raise OSError(ctypes.get_errno(), "adjtimex failed")
+    _, offset, _, bound, error, status = _TIMEX.unpack_from(buffer)
+    return ClockFacts(
+        synchronised=not status & _UNSYNC,
+        offset_s=offset * (1e-9 if status & _NANO else 1e-6),
+        error_s=error * 1e-6,
+        bound_s=bound * 1e-6,
+    )
+
+
+SOURCE = Source(name="clock", facts=ClockFacts, gather=gather, fresh_s=300.0)
+
+
+def judge_sync(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Virtual machines often take their host's clock without telling the kernel: that is unknown."""
+    synchronised, required = view.facts.synchronised, config.clock.require_sync
+    outcome = Outcome.PASS if synchronised else Outcome.FAIL if required else Outcome.UNKNOWN
+    yield Finding(
+        check="clock.sync",
+        outcome=outcome,
+        text="" if synchronised else "nothing keeps the clock right: start chronyd or its like",
+        value="synchronised" if synchronised else "not synchronised",
+        limit="synchronised" if required else "",
+        source=SOURCE_NAME,
+        blame=Party.SITE,
+        suggestion=Suggestion.RESET if outcome is Outcome.FAIL else Suggestion.NONE,
+    )
+
+
+def judge_offset(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Only a clock that is compared with another one has an offset."""
+    facts, most = view.facts, config.clock.max_offset_s
+    if not facts.synchronised:
+        return
+    offset = max(abs(facts.offset_s), facts.error_s)
+    bad = offset > most
+    yield Finding(
+        check="clock.offset",
+        outcome=Outcome.FAIL if bad else Outcome.PASS,
+        text=f"clock is {offset:.3g} s off: look at chronyc tracking" if bad else "",
+        value=f"{offset:.3g} s, at most {facts.bound_s:.3g} s",
+        limit=f"at most {most:g} s",
+        source=SOURCE_NAME,
+        blame=Party.SITE,
+        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
+    )
+
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="clock.sync",
+        source=SOURCE,
+        judge=judge_sync,
+        written_by=Writer.ROOT,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
+        hangs=True,
+        explain=(
+            "Whether a daemon (chronyd, ntpd, ptp4l) keeps the clock right, as far as the kernel knows. A "
+            "clock that nobody keeps drifts seconds a day; munge refuses credentials at five minutes. "
+            "Virtual machines may be right without it: unknown, unless clock.require_sync is set."
+        ),
+    ),
+    Check(
+        name="clock.offset",
+        source=SOURCE,
+        judge=judge_offset,
+        written_by=Writer.ROOT,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
+        explain=(
+            "How far a clock that is kept right is off at the moment (clock.max_offset_s). Logs, tickets "
+            "and the comparison of ranks across nodes need better than half a second."
+        ),
+    ),
+)

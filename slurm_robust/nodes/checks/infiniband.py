@@ -1,0 +1,357 @@
+"""InfiniBand and RoCE: state, rate, errors and losses of the ports in ``/sys/class/infiniband``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from slurm_robust.config.node import NetworkLimits, NodeConfig
+from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.record import Record
+from slurm_robust.nodes import pci
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, readings
+from slurm_robust.nodes.host import Host
+
+SYSFS = "/sys/class/infiniband"
+ACTIVE = "ACTIVE"
+
+
+class Port(Record, omit_defaults=True):
+    """One port. ``rate_gb`` in Gb/s; ``card`` is the board's type; ``netdev`` the interface of a RoCE port.
+
+    ``counters``: error counters by their names in ``/sys``, but for those that are 0; None without any.
+    ``nbytes``: received and sent since it counts; None where that is not reported.
+    """
+
+    state: str
+    physical: str = ""
+    rate_gb: float | None = None
+    layer: str = ""
+    card: str = ""
+    netdev: str = ""
+    counters: dict[str, int] | None = None
+    nbytes: int | None = None
+
+
+class InfinibandFacts(Record):
+    """Ports by name (``mlx5_0/1``), and PCI addresses of adapters with and without their driver."""
+
+    ports: dict[str, Port] = {}
+    driven: tuple[str, ...] = ()
+    undriven: tuple[str, ...] = ()
+
+
+class Counter(Record):
+    """An error counter: its width in bits, at whose end it stands still, and what too many of it mean."""
+
+    bits: int
+    meaning: str
+    suggestion: Suggestion
+
+
+LOST = "link_downed"
+SYMBOL = "symbol_error"
+DATA = ("port_rcv_data", "port_xmit_data")
+_WORD = 4  # bytes, in which they count
+_DATA_END = 2**32 - 1  # where those of old adapters, which have 32 bits, stand still
+# The widths are those of PortCounters in the InfiniBand specification, which the kernel passes on.
+ERRORS = {
+    SYMBOL: Counter(bits=16, meaning="symbol errors", suggestion=Suggestion.RESET),
+    "link_error_recovery": Counter(bits=8, meaning="link error recoveries", suggestion=Suggestion.RESET),
+    "local_link_integrity_errors": Counter(
+        bits=4, meaning="link integrity errors", suggestion=Suggestion.RESET
+    ),
+    "port_rcv_errors": Counter(bits=16, meaning="receive errors", suggestion=Suggestion.MONITOR),
+    "excessive_buffer_overrun_errors": Counter(
+        bits=4, meaning="buffer overruns", suggestion=Suggestion.MONITOR
+    ),
+    "VL15_dropped": Counter(bits=16, meaning="dropped management packets", suggestion=Suggestion.MONITOR),
+}
+
+
+def gather(host: Host, config: NodeConfig) -> InfinibandFacts:
+    """Read all ports but those that the site ignores."""
+    ports: dict[str, Port] = {}
+    for device in host.names(SYSFS):
+        card = host.read_or(f"{SYSFS}/{device}/board_id") or host.read_or(f"{SYSFS}/{device}/hca_type")
+        for number in host.names(f"{SYSFS}/{device}/ports"):
+            name = f"{device}/{number}"
+            if not _is_ignored(config.network, name):
+                ports[name] = _read_port(host, f"{SYSFS}/{device}/ports/{number}", card)
+    driven, undriven = _adapters(host)
+    return InfinibandFacts(ports=ports, driven=driven, undriven=undriven)
+
+
+def _read_port(host: Host, folder: str, card: str) -> Port:
+    counters = {name: host.number(f"{folder}/counters/{name}") for name in (LOST, *ERRORS)}
+    rate = host.read_or(f"{folder}/rate").split()
+    return Port(
+        state=host.read_or(f"{folder}/state").rpartition(": ")[2],
+        physical=host.read_or(f"{folder}/phys_state").rpartition(": ")[2],
+        rate_gb=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdecimal() else None,
+        layer=host.read_or(f"{folder}/link_layer"),
+        card=card,
+        netdev=host.read_or(f"{folder}/gid_attrs/ndevs/0"),
+        counters=None
+        if set(counters.values()) == {None}
+        else {name: value for name, value in counters.items() if value},
+        nbytes=_carried(host, folder),
+    )
+
+
+def _carried(host: Host, folder: str) -> int | None:
+    counts = [host.number(f"{folder}/counters/{name}") for name in DATA]
+    known = [count for count in counts if count is not None and count != _DATA_END]
+    return _WORD * sum(known) if len(known) == len(counts) else None
+
+
+def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Adapters with and without a driver. An Ethernet one of Mellanox needs none for InfiniBand."""
+    driven, undriven = [], []
+    for device in pci.devices(host):
+        if not device.kind.startswith(pci.NETWORK):
+            continue
+        if host.names(f"{pci.DEVICES}/{device.address}/infiniband"):
+            driven.append(device.address)
+        elif not device.driver and (device.kind == pci.INFINIBAND or device.vendor == pci.MELLANOX):
+            undriven.append(device.address)
+    return tuple(driven), tuple(undriven)
+
+
+def judge_state(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Ports that must be up, and adapters that must have a driver."""
+    for name, why in _wanted(view, config.network).items():
+        yield _state(name, view.facts.ports.get(name), why)
+    known = view.baseline.driven if view.baseline else ()
+    for address in view.facts.undriven:
+        was_driven = address in known
+        yield Finding(
+            check="infiniband.state",
+            subject=address,
+            outcome=Outcome.FAIL if was_driven else Outcome.UNKNOWN,
+            text="no driver is bound to this network adapter",
+            value="no driver",
+            limit="a driver, as in the baseline" if was_driven else "",
+            source=f"{pci.DEVICES}/{address}",
+            blame=Party.SITE,
+            suggestion=Suggestion.RESET if was_driven else Suggestion.NONE,
+        )
+
+
+def _wanted(view: View[InfinibandFacts], limits: NetworkLimits) -> dict[str, str]:
+    """Ports to judge with the reason for which they should be up; empty where there is none."""
+    if limits.infiniband:
+        return dict.fromkeys(limits.infiniband, "configured")
+    wanted = dict.fromkeys(view.facts.ports, "")
+    if view.baseline:
+        recorded = view.baseline.ports.items()
+        active = [name for name, port in recorded if port.state == ACTIVE and not _is_ignored(limits, name)]
+        return wanted | dict.fromkeys(active, "as in the baseline")
+    for name, port in view.facts.ports.items():
+        # A link that was lost had been there; one that was never there may have no cable.
+        was_up = any(was for _, was in readings(view, partial(_is_active, name=name)))
+        if was_up or ((port.counters or {}).get(LOST) and port.physical != "Disabled"):
+            wanted[name] = "as before in this boot"
+    return wanted
+
+
+def _is_ignored(limits: NetworkLimits, name: str) -> bool:
+    return ignored(limits, name, name.partition("/")[0])
+
+
+def _is_active(facts: InfinibandFacts, name: str) -> bool:
+    return name in facts.ports and facts.ports[name].state == ACTIVE
+
+
+def _state(name: str, port: Port | None, why: str) -> Finding:
+    if port is None:
+        return _finding(
+            "state", name, Outcome.FAIL, "the port is gone", value="none", limit=f"{ACTIVE}, {why}",
+            blame=Party.NODE, suggestion=Suggestion.REBOOT,
+        )  # fmt: skip
+    value = f"{port.state or 'no state'}, {port.physical or 'no physical state'}"
+    if port.state == ACTIVE:
+        return _finding("state", name, Outcome.PASS, value=value)
+    if not port.state:
+        return _finding("state", name, Outcome.UNKNOWN, "the driver does not tell the state", value=value)
+    if not why:
+        return _finding("state", name, Outcome.PASS, value=f"{value}, not in use")
+    is_linked = port.physical == "LinkUp" and port.layer != "Ethernet"
+    link = f"link of {port.netdev}" if port.netdev else "link"
+    text = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"{link} is {value}"
+    return _finding(
+        "state", name, Outcome.FAIL, text, value=value, limit=f"{ACTIVE}, {why}",
+        blame=Party.FABRIC, suggestion=Suggestion.RESET,
+    )  # fmt: skip
+
+
+def judge_rate(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Ports that are slower than they should be."""
+    ports = view.facts.ports
+    for name, port in ports.items():
+        if port.state != ACTIVE or port.rate_gb is None or not _is_judged(config.network, name):
+            continue
+        limit, why = _rate_limit(view, config.network, name, port)
+        is_slow = limit is not None and port.rate_gb < limit
+        # Cards of one type need not be cabled alike: without a record that is a hint only.
+        is_sure = why != "of the same cards"
+        yield _finding(
+            "rate", name, Outcome.FAIL if is_slow else Outcome.PASS,
+            f"{port.rate_gb:g} Gb/s instead of {limit:g}" if is_slow else "",
+            value=f"{port.rate_gb:g} Gb/s", limit="" if limit is None else f"{limit:g} Gb/s, {why}",
+            blame=Party.FABRIC if is_slow else Party.NODE,
+            suggestion=(Suggestion.RESET if is_sure else Suggestion.MONITOR) if is_slow else Suggestion.NONE,
+        )  # fmt: skip
+
+
+def _is_judged(limits: NetworkLimits, name: str) -> bool:
+    return not limits.infiniband or name in limits.infiniband
+
+
+def _rate_limit(
+    view: View[InfinibandFacts], limits: NetworkLimits, name: str, port: Port
+) -> tuple[float | None, str]:
+    if limits.min_rate_gb is not None and (limits.infiniband or port.layer == "InfiniBand"):
+        return limits.min_rate_gb, "configured"
+    recorded = view.baseline.ports.get(name) if view.baseline else None
+    if recorded:
+        return recorded.rate_gb if recorded.state == ACTIVE else None, "as in the baseline"
+    same = [
+        other.rate_gb
+        for other in view.facts.ports.values()
+        if (other.card, other.layer, other.state) == (port.card, port.layer, ACTIVE) and other.rate_gb
+    ]
+    return max(same) if port.card else None, "of the same cards"
+
+
+def judge_errors(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Error counters that rose by more than is allowed within the last hour."""
+    limits = config.network
+    for name, port in view.facts.ports.items():
+        if port.counters is None or not _is_judged(limits, name):
+            continue
+        found = [*_too_many(name, _tracks(view, name), view.at, limits)]
+        if stuck := _at_their_ends(port.counters):
+            text = f"{stuck} cannot count on; clear with perfquery -R"
+            found.append(_finding("errors", name, Outcome.UNKNOWN, text, value="at its end"))
+        yield from found or [_finding("errors", name, Outcome.PASS)]
+
+
+def _tracks(view: View[InfinibandFacts], name: str) -> list[tuple[float, dict[str, int]]]:
+    return readings(view, lambda facts: facts.ports[name].counters if name in facts.ports else None)
+
+
+def _too_many(
+    name: str, tracks: Sequence[tuple[float, dict[str, int]]], now: float, limits: NetworkLimits
+) -> Iterator[Finding]:
+    newest = tracks[-1][1]
+    # Nearly always nothing rose anywhere, and then nothing needs to be added up.
+    if all(counters == newest for _, counters in tracks):
+        return
+    for counter, about in ERRORS.items():
+        rose = grown([(at, counters.get(counter, 0)) for at, counters in tracks], HOUR_S, now)
+        limit = limits.max_symbol_errors_per_hour if counter == SYMBOL else limits.max_port_errors_per_hour
+        if rose > limit:
+            yield _finding(
+                "errors", name, Outcome.FAIL, f"{rose} {about.meaning} within an hour",
+                value=f"{rose} per hour", limit=f"{limit} per hour",
+                blame=Party.FABRIC, suggestion=about.suggestion, file=f"counters/{counter}",
+            )  # fmt: skip
+
+
+def _at_their_ends(counters: dict[str, int]) -> str:
+    return ", ".join(name for name, about in ERRORS.items() if counters.get(name) == 2**about.bits - 1)
+
+
+def judge_flaps(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Links that were lost and came back."""
+    limits = config.network
+    for name, port in view.facts.ports.items():
+        if port.counters is None or not _is_judged(limits, name):
+            continue
+        track = [(at, counters.get(LOST, 0)) for at, counters in _tracks(view, name)]
+        yield flaps("infiniband.flaps", name, track, view.at, limits, f"{_files(name)}/counters/{LOST}")
+
+
+def _files(name: str) -> str:
+    return f"{SYSFS}/{name.replace('/', '/ports/')}"
+
+
+def _finding(
+    check: str, name: str, outcome: Outcome, text: str = "", *, value: str = "", limit: str = "",
+    blame: Party = Party.NODE, suggestion: Suggestion = Suggestion.NONE, file: str = "",
+) -> Finding:  # fmt: skip
+    return Finding(
+        check=f"infiniband.{check}",
+        subject=name,
+        outcome=outcome,
+        text=text,
+        value=value,
+        limit=limit,
+        source=f"{_files(name)}/{file or check}",
+        blame=blame,
+        suggestion=suggestion,
+    )
+
+
+SOURCE = Source(
+    name="infiniband", facts=InfinibandFacts, gather=gather, timeout_s=5.0, fresh_s=60.0, history_s=HOUR_S
+)
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="infiniband.state",
+        source=SOURCE,
+        judge=judge_state,
+        effect=Effect.LINK_DOWN,
+        written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
+        hangs=True,
+        explain="Ports of InfiniBand and RoCE adapters must be ACTIVE: those that network.infiniband "
+        "names, else those of the baseline, else those that were up before in this boot. A port that is "
+        "DOWN has lost its cable or its neighbour; one that stays in INIT waits for the subnet manager. "
+        "Look at the cable, the switch port and ibstat. An adapter on the PCI bus without a driver is "
+        "reported, too: load mlx5_core and mlx5_ib, or look for their error in dmesg.",
+    ),
+    Check(
+        name="infiniband.rate",
+        source=SOURCE,
+        judge=judge_rate,
+        effect=Effect.LINK_DOWN,
+        written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
+        explain="An active port must have the rate of network.min_rate_gb, else of the baseline. Without "
+        "either a port that is slower than others of the same card type is reported, and jobs go on. One "
+        "bad lane makes a link fall back to a lower speed or width, and every collective then waits for "
+        "it. Reseat or clean the cable, then reset the port (ibportstate).",
+    ),
+    Check(
+        name="infiniband.errors",
+        source=SOURCE,
+        judge=judge_errors,
+        written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
+        explain="Error counters of each port may rise by so much per hour: symbol errors by "
+        "network.max_symbol_errors_per_hour, any other by network.max_port_errors_per_hour. Symbol "
+        "errors, recoveries and integrity errors are those of a bad cable or transceiver, and keep jobs "
+        "away; receive errors, overruns and dropped management packets often begin elsewhere and are only "
+        "reported. What was counted before the first run in this boot does not matter. A counter at the "
+        "end of its range is unknown until it is cleared (perfquery -R).",
+    ),
+    Check(
+        name="infiniband.flaps",
+        source=SOURCE,
+        judge=judge_flaps,
+        warns_training=True,
+        written_by=Writer.PEER,
+        contexts=EVERYWHERE,
+        probe=Probe.NETWORK,
+        explain="How often a link was lost within an hour (link_downed). Once is reported; twice within "
+        "network.flap_window_s, or more than network.max_link_downed_per_hour, keeps jobs away, because "
+        "each loss stalls or ends the jobs that use it. Look at cable, transceiver and switch port.",
+    ),
+)

@@ -1,0 +1,337 @@
+"""Checks of what the kernel reported: XIDs, machine checks, lockups, crashes, disks and PCIe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, View
+from slurm_robust.nodes.kernel import xid
+from slurm_robust.nodes.kernel.events import SXID, XID, KernelEvent
+from slurm_robust.nodes.kernel.facts import (
+    KDUMP,
+    PSTORE,
+    PSTORE_KEPT,
+    SOURCE,
+    TAINTED,
+    KernelFacts,
+    events_of,
+    unread,
+    utc,
+    when,
+    window_s,
+)
+from slurm_robust.nodes.kernel.kmsg import DEVICE
+from slurm_robust.nodes.kernel.shapes import SHAPES, Shape
+from slurm_robust.nodes.kernel.xidtable import XidRule
+
+# Programs whose faults on one GPU within the window speak against the GPU.
+MANY_PROGRAMS = 3
+
+
+def judge_xid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+    """One finding for each GPU that the log speaks of: the worst, and which others there are."""
+    events = [event for event in events_of(view) if event.shape == XID]
+    if view.facts.gpus is None and not events:
+        return
+    missing = list(unread("kernel.xid", view))
+    yield from missing
+    since = view.at - config.gpu.xid_window_s
+    bad = False
+    for address in sorted({event.subject for event in events}):
+        finding = _of_gpu(address, [event for event in events if event.subject == address], view, since)
+        if finding:
+            bad = True
+            yield finding
+    if not bad and not missing:
+        yield Finding(check="kernel.xid", outcome=Outcome.PASS, value="no XID that matters", source=DEVICE)
+
+
+# Documentation/admin-guide/tainted-kernels.rst
+MACHINE_CHECK, DIED = 1 << 4, 1 << 7
+
+BOOT_S = 60.0
+"""Machine checks that are logged so soon after the boot are what the hardware kept from before it."""
+
+CRASH_S = 3600.0
+"""A record of a crash so long before the boot is of the crash that led to it."""
+
+
+def _judge_shapes(
+    check: str, view: View[KernelFacts], config: NodeConfig, more: Iterable[Finding] = ()
+) -> Iterator[Finding]:
+    """For each subject the worst of the messages that belong to the check, and ``more`` that is known."""
+    events = [event for event in events_of(view) if event.shape in SHAPES]
+    mine = [(SHAPES[event.shape], event) for event in events if SHAPES[event.shape].check == check]
+    logged = (_of_shape(shape, event, view, config) for shape, event in mine)
+    worst: dict[str, Finding] = {}
+    for finding in (*filter(None, logged), *more):
+        known = worst.get(finding.subject)
+        if known is None or finding.suggestion.weight > known.suggestion.weight:
+            worst[finding.subject] = finding
+    found = [*worst.values(), *unread(check, view)]
+    yield from found
+    if not found:
+        yield Finding(check=check, outcome=Outcome.PASS, value="nothing in the kernel log", source=DEVICE)
+
+
+def _of_shape(
+    shape: Shape, event: KernelEvent, view: View[KernelFacts], config: NodeConfig
+) -> Finding | None:
+    window = window_s(shape.name, config)
+    if not shape.lasting and event.last_at < view.at - window:
+        return None
+    times = event.count if shape.lasting else event.recent
+    suggestion, limit = shape.suggestion, "none" if shape.often == 1 else f"{shape.often - 1}"
+    if shape.corrected:
+        most = config.kernel.max_corrected_mce_per_hour * window / 3600
+        if times <= most:
+            return None
+        limit = f"{most:g}"
+    elif times < shape.often or (shape.check == "kernel.mce" and event.last_at < view.facts.boot_at + BOOT_S):
+        suggestion, limit = Suggestion.MONITOR, "none"
+    return Finding(
+        check=shape.check,
+        outcome=Outcome.FAIL,
+        subject=event.subject,
+        text=shape.text,
+        value=f"{times} messages, last at {when(event)}",
+        limit=f"{limit} {'since the boot' if shape.lasting else f'within {window:g} s'}",
+        source=f"{DEVICE}: {event.line}",
+        blame=shape.blame,
+        suggestion=suggestion,
+    )
+
+
+def _tainted(view: View[KernelFacts], check: str, flag: int, text: str) -> Iterator[Finding]:
+    """What the kernel remembers until the next boot, whether the log still has it or not."""
+    if (view.facts.tainted or 0) & flag:
+        yield Finding(
+            check=check,
+            outcome=Outcome.FAIL,
+            text=text,
+            value=f"tainted {view.facts.tainted}",
+            limit=f"without {flag}",
+            source=TAINTED,
+            suggestion=Suggestion.REBOOT,
+        )
+
+
+def judge_mce(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+    """The processors' and the firmware's reports of broken hardware."""
+    more = _tainted(view, "kernel.mce", MACHINE_CHECK, "machine check exception since the boot")
+    yield from _judge_shapes("kernel.mce", view, config, more)
+
+
+def judge_panic(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+    """A kernel that goes on after a crash of a part of it, and one that crashed before this boot."""
+    more = list(_tainted(view, "kernel.panic", DIED, "kernel crashed in part since the boot"))
+    crashed_at = view.facts.crashed_at
+    if crashed_at >= view.facts.boot_at - CRASH_S:
+        at = utc(crashed_at)
+        more.append(
+            Finding(
+                check="kernel.panic",
+                outcome=Outcome.FAIL,
+                subject="last boot",
+                text=f"kernel crashed at {at}: read its record",
+                value=at,
+                limit="no record of a crash",
+                source=f"{PSTORE}, {PSTORE_KEPT}, {KDUMP}",
+                suggestion=Suggestion.MONITOR,
+            )
+        )
+    yield from _judge_shapes("kernel.panic", view, config, more)
+
+
+def _shape_check(check: str, explain: str, written_by: Writer = Writer.KERNEL) -> AnyCheck:
+    def judge(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+        return _judge_shapes(check, view, config)
+
+    return Check(
+        name=check,
+        source=SOURCE,
+        judge=judge,
+        explain=explain,
+        written_by=written_by,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
+    )
+
+
+def _of_gpu(address: str, events: list[KernelEvent], view: View[KernelFacts], since: float) -> Finding | None:
+    rules = [(xid.rule(event.code, xid.Severity(event.severity)), event) for event in events]
+    matter = [
+        (rule, event)
+        for rule, event in rules
+        if rule.suggestion is not Suggestion.NONE and (rule.lasting or event.last_at >= since)
+    ]
+    if not matter:
+        faults = [event for rule, event in rules if rule.application and event.last_at >= since]
+        return _of_programs(address, faults, view)
+    # The driver's word on what it needs (154) is not the fault: of equals name another one.
+    rule, event = max(
+        matter, key=lambda pair: (pair[0].suggestion.weight, pair[0].code != xid.RECOVERY_ACTION)
+    )
+    others = sorted({event.code for _, event in matter} - {rule.code})
+    also = f"; also {', '.join(map(str, others[:6]))}" if others else ""
+    return Finding(
+        check="kernel.xid",
+        outcome=Outcome.FAIL,
+        subject=gpu_name(address, view.facts.gpus or ()),
+        text=f"XID {rule.code}, {rule.meaning}{_place(address, view)}{also}",
+        value=f"XID {rule.code} at {_when(event)}",
+        limit=_limit(rule),
+        source=f"{DEVICE}: {event.line}",
+        blame=rule.blame,
+        suggestion=rule.suggestion,
+    )
+
+
+def _of_programs(address: str, faults: list[KernelEvent], view: View[KernelFacts]) -> Finding | None:
+    """Faults of programs (13, 31 …) are theirs, until many programs meet them on one GPU."""
+    programs = {pid for event in faults for pid in event.pids}
+    if len(programs) < MANY_PROGRAMS:
+        return None
+    codes = ", ".join(str(code) for code in sorted({event.code for event in faults}))
+    return Finding(
+        check="kernel.xid",
+        outcome=Outcome.FAIL,
+        subject=gpu_name(address, view.facts.gpus or ()),
+        text=f"XID {codes} in {len(programs)} programs{_place(address, view)}: test the GPU",
+        value=f"{len(programs)} programs",
+        limit=f"{MANY_PROGRAMS - 1} within the window",
+        source=f"{DEVICE}: {faults[-1].line}",
+        suggestion=Suggestion.MONITOR,
+    )
+
+
+def gpu_name(address: str, gpus: tuple[str, ...]) -> str:
+    """``gpu3``, counted as NVML does: by PCI address; the address itself for one that the driver has not."""
+    places = [place for place, name in enumerate(gpus) if name.lower().rpartition(".")[0] == address]
+    return f"gpu{places[0]}" if places else address
+
+
+def _place(address: str, view: View[KernelFacts]) -> str:
+    return f" ({address})" if gpu_name(address, view.facts.gpus or ()) != address else ""
+
+
+def _when(event: KernelEvent) -> str:
+    return when(event) if event.count == 1 else f"{when(event)}, {event.count} lines"
+
+
+def _limit(rule: XidRule) -> str:
+    if not rule.lasting:
+        return "none within the window"
+    return "none" if rule.suggestion is Suggestion.REPLACE else f"none since the last {rule.suggestion.value}"
+
+
+def judge_sxid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+    """One finding for each NVSwitch that reported an error."""
+    since = view.at - config.gpu.xid_window_s
+    events = [event for event in events_of(view) if event.shape == SXID]
+    for address in sorted({event.subject for event in events}):
+        mine = [event for event in events if event.subject == address]
+        fatal = [event for event in mine if event.severity == xid.Severity.FATAL.value]
+        matter = fatal or [event for event in mine if event.last_at >= since]
+        if matter:
+            worst = max(matter, key=lambda event: event.last_at)
+            yield Finding(
+                check="kernel.sxid",
+                outcome=Outcome.FAIL,
+                subject=f"nvswitch {address}",
+                text=f"SXid {worst.code}, {worst.severity} NVSwitch error",
+                value=f"SXid {worst.code} at {_when(worst)}",
+                limit="none since the last reset" if fatal else "none within the window",
+                source=f"{DEVICE}: {worst.line}",
+                suggestion=Suggestion.RESET if fatal else Suggestion.MONITOR,
+            )
+        else:
+            yield Finding(
+                check="kernel.sxid", outcome=Outcome.PASS, subject=f"nvswitch {address}", source=DEVICE
+            )
+
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="kernel.xid",
+        source=SOURCE,
+        judge=judge_xid,
+        written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
+        hangs=True,
+        explain=(
+            "XIDs, the error codes of NVIDIA's driver, in the kernel log; NVIDIA's Xid catalog explains "
+            "each. Those of hardware (48, 64, 79, 95, 119 …) count from the boot on, until the driver says "
+            "that the GPU has recovered (XID 154), is loaded anew, or root writes 'slurm-robust: reset "
+            "0000:9b:00' (or 'all') into /dev/kmsg after a reset. Those of programs (13, 31, 43, 45 …) are "
+            f"the job's business; when {MANY_PROGRAMS} programs meet them on one GPU within "
+            "gpu.xid_window_s, test the GPU."
+        ),
+    ),
+    Check(
+        name="kernel.sxid",
+        source=SOURCE,
+        judge=judge_sxid,
+        written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
+        explain=(
+            "SXids, the error codes of NVSwitches, in the kernel log. Fatal ones stop NVLink traffic of "
+            "the GPUs behind the switch until GPUs and switches are reset together, or the node boots. "
+            "Others are worth attention if they come again."
+        ),
+    ),
+    Check(
+        name="kernel.mce",
+        source=SOURCE,
+        judge=judge_mce,
+        written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
+        explain=(
+            "Machine checks: errors that processors, memory and firmware report. One that was not "
+            "corrected may have destroyed data: reboot, test the memory, replace the module that it names. "
+            "Corrected ones are normal up to kernel.max_corrected_mce_per_hour; more announce a failure."
+        ),
+    ),
+    _shape_check(
+        "kernel.lockup",
+        "CPUs that are stuck in the kernel (soft and hard lockups, RCU stalls), and processes that wait "
+        "for minutes. A CPU that stays stuck takes all jobs with it: reboot. Waiting processes mostly mean "
+        "storage that does not answer.",
+    ),
+    _shape_check(
+        "kernel.oom",
+        "Processes that the kernel killed for want of memory, other than at the limit of a job. Slurm does "
+        "not bound memory where this happens (ConstrainRAMSpace in cgroup.conf), or a daemon was hit: look "
+        "which.",
+        Writer.USER,
+    ),
+    Check(
+        name="kernel.panic",
+        source=SOURCE,
+        judge=judge_panic,
+        written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
+        explain=(
+            "A part of the kernel crashed (oops, BUG, corrupt memory) and the rest goes on: nothing on the "
+            "node can be trusted until it boots. Also records of a crash that led to this boot (pstore, "
+            "kdump): read them, for a node that crashes again is one to repair."
+        ),
+    ),
+    _shape_check(
+        "kernel.filesystem",
+        "Disks and file systems in the kernel log: damage and remounts as read-only (reboot, which checks "
+        "the file system), disks that were given up or cannot read (replace), I/O errors and resets "
+        "(watch). Loop devices, which users can mount, do not count.",
+    ),
+    _shape_check(
+        "kernel.pcie",
+        "Errors that PCIe ports report (AER). After a fatal one the device was cut off and reset: reboot "
+        "the node, and reseat or replace the device if it comes again.",
+    ),
+)

@@ -1,0 +1,250 @@
+"""Checks of the memory: how much there is, how much is free, what it says of its own errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.counters import HOUR_S, grown, readings
+from slurm_robust.nodes.host import Host
+
+MEMINFO, SHM, EDAC = "/proc/meminfo", "/dev/shm", "/sys/devices/system/edac/mc"
+
+
+class Controller(Record):
+    """A memory controller's errors since the boot; ``worst``: the module that has most of them."""
+
+    corrected: int = 0
+    uncorrected: int = 0
+    worst: str = ""
+
+
+class MemoryFacts(Record):
+    """In MiB. ``shared``: in files of /dev/shm and other tmpfs; ``huge``: set aside as huge pages.
+
+    The size and the free space of /dev/shm itself are None where it is not mounted. ``controllers`` are by
+    name (``mc0``), none where the kernel has no driver for them.
+    """
+
+    total: int
+    available: int
+    shared: int = 0
+    huge: int = 0
+    shm_total: int | None = None
+    shm_free: int | None = None
+    controllers: dict[str, Controller] = {}
+
+
+def gather(host: Host, config: NodeConfig) -> MemoryFacts:
+    """Raises ``RuntimeError`` where /proc/meminfo does not say."""
+    lines = (line.partition(":") for line in host.read(MEMINFO).splitlines())
+    pages = {name: int(rest.split()[0]) for name, _, rest in lines if rest.split()[:1]}
+    if "MemTotal" not in pages or "MemAvailable" not in pages:
+        raise RuntimeError(f"{MEMINFO} has no MemTotal or MemAvailable")
+    shm_total, shm_free = _space(host)
+    return MemoryFacts(
+        total=pages["MemTotal"] // 1024,
+        available=pages["MemAvailable"] // 1024,
+        shared=pages.get("Shmem", 0) // 1024,
+        huge=_huge_kib(pages) // 1024,
+        shm_total=shm_total,
+        shm_free=shm_free,
+        controllers=_controllers(host),
+    )
+
+
+def _huge_kib(pages: dict[str, int]) -> int:
+    """Huge pages of all sizes; before Linux 4.19 only those of the default size are known."""
+    return pages.get("Hugetlb", pages.get("HugePages_Total", 0) * pages.get("Hugepagesize", 0))
+
+
+def _space(host: Host) -> tuple[int | None, int | None]:
+    try:
+        space = os.statvfs(host.path(SHM))
+    except OSError:
+        return None, None
+    return space.f_blocks * space.f_frsize // 2**20, space.f_bavail * space.f_frsize // 2**20
+
+
+def _controllers(host: Host) -> dict[str, Controller]:
+    names = [name for name in host.names(EDAC) if name.startswith("mc") and name[2:].isdigit()]
+    return {name: _controller(host, f"{EDAC}/{name}") for name in names}
+
+
+def _controller(host: Host, folder: str) -> Controller:
+    """Its modules are read only where something went wrong."""
+    corrected = host.number(f"{folder}/ce_count") or 0
+    uncorrected = host.number(f"{folder}/ue_count") or 0
+    worst = _worst_module(host, folder) if corrected or uncorrected else ""
+    return Controller(corrected=corrected, uncorrected=uncorrected, worst=worst)
+
+
+def _worst_module(host: Host, folder: str) -> str:
+    errors = {}
+    for name in host.names(folder):
+        if name.startswith(("dimm", "rank")):
+            module = f"{folder}/{name}"
+            label = host.read_or(f"{module}/dimm_label") or name
+            uncorrected = host.number(f"{module}/dimm_ue_count") or 0
+            errors[label] = (uncorrected, host.number(f"{module}/dimm_ce_count") or 0)
+    worst = max(errors, key=lambda label: errors[label], default="")
+    return worst if worst and any(errors[worst]) else ""
+
+
+# Seconds only: what is free now is not what was free a minute ago.
+SOURCE = Source(name="memory", facts=MemoryFacts, gather=gather, fresh_s=10.0, history_s=HOUR_S)
+
+
+def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Against the site's limit, else against the baseline."""
+    total, limits = view.facts.total, config.memory
+    least = limits.min_total_mb
+    source = MEMINFO
+    if least is None and view.baseline is not None:
+        least = int(view.baseline.total * (1 - limits.max_missing_share))
+        source = f"{MEMINFO}, baseline"
+    missing = least is not None and total < least
+    yield Finding(
+        check="memory.size",
+        outcome=Outcome.FAIL if missing else Outcome.PASS,
+        text=f"only {total} MiB of memory: look for a module that failed" if missing else "",
+        value=f"{total} MiB",
+        limit="" if least is None else f"at least {least} MiB",
+        source=source,
+        suggestion=Suggestion.REPLACE if missing else Suggestion.NONE,
+    )
+
+
+def judge_free(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Where no job runs. Huge pages are set aside on purpose; files in tmpfs are another check's."""
+    if not view.job_gone:
+        return
+    facts = view.facts
+    usable = max(1, facts.total - facts.huge)
+    share = min(1.0, (facts.available + facts.shared) / usable)
+    least = config.memory.min_free_share
+    bad = share < least
+    yield Finding(
+        check="memory.free",
+        outcome=Outcome.FAIL if bad else Outcome.PASS,
+        text=f"{1 - share:.0%} of memory in use though no job runs" if bad else "",
+        value=f"{share:.0%} available",
+        limit=f"at least {least:.0%}",
+        source=MEMINFO,
+        suggestion=Suggestion.REBOOT if bad else Suggestion.NONE,
+    )
+
+
+def judge_shm(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Where no job runs: what a job keeps in /dev/shm is its own business."""
+    total, free = view.facts.shm_total, view.facts.shm_free
+    if not view.job_gone or not total or free is None:
+        return
+    least = config.memory.min_free_shm_share
+    bad = free / total < least
+    yield Finding(
+        check="memory.shm",
+        outcome=Outcome.FAIL if bad else Outcome.PASS,
+        subject=SHM,
+        text=f"{SHM} has {free} MiB free though no job runs: remove what is left over" if bad else "",
+        value=f"{free} of {total} MiB free",
+        limit=f"at least {least:.0%}",
+        source=f"statvfs {SHM}",
+        blame=Party.JOB,
+        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
+    )
+
+
+def _corrected_by(name: str) -> Callable[[MemoryFacts], int | None]:
+    def value(facts: MemoryFacts) -> int | None:
+        controller = facts.controllers.get(name)
+        return controller.corrected if controller else None
+
+    return value
+
+
+def judge_ecc(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
+    """One finding for each controller."""
+    for name, controller in view.facts.controllers.items():
+        recent = grown(readings(view, _corrected_by(name)), HOUR_S, view.at)
+        most = config.memory.max_corrected_per_hour
+        module = f", most in {controller.worst}" if controller.worst else ""
+        text, suggestion = "", Suggestion.NONE
+        if controller.uncorrected:
+            # One error may have been a particle; a module that does it again is broken.
+            again = controller.uncorrected > 1
+            suggestion = Suggestion.REPLACE if again else Suggestion.REBOOT
+            text = f"{controller.uncorrected} uncorrected memory errors since the boot{module}"
+        elif recent > most:
+            suggestion = Suggestion.MONITOR
+            text = f"{recent} corrected memory errors within an hour{module}"
+        yield Finding(
+            check="memory.ecc",
+            outcome=Outcome.FAIL if text else Outcome.PASS,
+            subject=name,
+            text=text,
+            value=f"{controller.uncorrected} uncorrected, {controller.corrected} corrected since the boot",
+            limit=f"0 uncorrected, {most} corrected in an hour",
+            source=f"{EDAC}/{name}",
+            suggestion=suggestion,
+        )
+
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="memory.size",
+        source=SOURCE,
+        judge=judge_size,
+        written_by=Writer.KERNEL,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
+        hangs=True,
+        explain=(
+            "How much memory the kernel has, against memory.min_total_mb or the baseline. A module that "
+            "fails its test at boot is left out silently: find it in the BMC's log, reseat or replace it."
+        ),
+    ),
+    Check(
+        name="memory.free",
+        source=SOURCE,
+        judge=judge_free,
+        written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
+        explain=(
+            "How much memory is available where no job runs (memory.min_free_share). What is missing is "
+            "held by processes that were left over, by the kernel, or by a file system's own cache that "
+            "does not count as available (ZFS: lower the limit). Files in tmpfs and huge pages are not "
+            "counted as missing."
+        ),
+    ),
+    Check(
+        name="memory.shm",
+        source=SOURCE,
+        judge=judge_shm,
+        written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
+        explain=(
+            "Free space of /dev/shm where no job runs: files there take memory until somebody removes "
+            "them. See snapshots.stale for those of training jobs."
+        ),
+    ),
+    Check(
+        name="memory.ecc",
+        source=SOURCE,
+        judge=judge_ecc,
+        written_by=Writer.KERNEL,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
+        explain=(
+            "Errors that memory controllers count (EDAC). An uncorrected one may have destroyed data: "
+            "reboot and test, replace the module when it comes again. Many corrected ones announce that: "
+            "watch the module."
+        ),
+    ),
+)

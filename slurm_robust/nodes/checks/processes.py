@@ -1,0 +1,351 @@
+"""Checks of the processes: stuck ones, dead ones, left over ones, and the load."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.host import Host
+
+SYSTEMD = "/etc/systemd/system"
+SYSTEMD_RUNS = "/run/systemd/system"
+"""There when systemd is the first process (sd_booted(3))."""
+
+STUCK_S = 60.0
+"""A process that waits uninterruptibly in two runs so far apart is stuck."""
+
+_HISTORY_S = 600.0
+_MOST = 256
+COMM = 15
+"""The kernel keeps so many bytes of a program's name."""
+
+# Kernel threads have this flag; some of them sleep uninterruptibly all their life.
+_KERNEL_THREAD = 0x00200000
+_PARENT_OF_THREADS = "2"
+# Places in /proc/PID/stat, counted from the tenth field on: the time of the start, signals that are pending.
+_START, _PENDING = 12, 21
+_SIGKILL = 1 << 8
+# systemd's DynamicUser and nobody: no users.
+_SYSTEM_UIDS = range(61184, 65536)
+
+
+class ProcessFacts(Record):
+    """``waiting``: start times (clock ticks since the boot) of processes in uninterruptible sleep, by pid.
+
+    ``waiting_names`` are examples. Of these ``unkillable`` have been killed, or are no ordinary user's: a
+    program waits in that state also where SIGKILL would end it (vfork). ``zombie_parent``: the program that
+    has most zombies. ``users``: processes of ordinary users by uid, ``user_names`` examples. ``daemons``:
+    names of programs that system users run, as far as the kernel keeps them (:data:`COMM`); ``units`` the
+    services that systemd starts at boot. ``load``: averages over 1, 5 and 15 minutes.
+    """
+
+    count: int
+    cpus: int
+    load: tuple[float, float, float]
+    waiting: dict[int, int] = {}
+    waiting_names: tuple[str, ...] = ()
+    unkillable: frozenset[int] = frozenset()
+    zombies: int = 0
+    zombie_parent: str = ""
+    users: dict[int, int] = {}
+    user_names: tuple[str, ...] = ()
+    daemons: tuple[str, ...] = ()
+    units: frozenset[str] = frozenset()
+
+
+class Process(NamedTuple):
+    """One process. ``state`` is its letter; ``start`` is 0 unless it waits uninterruptibly.
+
+    ``killed``: it does so although it was sent SIGKILL.
+    """
+
+    pid: int
+    name: str
+    state: bytes
+    parent: int
+    start: int
+    uid: int
+    killed: bool = False
+
+
+def gather(host: Host, config: NodeConfig) -> ProcessFacts:
+    """From /proc/*/stat only: reading the command line of a process can hang when the process does."""
+    found = list(listed(host))
+    zombies = [process for process in found if process.state == b"Z"]
+    waiting = [process for process in found if process.state == b"D"]
+    unkillable = [process for process in waiting if process.killed or not is_user(process.uid, config)]
+    users = [process for process in found if is_user(process.uid, config) and process.state != b"Z"]
+    if host.is_real:
+        # A user may ask: neither who asked nor what that has started is left over.
+        ours = {os.getpid(), os.getppid()}
+        users = [process for process in users if not ours & {process.pid, process.parent}]
+    fields = host.read("/proc/loadavg").split()
+    return ProcessFacts(
+        count=len(found),
+        cpus=_cpus(host),
+        load=(float(fields[0]), float(fields[1]), float(fields[2])),
+        waiting={process.pid: process.start for process in (*unkillable, *waiting)[: 2 * _MOST]},
+        waiting_names=_names(unkillable or waiting),
+        unkillable=frozenset(process.pid for process in unkillable[:_MOST]),
+        zombies=len(zombies),
+        zombie_parent=_parent_of_most(zombies, found),
+        users=dict(Counter(process.uid for process in users).most_common(_MOST)),
+        user_names=_names(users),
+        daemons=_daemons(host, found, config),
+        units=_units(host),
+    )
+
+
+def is_user(uid: int, config: NodeConfig) -> bool:
+    """Whether it is an ordinary user's."""
+    return uid >= config.memory.min_user_uid and uid not in _SYSTEM_UIDS
+
+
+def _names(processes: list[Process]) -> tuple[str, ...]:
+    """The most frequent ones."""
+    return tuple(name for name, _ in Counter(process.name for process in processes).most_common(3))
+
+
+def _parent_of_most(zombies: list[Process], found: list[Process]) -> str:
+    parents = Counter(process.parent for process in zombies).most_common(1)
+    names = {process.pid: process.name for process in found}
+    return names.get(parents[0][0], "") if parents else ""
+
+
+def _daemons(host: Host, found: list[Process], config: NodeConfig) -> tuple[str, ...]:
+    """A user's program may have any name, so only those of root and of system users count."""
+    names: set[str] = set()
+    for process in found:
+        if process.name not in names and not is_user(process.uid, config):
+            uid = host.real_uid(process.pid)
+            if uid is not None and not is_user(uid, config):
+                names.add(process.name)
+    return tuple(sorted(names))
+
+
+def _units(host: Host) -> frozenset[str]:
+    """What is enabled, if systemd runs at all. Packages install more than a site uses."""
+    if not host.path(SYSTEMD_RUNS).is_dir():
+        return frozenset()
+    wants = (name for name in host.names(SYSTEMD) if name.endswith(".wants"))
+    units = (unit for folder in wants for unit in host.names(f"{SYSTEMD}/{folder}"))
+    return frozenset(unit.removesuffix(".service") for unit in units if unit.endswith(".service"))
+
+
+def listed(host: Host) -> Iterator[Process]:
+    """All but threads of the kernel. One that ends meanwhile is left out."""
+    # There may be thousands: this reads a file in a third of the time that pathlib takes.
+    folder = os.open(host.path("/proc"), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        threads = _kernel_threads(host, folder)
+        for name in os.listdir(folder):
+            if name[0] in "123456789" and name not in threads:
+                try:
+                    process = _process(folder, name)
+                except (OSError, ValueError, IndexError):
+                    continue
+                if process:
+                    yield process
+    finally:
+        os.close(folder)
+
+
+def _kernel_threads(host: Host, folder: int) -> frozenset[str]:
+    """Those that the kernel lists in one file, where it is built to: a large node has thousands."""
+    try:
+        if _process(folder, _PARENT_OF_THREADS) is not None:
+            return frozenset()  # in a container it is any process
+    except (OSError, ValueError, IndexError):
+        return frozenset()
+    return frozenset(host.read_or(f"/proc/{_PARENT_OF_THREADS}/task/{_PARENT_OF_THREADS}/children").split())
+
+
+def _process(folder: int, name: str) -> Process | None:
+    file = os.open(f"{name}/stat", os.O_RDONLY, dir_fd=folder)
+    try:
+        data = os.read(file, 1024)
+    finally:
+        os.close(file)
+    # A program may have blanks and brackets in its name: the last bracket ends it.
+    end = data.rindex(b")")
+    fields = data[end + 2 :].split(b" ", 7)
+    if int(fields[6]) & _KERNEL_THREAD:
+        return None
+    state = fields[0]
+    # From the place after the parent's faults on (proc(5), fields 10 and up).
+    rest = fields[7].split(b" ", 22) if state == b"D" else []
+    return Process(
+        pid=int(name),
+        name=_printable(data[data.index(b"(") + 1 : end]),
+        state=state,
+        parent=int(fields[1]),
+        start=int(rest[_START]) if rest else 0,
+        # The files of a process belong to root when it may not be traced; its folder never does.
+        uid=os.stat(name, dir_fd=folder).st_uid,
+        killed=len(rest) > _PENDING and bool(int(rest[_PENDING]) & _SIGKILL),
+    )
+
+
+def _printable(name: bytes) -> str:
+    text = name.decode("ascii", errors="replace")
+    return text if text.isprintable() and text.isascii() else ascii(text)[1:-1]
+
+
+def _cpus(host: Host) -> int:
+    """How many are online; 1 where that is not known."""
+    ranges = [part.partition("-") for part in host.read_or("/sys/devices/system/cpu/online").split(",")]
+    try:
+        return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+    except ValueError:
+        return 1
+
+
+SOURCE = Source(name="processes", facts=ProcessFacts, gather=gather, history_s=_HISTORY_S)
+
+
+def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Those that were in uninterruptible sleep a while ago, too; none is known in the first run.
+
+    Only those that cannot be killed ask for a boot, and only where there is no job to blame.
+    """
+    then = [
+        old.facts.waiting
+        for old in view.before
+        if old.boot_id == view.boot_id and STUCK_S <= view.at - old.at <= _HISTORY_S
+    ]
+    now = view.facts.waiting
+    # Of the newest run that is old enough: who waited then and waits now did not get on in between.
+    stuck = [pid for pid, start in now.items() if then and then[-1].get(pid) == start]
+    most = config.memory.max_d_state
+    bad = len(stuck) > most
+    lasting = sum(pid in view.facts.unkillable for pid in stuck) > most
+    kept = Suggestion.REBOOT if view.job_gone and lasting else Suggestion.MONITOR
+    yield Finding(
+        check="processes.d_state",
+        outcome=Outcome.FAIL if bad else Outcome.PASS,
+        text=f"{len(stuck)} processes stuck in I/O ({_list(view.facts.waiting_names)})" if bad else "",
+        value=f"{len(stuck)} stuck, {len(now)} waiting, {len(view.facts.unkillable)} cannot be killed",
+        limit=f"at most {most} for {STUCK_S:.0f} s",
+        source="/proc/*/stat",
+        blame=Party.STORAGE,
+        suggestion=kept if bad else Suggestion.NONE,
+    )
+
+
+def judge_zombies(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Ended processes whose parent does not collect them."""
+    zombies, most = view.facts.zombies, config.memory.max_zombies
+    bad = zombies > most
+    parent = view.facts.zombie_parent
+    yield Finding(
+        check="processes.zombies",
+        outcome=Outcome.FAIL if bad else Outcome.PASS,
+        text=f"{zombies} zombies{f', most of {parent}: restart it' if parent else ''}" if bad else "",
+        value=str(zombies),
+        limit=f"at most {most}",
+        source="/proc/*/stat",
+        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
+    )
+
+
+def judge_leftovers(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Processes of ordinary users where no job runs."""
+    if not view.job_gone:
+        return
+    users = view.facts.users
+    count = sum(users.values())
+    uids = ", ".join(f"uid {uid}" for uid in sorted(users)[:4]) + (" ..." if len(users) > 4 else "")
+    what = f"{count} process{'es' if count > 1 else ''} without a job"
+    yield Finding(
+        check="processes.leftovers",
+        outcome=Outcome.FAIL if users else Outcome.PASS,
+        text=f"{what}: {_list(view.facts.user_names)} of {uids}" if users else "",
+        value=str(count),
+        limit="0 where no job runs",
+        source="/proc/*/stat",
+        blame=Party.JOB,
+        suggestion=Suggestion.MONITOR if users else Suggestion.NONE,
+    )
+
+
+def judge_load(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
+    """Where no job runs. The load of a job that ended decays within a minute or two."""
+    if not view.job_gone:
+        return
+    facts = view.facts
+    most = config.memory.max_load_per_cpu * facts.cpus
+    bad = min(facts.load) > most
+    yield Finding(
+        check="processes.load",
+        outcome=Outcome.FAIL if bad else Outcome.PASS,
+        text=f"load {facts.load[2]:g} though no job runs: look at what waits" if bad else "",
+        value=" ".join(f"{load:g}" for load in facts.load),
+        limit=f"at most {most:g} over 1, 5 and 15 minutes",
+        source="/proc/loadavg",
+        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
+    )
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
+
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="processes.d_state",
+        source=SOURCE,
+        judge=judge_d_state,
+        written_by=Writer.USER,
+        contexts=EVERYWHERE,
+        probe=Probe.NODE,
+        hangs=True,
+        explain=(
+            "Processes in uninterruptible sleep in two runs more than a minute apart: they wait for "
+            "storage or a driver that does not answer. Look at mounts and the kernel log first. Where no job "
+            "runs, and so many of them are root's or were killed and wait all the same, reboot."
+        ),
+    ),
+    Check(
+        name="processes.zombies",
+        source=SOURCE,
+        judge=judge_zombies,
+        written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
+        explain=(
+            "Processes that ended and whose parent does not collect them. Many use up the process table: "
+            "restart the program that is named."
+        ),
+    ),
+    Check(
+        name="processes.leftovers",
+        source=SOURCE,
+        judge=judge_leftovers,
+        written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
+        explain=(
+            "Processes of ordinary users (memory.min_user_uid) where no job runs: a job left them, or "
+            "somebody logged in. They take CPU and memory from the next job. "
+            "ProctrackType=proctrack/cgroup and pam_slurm_adopt prevent both."
+        ),
+    ),
+    Check(
+        name="processes.load",
+        source=SOURCE,
+        judge=judge_load,
+        written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
+        explain=(
+            "Load per CPU over 1, 5 and 15 minutes where no job runs (memory.max_load_per_cpu). High load "
+            "without a busy CPU means processes that wait for storage."
+        ),
+    ),
+)

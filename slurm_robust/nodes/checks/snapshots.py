@@ -1,0 +1,188 @@
+"""Checks of the snapshots that training jobs keep in the node's memory: those of jobs that are gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.nodefolders import SHARED_MEMORY, parse_folder_name
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.checks.processes import listed
+from slurm_robust.nodes.host import Host
+
+SHM, CGROUP = str(SHARED_MEMORY), "/sys/fs/cgroup"
+
+# Anybody may write into /dev/shm, as much as they like.
+_MOST_FOLDERS = 256
+_MOST_NAMES = 10_000
+
+# Slurm's control groups, as version 2 and 1 have them; with several slurmd on a machine each has its own.
+# As text: re compiles them when they are first needed, and every hook imports this.
+_SCOPE = r"(?:[\w.-]{1,80}_)?slurmstepd\.scope"
+_SLURM = r"slurm(?:_[\w.-]{1,80})?"
+_CONTROLLERS = ("freezer", "memory", "cpuset", "devices", "cpu,cpuacct")
+
+
+class Folder(Record):
+    """A job's folder in /dev/shm. ``written_at``: the newest file's time, seconds since 1970."""
+
+    name: str
+    uid: int
+    job_id: int
+    mib: int
+    written_at: float
+
+
+class SnapshotFacts(Record):
+    """``jobs``: those that have processes here; None where that is not known, or nobody needs to know."""
+
+    folders: tuple[Folder, ...] = ()
+    jobs: frozenset[int] | None = None
+
+
+def gather(host: Host, config: NodeConfig) -> SnapshotFacts:
+    """Neither follows links nor opens anything that is not root's or the kernel's."""
+    folders = tuple(_folders(host))
+    return SnapshotFacts(folders=folders, jobs=jobs_here(host) if folders else None)
+
+
+def _folders(host: Host) -> Iterator[Folder]:
+    names = host.path(SHM)
+    if not names.is_dir():
+        return
+    with os.scandir(names) as entries:
+        found = ((parse_folder_name(entry.name), entry) for entry in islice(entries, _MOST_NAMES))
+        for named, entry in islice(((named, entry) for named, entry in found if named), _MOST_FOLDERS):
+            try:
+                info = os.lstat(entry.path)
+                if stat.S_ISDIR(info.st_mode) and info.st_uid == named.uid:
+                    mib, written_at = _content(entry.path)
+                    yield Folder(
+                        name=entry.name, uid=named.uid, job_id=named.job_id, mib=mib, written_at=written_at
+                    )
+            except OSError:
+                continue  # removed meanwhile
+
+
+def _content(path: str) -> tuple[int, float]:
+    """MiB, and when the newest file was written."""
+    blocks = 0
+    written_at = os.lstat(path).st_mtime
+    left = _MOST_NAMES
+    folders = [path]
+    # No recursion: a user's folders may lie in each other as deep as they like.
+    while folders and left > 0:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in islice(entries, left):
+                    left -= 1
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(info.st_mode):
+                        folders.append(entry.path)
+                    else:
+                        blocks += info.st_blocks
+                        written_at = max(written_at, info.st_mtime)
+        except OSError:
+            continue  # removed meanwhile, or its path is too long
+    return blocks * 512 // 2**20, written_at
+
+
+def jobs_here(host: Host) -> frozenset[int] | None:
+    """Jobs with processes on this node, from Slurm's control groups or its step daemons; None: no telling."""
+    groups = list(_groups(host))
+    if groups:
+        names = (name for group in groups for name in host.names(group))
+        return frozenset(int(name[4:]) for name in names if name.startswith("job_") and name[4:].isdigit())
+    return _jobs_of_steps(host)
+
+
+def _groups(host: Host) -> Iterator[str]:
+    """Folders that have one for each job."""
+    for slice_name in ("system.slice", ""):
+        parent = f"{CGROUP}/{slice_name}".rstrip("/")
+        yield from (f"{parent}/{name}" for name in host.names(parent) if re.fullmatch(_SCOPE, name))
+    for controller in _CONTROLLERS:
+        parent = f"{CGROUP}/{controller}"
+        for slurm in (name for name in host.names(parent) if re.fullmatch(_SLURM, name)):
+            yield f"{parent}/{slurm}"
+            users = (name for name in host.names(f"{parent}/{slurm}") if name.startswith("uid_"))
+            yield from (f"{parent}/{slurm}/{user}" for user in users)
+
+
+def _jobs_of_steps(host: Host) -> frozenset[int] | None:
+    """slurmstepd names its job in its command line, which only root's processes are asked for."""
+    daemons = [
+        process
+        for process in listed(host)
+        if process.uid == 0 and process.name in ("slurmd", "slurmstepd") and host.real_uid(process.pid) == 0
+    ]
+    if not daemons:
+        return None
+    steps = [process.pid for process in daemons if process.name == "slurmstepd"]
+    titles = (re.match(r"slurmstepd: \[(\d{1,10})", host.read_or(f"/proc/{pid}/cmdline")) for pid in steps)
+    return frozenset(int(title[1]) for title in titles if title)
+
+
+SOURCE = Source(name="snapshots", facts=SnapshotFacts, gather=gather)
+
+
+def judge_stale(view: View[SnapshotFacts], config: NodeConfig) -> Iterator[Finding]:
+    """All that are left over in one finding: a user may have any number of folders."""
+    facts = view.facts
+    old = [
+        folder
+        for folder in facts.folders
+        if folder.job_id not in (facts.jobs or ())
+        and view.at - folder.written_at > config.memory.stale_snapshots_s
+    ]
+    outcome = Outcome.PASS if not old else Outcome.UNKNOWN if facts.jobs is None else Outcome.FAIL
+    text = {
+        Outcome.PASS: "",
+        Outcome.UNKNOWN: "which jobs are here is not known: neither Slurm's control groups nor slurmd found",
+        Outcome.FAIL: f"{_mib(old)} MiB of ended jobs ({_jobs(old)}): remove them",
+    }[outcome]
+    yield Finding(
+        check="snapshots.stale",
+        outcome=outcome,
+        subject=SHM,
+        text=text,
+        value=f"{len(old)} of {len(facts.folders)} left over, {_mib(old)} of {_mib(facts.folders)} MiB",
+        limit=f"none of a job that is not here after {config.memory.stale_snapshots_s:g} s",
+        source=SHM,
+        blame=Party.JOB,
+        suggestion=Suggestion.MONITOR if outcome is Outcome.FAIL else Suggestion.NONE,
+    )
+
+
+def _mib(folders: Iterable[Folder]) -> int:
+    return sum(folder.mib for folder in folders)
+
+
+def _jobs(folders: list[Folder]) -> str:
+    jobs = sorted({folder.job_id for folder in folders})
+    return ", ".join(map(str, jobs[:4])) + (" ..." if len(jobs) > 4 else "")
+
+
+CHECKS: tuple[AnyCheck, ...] = (
+    Check(
+        name="snapshots.stale",
+        source=SOURCE,
+        judge=judge_stale,
+        written_by=Writer.USER,
+        contexts=NOT_LIVE,
+        probe=Probe.NODE,
+        hangs=True,
+        explain=(
+            "Folders of training jobs in /dev/shm whose job has no process on this node and wrote nothing "
+            "for memory.stale_snapshots_s. They take memory. Epilog and prolog remove those of jobs that "
+            "are gone; a job that waits to be requeued here still wants its own, so ask squeue before you "
+            "remove one by hand."
+        ),
+    ),
+)

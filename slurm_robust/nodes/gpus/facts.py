@@ -1,0 +1,181 @@
+"""What is known of a node's GPUs, whoever made them. None: this GPU or driver does not say."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model.record import Record
+
+NVIDIA = "nvidia"
+AMD = "amd"
+
+
+class Recovery(str, Enum):
+    """What the driver itself wants to be done with a GPU."""
+
+    NONE = "none"
+    RESET = "reset"
+    REBOOT = "reboot"
+    DRAIN_P2P = "drain P2P"
+    DRAIN_AND_RESET = "drain and reset"
+    RECOVER_IMEX = "recover the IMEX domain"
+    UNKNOWN = "unknown"
+
+
+class Throttle(str, Enum):
+    """A reason for clocks below the maximum that is nobody's wish."""
+
+    HW_SLOWDOWN = "hardware slowdown"
+    HW_THERMAL = "hardware thermal slowdown"
+    POWER_BRAKE = "power brake"
+    SW_THERMAL = "thermal limit"
+
+
+class GpuError(str, Enum):
+    """Why a GPU says nothing of itself."""
+
+    LOST = "lost"
+    """It fell off the bus."""
+
+    RESET_REQUIRED = "reset required"
+    ERRORS = "errors"
+    """It answers the simplest questions (its name, its memory, its temperature) with errors."""
+
+    OTHER = "other"
+    """It cannot be asked, say for want of rights."""
+
+
+class Gpu(Record):
+    """One GPU. Memory in MiB, temperatures in °C, clocks in MHz; error counters as the driver counts them.
+
+    ``index`` is the driver's, ``bus`` the PCI address as in sysfs (``0000:1b:00.0``). ``volatile`` counters
+    start anew with the driver, ``aggregate`` ones are the GPU's whole life.
+    """
+
+    index: int
+    vendor: str = NVIDIA
+    bus: str = ""
+    uuid: str = ""
+    name: str = ""
+    serial: str = ""
+    vbios: str = ""
+    inforom: str = ""
+    trouble: GpuError | None = None
+    error: str = ""
+    """The driver's message."""
+
+    errors: tuple[str, ...] = ()
+    """Questions that it should answer and does not: the call, and the driver's message."""
+
+    memory_mb: int | None = None
+    """All that it has."""
+
+    ecc_enabled: bool | None = None
+    corrected: int | None = None
+    """Volatile."""
+
+    uncorrected: int | None = None
+    """Volatile."""
+
+    aggregate_corrected: int | None = None
+    aggregate_uncorrected: int | None = None
+    sram_threshold_exceeded: bool | None = None
+    remapped_corrected: int | None = None
+    remapped_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pages: int | None = None
+    retired_pending: bool | None = None
+    recovery: Recovery | None = None
+
+    links: tuple[bool | None, ...] | None = None
+    """NVLink: whether each link is up; None in between for one that this card does not have."""
+
+    link_errors: int | None = None
+    """Replays, recoveries and errors of all links, as its generation of NVLink counts them."""
+
+    fabric: str | None = None
+    """State of the NVSwitch fabric: ``not started``, ``in progress``, ``completed``, or the error."""
+
+    pcie_width: int | None = None
+    pcie_max_width: int | None = None
+    pcie_generation: int | None = None
+    pcie_max_generation: int | None = None
+    pcie_replays: int | None = None
+
+    temperature_c: float | None = None
+    slowdown_c: float | None = None
+    """Where the hardware slows the GPU down."""
+
+    memory_temperature_c: float | None = None
+    memory_max_c: float | None = None
+    throttle: tuple[Throttle, ...] | None = None
+    idle: bool | None = None
+    utilization: int | None = None
+    """Per cent of the last sample period in which a kernel ran."""
+
+    sm_clock: int | None = None
+    max_sm_clock: int | None = None
+    application_clock: int | None = None
+    persistence: bool | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in findings."""
+        return f"gpu{self.index}"
+
+    @property
+    def links_up(self) -> int:
+        """How many links are up."""
+        return sum(state is True for state in self.links or ())
+
+
+class GpuFacts(Record):
+    """All GPUs of a node.
+
+    ``on_bus``: PCI addresses of GPUs that the driver should have, whether it lists them or not. ``fault``:
+    why the driver does not work, ``unreadable``: why it cannot be asked.
+    ``stuck_in``: the call that did not come back within ``took_s``.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+    library: str = ""
+    on_bus: tuple[str, ...] = ()
+    fault: str = ""
+    unreadable: str = ""
+    stuck_in: str = ""
+    took_s: float = 0.0
+
+
+class GpuProcess(Record):
+    """A process that holds a GPU. ``ending``: it is gone or a zombie, its memory is being freed.
+
+    ``uid``: whose it is; None where that is not known. A server of MPS runs as the user whom it serves: it
+    belongs to the daemon that has started it.
+    """
+
+    pid: int
+    name: str = ""
+    memory_mb: int | None = None
+    ending: bool = False
+    uid: int | None = None
+
+
+class Use(Record):
+    """Who uses one GPU, and how much of its memory (without what the driver reserves), in MiB."""
+
+    index: int
+    memory_mb: int | None = None
+    processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Its name in findings."""
+        return f"gpu{self.index}"
+
+
+class GpuUse(Record):
+    """Use of all GPUs of a node."""
+
+    gpus: tuple[Use, ...] = ()

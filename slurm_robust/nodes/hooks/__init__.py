@@ -1,0 +1,1 @@
+"""The root side of a node: the hooks that Slurm calls, which check it, drain it, and sweep what jobs left."""

@@ -1,0 +1,197 @@
+"""The turn to drain: one node of a partition at a time reads the state of all others and drains itself.
+
+Slurm has no order that drains a node only if few others are drained, and nodes that find the same fault in
+the same second would all see room. But of all who create a reservation of one name, Slurm lets exactly one.
+So a node creates one on itself for each of its partitions, reads the table of nodes, drains itself if there
+is room, and deletes them. Should it die, Slurm ends them after a minute, and their holder has used them well
+before. So whatever becomes of the answers of slurmctld: who has no turn drains nothing. An order to delete
+that slurmctld carries out late may meet the turn of the next holder. So the holder looks, when its drain is
+ordered, whether the turn is still its own; if not, or without an answer, the drain is compared with the caps
+later.
+
+The minute is one of slurmctld's clock, and begins at a time that slurmctld reports. The holder counts its
+own seconds from before it asked. So the clocks of nodes may be as wrong as they like.
+
+A turn that finds its partition full is left to its end. So of a whole cluster that is unfit, one node a
+minute loads the table of all nodes, and all others get a short refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from slurm_robust.slurm.client import SlurmClient
+    from slurm_robust.slurm.requests import ReservationRequest
+
+PREFIX = "srobust-turn-"
+FLAGS = ("IGNORE_JOBS", "OVERLAP")
+"""Jobs on the node go on, and a reservation of the site's does not keep a bad node in service."""
+
+LASTS_S = 60.0
+"""Slurm counts reservations in minutes."""
+
+USED_S = 30.0
+"""A holder that has not sent its order by then sends none: it must arrive before another's turn."""
+
+TAKING = 0.5
+"""Share of the time of a hook for taking the turn. The rest is for using it, and for giving it back."""
+
+TRIES = 2
+APART_S = (0.5, 1.5)
+
+
+class Turn:
+    """What ``node`` may do until ``deadline`` of ``clock``, which showed ``begun`` when it asked for it.
+
+    ``taken``: names of the reservations; ``ahead_s``: slurmctld's clock less ``clock``.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        taken: Sequence[str],
+        begun: float,
+        ahead_s: float,
+        clock: Callable[[], float],
+        deadline: float,
+    ) -> None:
+        self.taken = list(taken)
+        self._node, self._begun, self._ahead_s = node, begun, ahead_s
+        self._clock, self._deadline = clock, deadline
+
+    @property
+    def now(self) -> float:
+        """slurmctld's clock: seconds since 1970."""
+        return self._clock() + self._ahead_s
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a drain may still be ordered."""
+        return self._clock() < min(self._begun + USED_S, self._deadline)
+
+    def is_sole(self, slurm: SlurmClient) -> bool:
+        """Whether for certain no other node has had it so far. What is not its own now is not given back."""
+        from slurm_robust.slurm.errors import SlurmCommandError
+
+        try:
+            own = {r.name for r in slurm.reservations() if r.nodes == (self._node,)}
+        except SlurmCommandError:
+            own = set()
+        taken, self.taken = self.taken, [name for name in self.taken if name in own]
+        return self.taken == taken
+
+    def leave(self, partition: str) -> None:
+        """No other node needs to try this partition for a while."""
+        self.taken = [name for name in self.taken if name != PREFIX + partition]
+
+
+class NoTurn(NamedTuple):
+    """``why`` the node did not get it."""
+
+    why: str
+
+
+@contextmanager
+def turn(
+    slurm: SlurmClient,
+    node: str,
+    partitions: Sequence[str],
+    clock: Callable[[], float],
+    deadline: float,
+    pause: Callable[[float], None],
+    chance: Callable[[], float],
+) -> Iterator[Turn | NoTurn]:
+    """Hold the turn, if no other node has it each time and it can be had in time.
+
+    Raises SlurmCommandError types. After any error nothing is tried again, and the reservations are left to
+    their end: an order without an answer may take effect late.
+    """
+    # All in the same order, or two nodes could wait for each other.
+    names = [PREFIX + partition for partition in sorted(partitions)]
+    begun = clock()
+    until = begun + TAKING * (deadline - begun)
+    ahead_s = slurm.now() - begun
+    mine: Turn | NoTurn = NoTurn(
+        "other nodes have the turn to drain, or found no room a moment ago; it waits"
+    )
+    for tried in range(TRIES):
+        if tried:
+            low, high = APART_S
+            wait_s = low + chance() * (high - low)
+            if clock() + wait_s >= until:
+                break
+            pause(wait_s)
+        asked = clock()
+        taken = _take(slurm, node, names, asked + ahead_s, lambda: clock() < until)
+        if len(taken) == len(names):
+            mine = Turn(node, taken, asked, ahead_s, clock, deadline)
+            break
+        is_late = clock() >= until
+        if is_late:
+            mine = NoTurn(
+                f"no time: the turn to drain was had in {len(taken)} of {len(names)} partitions when half of "
+                "what was left of the hook's budget was over; see why slurmctld is slow (sdiag), or raise "
+                "the budget (hooks)"
+            )
+        if not _give_back(slurm, taken) or is_late:
+            break
+    yield mine
+    if isinstance(mine, Turn) and mine.lasts:
+        _give_back(slurm, mine.taken)
+
+
+def try_turn(slurm: SlurmClient, node: str) -> None:
+    """Take the turn of no partition and give it back. Raises SlurmCommandError types where that fails."""
+    from slurm_robust.slurm.errors import ReservationExists
+
+    name = f"{PREFIX}verify-{node}"
+    request = _request(name, node, slurm.now())
+    try:
+        slurm.create_reservation(request)
+    except ReservationExists:
+        pass  # Somebody who tried it was killed a moment ago.
+    except BaseException:
+        _give_back(slurm, [name])  # Also for Ctrl-C: Slurm may have created it all the same.
+        raise
+    slurm.delete_reservation(name)
+
+
+def _take(
+    slurm: SlurmClient, node: str, names: Sequence[str], start: float, in_time: Callable[[], bool]
+) -> list[str]:
+    """Those that the node got, up to the first that another has, or that it could not get ``in_time``."""
+    from slurm_robust.slurm.errors import ReservationExists
+
+    taken: list[str] = []
+    for name in names:
+        if not in_time():
+            break
+        try:
+            slurm.create_reservation(_request(name, node, start))
+        except ReservationExists:
+            break
+        taken.append(name)
+    return taken
+
+
+def _request(name: str, node: str, start: float) -> ReservationRequest:
+    from slurm_robust.slurm.requests import ReservationRequest
+
+    return ReservationRequest(
+        name=name, nodes=(node,), users=("root",), flags=FLAGS, start_time=start, duration_s=LASTS_S
+    )
+
+
+def _give_back(slurm: SlurmClient, names: Sequence[str]) -> bool:
+    """False if they are left to their end from the first on that Slurm did not delete."""
+    from slurm_robust.slurm.errors import SlurmCommandError
+
+    try:
+        for name in reversed(names):
+            slurm.delete_reservation(name)
+    except SlurmCommandError:
+        return False
+    return True

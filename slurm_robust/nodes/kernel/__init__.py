@@ -1,0 +1,1 @@
+"""The kernel's log, and what its messages mean."""

@@ -1,0 +1,176 @@
+"""From records of the kernel's log to what happened: how often, to what, and when last. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.kernel import shapes, xid
+from slurm_robust.nodes.kernel.kmsg import KERNEL, KernelRecord
+
+XID, SXID = "xid", "sxid"
+
+MARK = "slurm-robust: reset "
+"""Written into /dev/kmsg by root, with a subject (a GPU's address, a disk): what was said of it is over.
+
+With ``all`` all XIDs are over.
+"""
+
+# The first message of the driver when it is loaded; that of its version comes after it met the GPUs.
+_DRIVER_LOADS = "nvidia-nvlink: Nvlink Core is being initialized"
+_ALL_GPUS = ""
+
+_DRIVER = ("NVRM: Xid", "NVRM: The NVIDIA GPU", "NVRM: GPU ", "nvidia-nvswitch", _DRIVER_LOADS)
+
+BEGINS = tuple(begin.encode() for begin in (*_DRIVER, MARK, *shapes.BEGINS))
+"""How the records begin that :func:`summarise` needs."""
+
+_LINE = 160
+_MOST_EVENTS = 96
+_MOST_TIMES = 1024
+_MOST_PROCESSES = 8
+
+
+class KernelEvent(Record):
+    """Messages of one kind about one subject. ``shape``: XID, SXID or a name of :data:`shapes.SHAPES`.
+
+    ``count`` are those that the log still has, ``recent`` those within the window before it was read, both as
+    lines and not as faults. ``pids``: processes that recent ones name. Times are seconds since 1970.
+    """
+
+    shape: str
+    first_at: float
+    last_at: float
+    subject: str = ""
+    code: int = 0
+    severity: str = ""
+    count: int = 1
+    recent: int = 0
+    pids: tuple[int, ...] = ()
+    line: str = ""
+
+
+class Happened(Record):
+    """All of it. ``cleared``: until when events are over, by subject; the empty one stands for all GPUs."""
+
+    events: tuple[KernelEvent, ...] = ()
+    cleared: dict[str, float] = {}
+
+
+class _Sight(NamedTuple):
+    shape: str
+    subject: str = ""
+    code: int = 0
+    severity: str = ""
+
+
+class _Tally:
+    """What is known of one sight while the log is gone through."""
+
+    def __init__(self, at: float) -> None:
+        self.first_at = at
+        self.times: deque[tuple[float, int]] = deque(maxlen=_MOST_TIMES)
+        self.count = 0
+        self.line = ""
+
+    def add(self, at: float, pid: int, line: str) -> None:
+        self.times.append((at, pid))
+        self.count += 1
+        self.line = line[:_LINE]
+
+
+def summarise(
+    records: Iterable[KernelRecord],
+    boot_at: float,
+    now: float,
+    window_s: Callable[[str], float],
+    *,
+    injected: bool = False,
+) -> Happened:
+    """Add up records, oldest first. ``window_s`` tells for a shape how long back is recent.
+
+    With ``injected`` records count that root wrote into the device, as for an exercise.
+    """
+    tallies: dict[_Sight, _Tally] = {}
+    cleared: dict[str, float] = {}
+    for record in records:
+        at = boot_at + record.uptime_s
+        for over in _clears(record):
+            cleared[over] = at
+            tallies = {sight: tally for sight, tally in tallies.items() if not _is_of(sight, over)}
+        if record.facility != KERNEL and not injected:
+            continue
+        sight, pid = _recognise(record.text)
+        if sight is not None and (sight in tallies or len(tallies) < _MOST_EVENTS):
+            tallies.setdefault(sight, _Tally(at)).add(at, pid, record.text)
+    events = (_event(sight, tally, now - window_s(sight.shape)) for sight, tally in tallies.items())
+    return Happened(events=tuple(events), cleared=cleared)
+
+
+def _event(sight: _Sight, tally: _Tally, since: float) -> KernelEvent:
+    recent = [(at, pid) for at, pid in tally.times if at >= since]
+    pids = dict.fromkeys(pid for _, pid in recent if pid)
+    return KernelEvent(
+        **sight._asdict(),
+        first_at=tally.first_at,
+        last_at=tally.times[-1][0],
+        count=tally.count,
+        recent=len(recent),
+        pids=tuple(pids)[-_MOST_PROCESSES:],
+        line=tally.line,
+    )
+
+
+def _recognise(text: str) -> tuple[_Sight | None, int]:
+    """What a message is, and the process that it names (0: none)."""
+    if text.startswith("NVRM: "):
+        found = xid.parse(text)
+        if found is None:
+            return None, 0
+        return _Sight(XID, found.address, found.code, found.severity.value), found.pid
+    if text.startswith("nvidia-nvswitch"):
+        switch = xid.parse_switch(text)
+        severity = xid.Severity.FATAL if switch and switch.fatal else xid.Severity.NON_FATAL
+        return (_Sight(SXID, switch.address, switch.code, severity.value) if switch else None), 0
+    known = shapes.recognise(text)
+    return (_Sight(known[0].name, known[1]) if known else None), 0
+
+
+def _clears(record: KernelRecord) -> tuple[str, ...]:
+    """The subjects whose events are over with this record: none for most records."""
+    text = record.text
+    if text.startswith(MARK):
+        name = text.removeprefix(MARK).strip()
+        # XIDs name a GPU without the function that its address has everywhere else.
+        return (_ALL_GPUS,) if name == "all" else (name, name.lower().rpartition(".")[0] or name.lower())
+    if record.facility != KERNEL:
+        return ()
+    if text.startswith(_DRIVER_LOADS):
+        return (_ALL_GPUS,)
+    if "GPU recovery action" in text:
+        found = xid.parse(text)
+        if found and found.code == xid.RECOVERY_ACTION and found.severity is xid.Severity.NONE:
+            return (found.address,)
+    return ()
+
+
+def _is_of(sight: _Sight, subject: str) -> bool:
+    return sight.subject == subject if subject else sight.shape in (XID, SXID)
+
+
+def with_earlier(now: Happened, earlier: Sequence[Happened]) -> tuple[KernelEvent, ...]:
+    """Add what earlier runs found in the same log and a full log has lost since."""
+    events = {_key(event): event for event in now.events}
+    for past in reversed(earlier):
+        for event in past.events:
+            sight = _key(event)
+            over_at = [at for subject, at in now.cleared.items() if _is_of(sight, subject)]
+            if sight not in events and event.last_at > max(over_at, default=0.0):
+                events[sight] = event
+    return tuple(events.values())
+
+
+def _key(event: KernelEvent) -> _Sight:
+    return _Sight(event.shape, event.subject, event.code, event.severity)

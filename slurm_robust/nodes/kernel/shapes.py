@@ -1,0 +1,284 @@
+"""What lines of the kernel's log speak of a node in trouble, besides those of NVIDIA's driver.
+
+Many of the kernel's own messages begin with the name of a process, which is any 15 bytes that its user
+likes (``NAME[77]: segfault at …``, ``NAME invoked oom-killer: …``, ``NAME: page allocation failure …``), and
+some end with the name of a file. So each pattern is matched from the beginning, goes beyond those 15 bytes in
+the kernel's words, and has no gap behind them that the rest of such a message could fill. Devices that users
+can mount are left out: an image of theirs in a loop device may well be damaged.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from slurm_robust.model.findings import Party, Suggestion, Writer
+from slurm_robust.model.record import Record
+
+
+class Shape(Record, kw_only=False):
+    """One kind of message. ``{DISK}`` and ``{PCI}`` in ``pattern`` name the subject.
+
+    ``begins``: the message begins with one of these, which is quick to tell for thousands of messages.
+    ``lasting``: it counts until the next boot, else within the window. ``often``: fewer than that are only
+    worth attention. ``corrected``: counted against the limit of errors that were corrected.
+    ``written_by``: the least of those who can bring it about.
+    """
+
+    name: str
+    check: str
+    begins: tuple[str, ...]
+    pattern: str
+    text: str
+    suggestion: Suggestion = Suggestion.MONITOR
+    blame: Party = Party.NODE
+    lasting: bool = False
+    often: int = 1
+    corrected: bool = False
+    written_by: Writer = Writer.KERNEL
+
+    @property
+    def regex(self) -> str:
+        """The pattern with its subject as a group."""
+        return self.pattern.replace("{DISK}", _DISK).replace("{PCI}", _PCI)
+
+
+_DISK = r"((?!loop|zram|ram|sr\d|fd\d)[A-Za-z][\w.-]{0,31})"
+_PCI = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"
+_HARDWARE = r"(?:mce: )?\[Hardware Error\]: "
+_CPU = _HARDWARE + r"CPU \d+: Machine Check"
+# "memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", or the place alone.
+_MODULE = r"(?:\w[\w ()/,.-]{0,80} )?on \S"
+_DIED = r" \[#\d+\]"  # how many times; then how the kernel was built (SMP, PREEMPT …)
+_TRAP = r"(?:general protection fault|invalid opcode|divide error|stack segment|double fault|int3|Oops)"
+
+_REBOOT = Suggestion.REBOOT
+_REPLACE = Suggestion.REPLACE
+
+_HARDWARE_ERROR = ("mce: ", "[Hardware Error]: ")
+_FIRMWARE = ("{",)
+_DISK_LAYER = ("blk_update_request: ", "print_req_error: ", "I/O error, ", "critical ", "Buffer I/O ")
+
+_MACHINE_CHECKS = (
+    Shape(
+        "uncorrected",
+        "kernel.mce",
+        (*_HARDWARE_ERROR, "EDAC MC", "Memory failure: "),
+        # Bit 61 of a bank's status says that the error was not corrected.
+        rf"{_CPU} Exception: |{_CPU}: \d+ Bank \d+: [2367abef][0-9a-f]{{15}}|{_HARDWARE}Uncorrected"
+        rf"|mce: Uncorrected hardware|EDAC MC\d+: \d+ UE {_MODULE}|Memory failure: 0x",
+        "hardware error that could not be corrected",
+        _REBOOT,
+        lasting=True,
+    ),
+    Shape(
+        "recovered",
+        "kernel.mce",
+        _FIRMWARE,
+        r"\{\d+\}\[Hardware Error\]: event severity: recoverable",
+        "hardware error that firmware calls recoverable",
+    ),
+    *(
+        Shape(name, "kernel.mce", begins, pattern, "hardware errors, corrected", corrected=True)
+        for name, begins, pattern in (
+            ("corrected-events", _HARDWARE_ERROR, _HARDWARE + "Machine check events logged"),
+            ("corrected-bank", _HARDWARE_ERROR, rf"{_CPU}: \d+ Bank \d+: [014589cd][0-9a-f]{{15}}"),
+            ("corrected-amd", _HARDWARE_ERROR, _HARDWARE + "Corrected error"),
+            ("corrected-edac", ("EDAC MC",), rf"EDAC MC\d+: \d+ CE {_MODULE}"),
+            ("corrected-firmware", _FIRMWARE, r"\{\d+\}\[Hardware Error\]: event severity: corrected"),
+        )
+    ),
+)
+
+_LOCKUPS = (
+    Shape(
+        "soft-lockup",
+        "kernel.lockup",
+        ("watchdog: ", "NMI watchdog: ", "BUG: "),
+        r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d+ stuck for",
+        "CPU stuck in the kernel",
+        _REBOOT,
+        often=3,  # the kernel repeats it while it lasts; a single one happens when huge processes end
+    ),
+    Shape(
+        "hard-lockup",
+        "kernel.lockup",
+        ("watchdog: ", "NMI watchdog: "),
+        r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu",
+        "CPU stuck with interrupts off",
+        _REBOOT,
+    ),
+    Shape(
+        "rcu-stall",
+        "kernel.lockup",
+        ("rcu: ", "INFO: "),
+        r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited )?stall",
+        "CPUs do not get on (RCU stall)",
+        _REBOOT,
+        often=3,
+    ),
+    Shape(
+        "hung-task",
+        "kernel.lockup",
+        ("INFO: task ",),
+        r"INFO: task .{1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds",
+        "process waits for I/O or a lock for minutes",
+        written_by=Writer.USER,
+    ),
+    Shape(
+        "workqueue",
+        "kernel.lockup",
+        ("BUG: ",),
+        r"BUG: workqueue lockup",
+        "kernel work does not get on",
+    ),
+)
+
+_MEMORY = (
+    Shape(
+        "out-of-memory",
+        "kernel.oom",
+        ("Out of memory: ",),
+        r"Out of memory: Kill(?:ed)? process \d+",
+        "process killed because the node ran out of memory",
+        blame=Party.JOB,
+        written_by=Writer.USER,
+    ),
+    Shape(
+        "out-of-memory-group",
+        "kernel.oom",
+        ("oom-kill:",),
+        r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*/job_\d)",
+        "process killed at the memory limit of a service or login",
+        blame=Party.SITE,
+        written_by=Writer.USER,
+    ),
+)
+
+_PANICS = (
+    Shape(
+        "oops",
+        "kernel.panic",
+        (
+            *("Kernel panic", "BUG: ", "Unable to handle", "Oops: ", "Internal error: ", "kernel BUG "),
+            *("general protection", "invalid opcode", "divide error", "stack segment", "double fault"),
+        ),
+        r"Kernel panic - not syncing|BUG: (?:unable to handle|kernel NULL pointer)|Unable to handle kernel"
+        rf"|(?:Oops: )?{_TRAP}(?:, [\w ,-]{{1,120}})?: [0-9a-f]{{4,16}}{_DIED} [A-Z]{{3}}"
+        rf"|Oops: \w[\w ,/-]{{0,80}}, sig: \d+{_DIED}"
+        rf"|Internal error: \w[\w ,./-]{{0,80}}: [0-9a-f]{{1,16}}{_DIED} [A-Z]{{3}}"
+        r"|kernel BUG at \S{1,200}(?::\d+!| \[verbose debug info)",
+        "kernel crashed in part (oops)",
+        _REBOOT,
+        lasting=True,
+    ),
+    Shape(
+        "corruption",
+        "kernel.panic",
+        ("BUG: Bad page", "list_add ", "list_del "),
+        r"BUG: Bad page (?:state|map) in process|list_(?:add|del) corruption[.,] ",
+        "kernel memory is corrupt",
+        _REBOOT,
+        lasting=True,
+    ),
+    Shape(
+        "kernel-bug",
+        "kernel.panic",
+        ("BUG: Bad rss", "BUG: scheduling"),
+        r"BUG: Bad rss-counter|BUG: scheduling while atomic",
+        "bug in the kernel",
+    ),
+)
+
+_STORAGE = (
+    Shape(
+        "file-system",
+        "kernel.filesystem",
+        ("EXT4-fs ", "XFS (", "BTRFS: error "),
+        r"EXT4-fs error \(device {DISK}\)|EXT4-fs \({DISK}\): Remounting filesystem read-only"
+        r"|XFS \({DISK}\): (?:Internal error |Corruption (?:of in-memory data|detected|warning)"
+        r"|Metadata (?:corruption|CRC error) detected|log I/O error |xfs_do_force_shutdown\("
+        r"|(?:[\w /.-]{0,60} )?(?:has been shut down|[Ss]hutting down filesystem))"
+        r"|BTRFS: error \(device {DISK}",
+        "file system is damaged or was made read-only",
+        _REBOOT,
+        lasting=True,
+    ),
+    Shape(
+        "file-system-btrfs",
+        "kernel.filesystem",
+        ("BTRFS error ", "BTRFS critical "),
+        r"BTRFS (?:error|critical) \(device {DISK}",
+        "file system reports errors",
+    ),
+    Shape(
+        "disk-lost",
+        "kernel.filesystem",
+        ("nvme nvme",),
+        r"nvme {DISK}: (?:Removing after probe failure|Device not ready; aborting|Disabling device after)",
+        "disk was given up",
+        _REPLACE,
+        lasting=True,
+    ),
+    Shape(
+        "medium-error",
+        "kernel.filesystem",
+        _DISK_LAYER,
+        r"(?:blk_update_request: |print_req_error: )?critical medium error, dev {DISK}",
+        "disk cannot read or write sectors",
+        _REPLACE,
+        often=10,
+    ),
+    Shape(
+        "io-error",
+        "kernel.filesystem",
+        _DISK_LAYER,
+        r"(?:blk_update_request: |print_req_error: )?I/O error, dev {DISK}, sector \d"
+        r"|Buffer I/O error on dev(?:ice)? {DISK}, logical block \d",
+        "I/O errors",
+    ),
+    Shape(
+        "disk-reset",
+        "kernel.filesystem",
+        ("nvme nvme", "ata"),
+        r"nvme {DISK}: (?:I/O (?:tag )?\d+[\w ()/]{0,60} timeout|controller is down; will reset)"
+        r"|{DISK}: (?:hard resetting link|failed command: |exception Emask )",
+        "disk was reset",
+    ),
+)
+
+_PCIE = tuple(
+    Shape(
+        name,
+        "kernel.pcie",
+        ("pcieport ",),
+        rf"pcieport \S{{5,20}} AER: (?:Multiple )?Uncorrect(?:ed|able) \({word}\) error.{{0,40}}? {{PCI}}",
+        text,
+        suggestion,
+    )
+    for name, word, text, suggestion in (
+        ("pcie-fatal", "Fatal", "fatal PCIe error", _REBOOT),
+        ("pcie-error", "Non-Fatal", "PCIe error that was not corrected", Suggestion.MONITOR),
+    )
+)
+
+SHAPES: dict[str, Shape] = {
+    shape.name: shape for shape in (*_MACHINE_CHECKS, *_LOCKUPS, *_MEMORY, *_PANICS, *_STORAGE, *_PCIE)
+}
+
+BEGINS = tuple(sorted({begin for shape in SHAPES.values() for begin in shape.begins}))
+"""How the messages begin that :func:`recognise` may know."""
+
+
+@cache
+def _compiled(name: str) -> re.Pattern[str]:
+    # On demand: compiling all takes longer than reading the log of a node that is well.
+    return re.compile(SHAPES[name].regex)
+
+
+def recognise(text: str) -> tuple[Shape, str] | None:
+    """What a message is, and the device it names (empty: none); None for the many that mean nothing."""
+    for shape in SHAPES.values():
+        if text.startswith(shape.begins) and (found := _compiled(shape.name).match(text)):
+            return shape, next(filter(None, found.groups()), "")
+    return None

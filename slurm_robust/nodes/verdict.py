@@ -1,0 +1,138 @@
+"""What one run of the checks found, and whether the node may run jobs by it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from slurm_robust.config.node import CheckRule, NodeConfig
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.check import Context
+from slurm_robust.util.text import ascii_line
+
+TAG = "srobust: "
+"""How every reason of ours begins; Slurm shows it in front of the evidence."""
+
+REASON_BYTES = 200
+
+_NO_RULE = CheckRule()
+# These contexts test thoroughly, or a person is asking: no second run is waited for.
+_CONCLUSIVE = (Context.DEEP, Context.PERSON)
+
+OUT_OF_TIME = "budget"
+"""Why a check was left out for which the time was too short."""
+
+
+class Report(Record):
+    """One run. ``took_s``: seconds per source; ``reused``: sources whose facts were an earlier run's;
+    ``left_out``: checks that did not run, with the reason; ``errors``: checks or sources that are broken
+    themselves. ``at`` is seconds since 1970.
+    """
+
+    node: str
+    at: float
+    boot_id: str
+    context: Context
+    findings: tuple[Finding, ...]
+    took_s: dict[str, float] = {}
+    reused: tuple[str, ...] = ()
+    left_out: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    wall_s: float = 0.0
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """Checks for which the time was too short."""
+        return tuple(sorted(name for name, why in self.left_out.items() if why == OUT_OF_TIME))
+
+
+class Conclusion(Record):
+    """Whether a node may run jobs, and why not.
+
+    ``causes`` are the findings that keep jobs away, worst first; ``reason`` names them in one short line
+    without control characters. ``warnings`` are failures that do not keep jobs away.
+    """
+
+    fit: bool
+    reason: str = ""
+    suggestion: Suggestion = Suggestion.NONE
+    causes: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+    unknown: tuple[Finding, ...] = ()
+
+
+def rule_of(config: NodeConfig, check: str) -> CheckRule:
+    """What the site says of a check. A pattern that comes later overrides; the full name overrides all."""
+    if not config.checks:
+        return _NO_RULE
+    merged = _NO_RULE
+    names = [name for name in config.checks if name != check and fnmatchcase(check, name)]
+    for name in [*names, check] if check in config.checks else names:
+        rule = config.checks[name]
+        given = {field: value for field, value in msgspec.structs.asdict(rule).items() if value is not None}
+        merged = msgspec.structs.replace(merged, **given)
+    return merged
+
+
+def subject_key(finding: Finding) -> str:
+    """Under which name failures in a row are counted: ``gpu.ecc gpu3``."""
+    return f"{finding.check} {finding.subject}".rstrip()
+
+
+def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Conclusion:
+    """Judge the node by one run.
+
+    ``runs`` has, by :func:`subject_key`, in how many periodic runs in a row the subject has failed so that it
+    keeps jobs away, this run included. A failure that has to be confirmed and is not yet is a warning. What
+    only the site wants confirmed counts at once in a thorough run; what users can write does not.
+    """
+    causes: list[Finding] = []
+    warnings: list[Finding] = []
+    unknown: list[Finding] = []
+    for found in report.findings:
+        rule = rule_of(config, found.check)
+        if found.outcome is Outcome.UNKNOWN:
+            (causes if rule.on_unknown == "closed" else unknown).append(found)
+        elif found.outcome is Outcome.FAIL:
+            finding = overridden(found, rule)
+            enough = runs.get(subject_key(found), 1) >= (rule.confirm or found.confirm)
+            enough |= found.confirm == 1 and report.context in _CONCLUSIVE
+            (causes if finding.suggestion.keeps_jobs_away and enough else warnings).append(finding)
+    causes.sort(key=_worst_first)
+    warnings.sort(key=_worst_first)
+    return Conclusion(
+        fit=not causes,
+        reason=reason(causes),
+        suggestion=causes[0].suggestion if causes else Suggestion.NONE,
+        causes=tuple(causes),
+        warnings=tuple(warnings),
+        unknown=tuple(unknown),
+    )
+
+
+def reason(causes: list[Finding]) -> str:
+    """``srobust: gpu3 XID 79, fell off the bus (+2)``: the first cause, and how many more."""
+    if not causes:
+        return ""
+    first = causes[0]
+    more = f" (+{len(causes) - 1})" if len(causes) > 1 else ""
+    text = f"{first.subject} {first.text or first.check}"
+    if first.outcome is Outcome.UNKNOWN:
+        text = f"{first.subject or first.check} unknown: {first.text or first.check}"
+    room = REASON_BYTES - len(TAG) - len(more)
+    return TAG + ascii_line(text, room) + more
+
+
+def overridden(finding: Finding, rule: CheckRule) -> Finding:
+    """The finding with the site's own suggestion."""
+    if rule.suggestion is None:
+        return finding
+    return msgspec.structs.replace(finding, suggestion=Suggestion(rule.suggestion))
+
+
+def _worst_first(finding: Finding) -> tuple[bool, int]:
+    """What is known to be bad before what is unknown, and the heavier remedy first; else as found."""
+    return finding.outcome is Outcome.UNKNOWN, -finding.suggestion.weight

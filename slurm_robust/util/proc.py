@@ -1,0 +1,124 @@
+"""Processes, counters and memory cgroups, by files of the kernel that never wait for a process.
+
+Reading ``cmdline``, ``maps`` or ``environ`` waits for a lock that a process holds while it hangs on a dead
+file system; ``stat``, ``status`` and the links in ``fd`` do not (proc(5)).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+STOPPED, DEAD = frozenset("Tt"), frozenset("ZXx")
+"""States of :class:`Process`."""
+
+# utime, stime, cutime and cstime, counted from the state; in clock ticks.
+_CPU_FIELDS = slice(11, 15)
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+_UNLIMITED = 1 << 60  # version 1 shows a limit near 2**63 where there is none
+
+
+class Process(NamedTuple):
+    """One line of the process table."""
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+    """The letter of proc_pid_stat(5)."""
+    cpu_s: float
+    """Processor time that it and its children which have ended have used."""
+
+
+def process_table() -> dict[int, Process]:
+    """All processes that can be seen, by pid."""
+    found = (read_process(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())
+    return {process.pid: process for process in found if process is not None}
+
+
+def read_process(pid: int) -> Process | None:
+    """One process; None when there is none."""
+    try:
+        text = (PROC / str(pid) / "stat").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    # pid (name) state parent ...: the name may hold anything, so find its last bracket.
+    head, _, rest = text.rpartition(")")
+    fields = rest.split()
+    if len(fields) < 2:
+        return None
+    cpu_s = sum(map(int, fields[_CPU_FIELDS])) / _TICKS
+    return Process(pid, int(fields[1]), head.partition("(")[2], fields[0], cpu_s)
+
+
+def descendants(table: Mapping[int, Process], ancestor: int) -> tuple[Process, ...]:
+    """Children of ``ancestor``, then their children, and so on."""
+    children: dict[int, list[Process]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    generation = children.get(ancestor, [])
+    while generation:
+        found += generation
+        generation = [child for process in generation for child in children.get(process.pid, ())]
+    return tuple(found)
+
+
+def read_counters(path: Path) -> dict[str, int]:
+    """A file with a name and a number in each line, such as ``meminfo`` (in bytes); {} if it is not there."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    rows = (line.replace(":", " ").split() for line in lines)
+    return {
+        row[0]: int(row[1]) * (1024 if row[2:] == ["kB"] else 1)
+        for row in rows
+        if len(row) > 1 and row[1].isdecimal()
+    }
+
+
+class MemoryCgroup(NamedTuple):
+    """One cgroup that counts memory."""
+
+    folder: Path
+    is_v1: bool
+
+    def limit(self) -> int | None:
+        """In bytes; None without a limit, or where this process does not see it."""
+        limit = self._read("memory.limit_in_bytes" if self.is_v1 else "memory.max")
+        return limit if limit is not None and limit < _UNLIMITED else None
+
+    def usage(self) -> int | None:
+        """In bytes, the cache of files included; None where this process does not see it."""
+        return self._read("memory.usage_in_bytes" if self.is_v1 else "memory.current")
+
+    def _read(self, name: str) -> int | None:
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None  # not this controller, "max", or a part of the tree that this process does not see
+
+
+def memory_cgroups(proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[MemoryCgroup]:
+    """This process's memory cgroup and those above it, version 2 or 1."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        is_v1 = "memory" in controllers.split(",")
+        if controllers and not is_v1:
+            continue
+        root = cgroups / "memory" if is_v1 else cgroups
+        folder = root / name.strip("/")
+        while folder.is_relative_to(root):
+            yield MemoryCgroup(folder, is_v1)
+            folder = folder.parent
