@@ -396,7 +396,7 @@ def test_copies_of_another_parallel_layout_are_none() -> None:
         config=JobConfig(parallel=ParallelConfig(tp=2)),
     )  # fmt: skip
     assert where(later) == (-1, {})
-    assert "generation 2 begins anew from step 0: no checkpoint is in reach" in later.said
+    assert "generation 2 starts again from step 0: no checkpoint can be reached" in later.said
 
 
 def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:

@@ -31,7 +31,7 @@ def test_all_that_was_found_out_about_a_node_is_told_and_nothing_of_others() -> 
     assert first == "gpu3: XID 79"
     assert rest[:4] == [
         "unable: no memory",
-        "no sign of life",
+        "does not respond",
         "test gemm: sums differ (3 of 64, limit 0)",
         "test gemm: other bits",
     ]

@@ -57,7 +57,7 @@ def test_of_two_nodes_slurmctld_is_the_second_witness() -> None:
 def test_many_at_once_have_a_common_cause() -> None:
     found = whose(nodes(6, 3))
     assert found is not None
-    assert found.cause == "n4, n5, n6 fell silent together: rather the network"
+    assert found.cause == "n4, n5, n6 fell silent together: probably the network"
 
 
 def test_nodes_that_fall_silent_within_a_heartbeat_do_so_together() -> None:

@@ -68,7 +68,7 @@ def test_seldom_things_are_never_allowed_more_than_the_configured_time(longest_s
             [1.0] * 20,
             PaceHistory(),
             14.0,
-            "the least there is; 3 x 1 s, the 99th percentile of step times, would be less",
+            "the minimum; 3 x 1 s, the 99th percentile of step times, would be less",
         ),
         (
             [10.0] * 20,

@@ -57,7 +57,7 @@ def test_a_hang_is_told_in_words() -> None:
     assert verdict.text.startswith(
         "no step for 14 s since step 598: rank 2 behind the others; the limit is 14 s"
     )
-    assert verdict.why.startswith("the least there is; 3 x ")
+    assert verdict.why.startswith("the minimum; 3 x ")
 
 
 def test_a_hang_that_ends_is_told_again_when_it_comes_again() -> None:
