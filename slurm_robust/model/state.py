@@ -8,7 +8,7 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.incident import Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
+from slurm_robust.model.incident import Blame, Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
@@ -26,16 +26,16 @@ _NEAR_S = 600.0  # hardly anybody has Slurm warn earlier before a time limit
 
 
 class Attempt(Record):
-    """One answer to a fault: its signature, when (wall clock), and how far training was.
-
-    ``step``: newest step completed by all ranks in any generation; ``work``: steps that the generation
-    which failed had completed where the script does not report them (-1: it does, or made none).
-    """
+    """One answer to a fault, and how far training was."""
 
     signature: Signature
     t: float
+    """When, by the wall clock."""
     step: int
+    """Newest step completed by all ranks in any generation."""
     work: int = -1
+    """Steps that the generation which failed had completed where the script does not report them, else -1."""
+    blame: Blame = Blame.NOBODY
 
 
 class OpenIncident(Record):
@@ -312,7 +312,13 @@ def _(event: ev.Decided, state: JobState) -> JobState:
         incident = msgspec.structs.replace(incident, decided=event.t)
     # A decision to find out more is no attempt; the one that follows it is.
     if event.verdict is not None and not finds_out_more(event.actions):
-        attempt = Attempt(signature=event.verdict.signature, t=event.t, step=state.best_step, work=state.work)
+        attempt = Attempt(
+            signature=event.verdict.signature,
+            t=event.t,
+            step=state.best_step,
+            work=state.work,
+            blame=event.verdict.blame,
+        )
         attempts = (*attempts, attempt)
     places = (*state.places, event.place)[-MOST_PLACES:] if event.place is not None else state.places
     return msgspec.structs.replace(

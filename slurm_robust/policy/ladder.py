@@ -34,7 +34,6 @@ MOST_PORTS = 5
 
 _GPU_OOM = "gpu_oom"
 _LAST_LINES = 5
-_OF_NODES = (FaultKind.NODE, FaultKind.DISK_FULL)
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
 _BY_STACKS = (Symptom.HANG, Symptom.SLOW)
 
@@ -272,8 +271,7 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
     if fault.diagnosis is not None or not rules.diagnose:
         return None
     found = unexplained(fault)
-    before = [attempt.signature for attempt in state.in_vain]
-    again = found.signature in before or any(signature.kind in _OF_NODES for signature in before)
+    again = any(a.signature == found.signature or a.blame is Blame.NODE for a in state.in_vain)
     if not again and fault.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
         return None
     return Verdict(
