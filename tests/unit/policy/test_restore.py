@@ -112,7 +112,7 @@ def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
     assert plan.tiers == {"memory": 2, "peer": 2}
 
 
-def test_a_shared_part_that_was_ever_told_is_needed() -> None:
+def test_a_shared_part_that_was_ever_reported_is_needed() -> None:
     reach = held(n1=[copy(0)], n2=[copy(1)])
     assert choose({1: 5}, reach, {}, TWO) is not None
     assert choose({1: 5}, reach, {}, TWO, shared=(1,)) is None
@@ -315,7 +315,7 @@ def test_what_speaks_against_a_checkpoint() -> None:
     assert not spoils([], lost=False, new_steps=False)
 
 
-def test_in_words() -> None:
+def test_the_source_of_a_restore_as_text() -> None:
     assert format_source(1234, {"peer": 2, "memory": 14}) == "step 1234 from memory (14 parts), peer (2)"
     assert format_source(7, {"peer": 1}) == "step 7 from peer (1 part)"
     assert format_source(3, {"storage": 4}) == "step 3 from storage (4 parts)"
