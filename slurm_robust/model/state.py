@@ -52,24 +52,7 @@ class OpenIncident(Record):
 
 
 class JobState(Record, dict=True):
-    """All that decisions depend on.
-
-    ``own_node``: where the newest controller runs. ``best_step``: newest step completed by all ranks in any
-    generation, as numbered by the script, -1 before the first. ``steps_here``: the newest of this generation,
-    which is a count of its optimizer steps where the script does not report any (``reports``).
-    ``places``: where stacks placed the faults of earlier generations. ``sealed``: per ended generation the
-    step of the newest checkpoint that counts; ``unsealed``: ended generations for which that is not known
-    yet; ``good_steps``: the newest step that may count of those that ended with numbers that are not finite;
-    ``shared``: generations with a part that is equal on all ranks; ``layouts``: identity of each
-    generation's parallel layout;
-    ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
-    ended; ``restored``: the checkpoint that it began with, None for a fresh start, from ``restored_tiers``.
-    ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
-    how fast training is. ``aside``: those of ``spares`` that do not answer. ``allocated``: when this run of
-    the Slurm job got its nodes, ``time_limit_s``: how long it has them, None if not known; ``got_on``: it has
-    made a new step; ``runs_in_vain``: how many runs before it, one after the other, were :meth:`is_in_vain`
-    at their end.
-    """
+    """All that decisions depend on."""
 
     run_id: str = ""
     job_id: int = 0
@@ -78,34 +61,55 @@ class JobState(Record, dict=True):
     restart_count: int = -1
     epoch: int = 0
     own_node: str = ""
+    """Where the newest controller runs."""
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
+    """Those of ``spares`` that do not answer."""
     evicted: dict[str, str] = {}
     generation: int = 0
     running: bool = False
+    """The generation was launched and has not ended."""
     best_step: int = -1
+    """Newest step completed by all ranks in any generation, by the script's numbers; -1 before the first."""
     steps_here: int = -1
+    """The newest of this generation: a count of its optimizer steps where the script does not report any."""
     reports: bool = False
+    """The script reports its steps."""
     attempts: tuple[Attempt, ...] = ()
     places: tuple[Place, ...] = ()
+    """Where stacks placed the faults of earlier generations."""
     incidents: int = 0
+    """The number of the last incident, also while it is open."""
     incident: OpenIncident | None = None
     sealed: dict[int, int] = {}
+    """For each ended generation the step of the newest checkpoint that counts."""
     unsealed: tuple[int, ...] = ()
+    """Ended generations for which that is not known yet."""
     good_steps: dict[int, int] = {}
+    """The newest step that may count of generations that ended with non-finite numbers."""
     shared: tuple[int, ...] = ()
+    """Generations with a part that is equal on all ranks."""
     layouts: dict[int, str] = {}
+    """Identity of each generation's parallel layout."""
     banned: tuple[CheckpointId, ...] = ()
+    """Checkpoints not to be restored again."""
     restored: CheckpointId | None = None
+    """The checkpoint that the generation began with, None for a fresh start."""
     restored_tiers: dict[str, int] = {}
     stride: int = 1
+    """Snapshots of steps that are multiples of it go to peers."""
     stored: ev.StorageWritten | None = None
+    """The newest that went from memory to storage."""
     pace: PaceHistory = PaceHistory()
     allocated: float = 0.0
+    """When this run of the Slurm job got its nodes."""
     time_limit_s: float | None = None
+    """How long it has them, None if not known."""
     got_on: bool = False
+    """It has made a new step."""
     runs_in_vain: int = 0
+    """How many runs before it, one after the other, were :meth:`is_in_vain` at their end."""
     requeueing: ev.RequeueStarted | None = None
     ended: ev.RunEnded | None = None
 
