@@ -348,7 +348,7 @@ def test_a_controller_that_cannot_check_for_another_one_ends(
         raise kind("no")
 
     monkeypatch.setattr("slurm_robust.controller.loop.newest_epoch", die)
-    with pytest.raises(RuntimeError, match="look at the agents' steps"):
+    with pytest.raises(RuntimeError, match="check the agents' steps"):
         hands.turn_until(lambda: False)
 
 
