@@ -97,9 +97,7 @@ def test_from_where_the_newest_generation_continued() -> None:
 
 
 def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() -> None:
-    bound = (
-        "the limit is 14 s (the least there is; 3 x 0.3 s, the 99th percentile of step times, would be less)"
-    )
+    bound = "the limit is 14 s (the minimum; 3 x 0.3 s, the 99th percentile of step times, would be less)"
     opened = ev.IncidentOpened(
         t=2.0, incident=1, generation=1, symptom=Symptom.HANG, detail=f"no step for 14 s: {bound}",
         detect_s=0.0, best_step=1,
