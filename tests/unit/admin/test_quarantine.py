@@ -273,7 +273,7 @@ def test_only_one_runs_on_a_host(ward: Ward) -> None:
     assert ward.run() == {}
 
 
-def test_an_ordinary_user_is_reported_that_it_needs_root(ward: Ward) -> None:
+def test_an_ordinary_user_is_refused_since_it_needs_root(ward: Ward) -> None:
     ward.slurm.drain(["n1"], REASON)
     ward.notes.parent.chmod(0o500)
     try:
