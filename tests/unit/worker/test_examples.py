@@ -32,7 +32,7 @@ def run(folder: Path, script: str, *options: str, ranks: int = 1) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SROBUST_")}
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        output, _ = process.communicate(timeout=100.0)
+        output, _ = process.communicate(timeout=250.0)
     finally:
         process.terminate()  # torchrun ends its ranks on TERM, not when it is killed
         process.wait(60.0)
