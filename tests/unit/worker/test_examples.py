@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.integrations.breaking import Example
+from tests.unit.integrations.killed_examples import Example
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--batch", "1", "--every", "5"]
