@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.samples import Summary
 from slurm_robust.nodes.hooks.drainer import SPREAD_S
+from slurm_robust.nodes.hooks.turn import USED_S
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from tests.cluster import checked_nodes
 from tests.cluster.checked_nodes import INTERVAL_S, CheckedNodes
@@ -52,6 +53,8 @@ class Soak:
         self.wrong: list[str] = []
         self._open: dict[str, Fault] = {}
         self._next = {node: self._later(time.time(), (5.0, 60.0)) for node in cluster.names}
+        self._healed = dict.fromkeys(cluster.names, 0.0)
+        self.overtaken: set[tuple[str, float]] = set()
         self._persons = cluster.names[-2:]
         nodes = f"nodename={','.join(self._persons)}"
         cluster.sandbox.exec(["scontrol", "update", nodes, "state=drain", f"reason={PERSON}"], user="root")
@@ -68,7 +71,10 @@ class Soak:
                 if drained.get(node) != PERSON:
                     self.wrong.append(f"{node}: the administrator's drain became {drained.get(node)!r}")
             elif fault is None:
-                if node in drained:
+                # An order follows the run that saw the fault, by USED_S at most; the next run returns the node.
+                if node in drained and now - self._healed[node] <= USED_S + INTERVAL_S:
+                    self.overtaken.add((node, self._healed[node]))
+                elif node in drained:
                     self.wrong.append(f"{node}: drained without a fault: {drained[node]}")
             elif node in drained:
                 fault.found = fault.found or now
@@ -90,7 +96,7 @@ class Soak:
             self.faults.append(self._open[node])
         elif fault is not None and fault.went is None and now >= fault.goes:
             self.cluster.heal(node, "fan")
-            fault.went = time.time()
+            fault.went = self._healed[node] = time.time()
 
     @property
     def is_quiet(self) -> bool:
@@ -151,6 +157,7 @@ def main() -> int:
     for text, values in (("found after", found), ("returned after", back)):
         if values:
             print(f"{text}: {Summary.of(values).text(1)} s")
+    print(f"drains ordered just after the fault had gone: {len(soak.overtaken)}")
     print(f"false drains and touched administrator's drains: {len(soak.wrong)}")
     print("\n".join(dict.fromkeys(soak.wrong)))
     good = soak.faults and not (missed or late or soak.wrong) and len(back) == len(soak.faults)

@@ -192,9 +192,9 @@ def test_who_keeps_munged_silent(facts: MungeFacts, outcome: Outcome) -> None:
     [
         (MungeFacts(state="silent", taken=True, unnamed=1), Outcome.UNKNOWN),
         (MungeFacts(state="silent", holders={1234: 1}, unnamed=services.FLOOD), Outcome.UNKNOWN),
-        (MungeFacts(state="silent", told=False), Outcome.UNKNOWN),
+        (MungeFacts(state="silent", known=False), Outcome.UNKNOWN),
         (MungeFacts(state="silent", unnamed=1), Outcome.FAIL),  # it takes no connection: it has stopped
-        (MungeFacts(state="works", told=False), Outcome.PASS),
+        (MungeFacts(state="works", known=False), Outcome.PASS),
     ],
 )
 def test_owners_that_the_kernel_does_not_tell_convict_nobody(facts: MungeFacts, outcome: Outcome) -> None:

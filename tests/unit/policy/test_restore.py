@@ -17,7 +17,7 @@ from slurm_robust.policy.restore import (
     Holding,
     choose,
     failed_to_restore,
-    in_words,
+    format_source,
     retained,
     seal,
     spoils,
@@ -315,10 +315,10 @@ def test_what_speaks_against_a_checkpoint() -> None:
     assert not spoils([], lost=False, new_steps=False)
 
 
-def test_in_words() -> None:
-    assert in_words(1234, {"peer": 2, "memory": 14}) == "step 1234 from memory (14 parts), peer (2)"
-    assert in_words(7, {"peer": 1}) == "step 7 from peer (1 part)"
-    assert in_words(3, {"storage": 4}) == "step 3 from storage (4 parts)"
+def test_the_source_of_a_restore_as_text() -> None:
+    assert format_source(1234, {"peer": 2, "memory": 14}) == "step 1234 from memory (14 parts), peer (2)"
+    assert format_source(7, {"peer": 1}) == "step 7 from peer (1 part)"
+    assert format_source(3, {"storage": 4}) == "step 3 from storage (4 parts)"
 
 
 def test_nothing_after_the_newest_step_that_may_count_is_sealed() -> None:
