@@ -30,7 +30,7 @@ from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.nodes.hooks.hooked import Events
+from tests.unit.nodes.hooks.hook_node import Events
 from tests.users import as_another_user
 
 REASON = "srobust: gpu3 XID 79"

@@ -10,7 +10,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.nodes.gpus.facts import AMD, GpuError, GpuProcess, Use
 from slurm_robust.nodes.gpus.gather import gather_gpus, gather_use
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import plant
+from tests.unit.nodes.host_files import plant
 
 CONFIG = NodeConfig()
 FIRST, SECOND = "0000:0c:00.0", "0000:22:00.0"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.sandbox.gpus import Gpus
-from tests.unit.nodes.nvml import start
+from tests.unit.nodes.fake_nvml import start
 
 # Prints each event as it comes, for as long as standard input is open or half a minute.
 WATCHER = """

@@ -16,9 +16,9 @@ from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Recovery, T
 from slurm_robust.nodes.gpus.processes import process
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
-from tests.unit.nodes.gpus import FAIL, PER_GPU, judge
-from tests.unit.nodes.nvml import Reader, environment, start
-from tests.unit.nodes.trees import plant, view
+from tests.unit.nodes.fake_nvml import Reader, environment, start
+from tests.unit.nodes.host_files import plant, view
+from tests.unit.nodes.sample_gpus import FAIL, PER_GPU, judge
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from slurm_robust.nodes.gpus.facts import (
     Use,
 )
 from slurm_robust.nodes.gpus.leftovers import is_being_freed
-from tests.unit.nodes.gpus import (
+from tests.unit.nodes.host_files import NOW, view
+from tests.unit.nodes.sample_gpus import (
     BUSY,
     EIGHT,
     FAIL,
@@ -40,7 +41,6 @@ from tests.unit.nodes.gpus import (
     node,
     said,
 )
-from tests.unit.nodes.trees import NOW, view
 
 ONE_GPU = [
     ("lost", {}, {}, GOOD),

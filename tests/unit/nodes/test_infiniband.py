@@ -19,7 +19,7 @@ from slurm_robust.nodes.checks.infiniband import (
     judge_state,
 )
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
 UP = Port(state="ACTIVE", physical="LinkUp", rate_gb=400.0, layer="InfiniBand", card="MT_838", counters={})

@@ -11,7 +11,7 @@ from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks import memory
 from slurm_robust.nodes.checks.memory import Controller, MemoryFacts
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 
 CONFIG = NodeConfig()
 MEMINFO = """MemTotal:       2113548288 kB

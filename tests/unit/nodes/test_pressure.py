@@ -11,7 +11,7 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.checks import pressure
 from slurm_robust.nodes.checks.pressure import JobMemory, PressureFacts
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 
 CONFIG = NodeConfig()
 MIB = 2**20

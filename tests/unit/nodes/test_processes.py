@@ -19,7 +19,7 @@ from slurm_robust.nodes.checks import processes
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.host import Host
 from slurm_robust.util.isolate import call
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 from tests.waiting import wait_for
 
 CONFIG = NodeConfig()

@@ -21,7 +21,7 @@ from slurm_robust.nodes.checks import processes, services
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.checks.services import MungeFacts, gather_munge, judge_munge, judge_running
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 from tests.waiting import wait_for
 
 CONFIG = NodeConfig()

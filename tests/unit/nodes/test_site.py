@@ -16,7 +16,7 @@ from slurm_robust.nodes.check import AnyCheck, Context
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.site import checks
 from slurm_robust.util.isolate import call
-from tests.unit.nodes.trees import only, view
+from tests.unit.nodes.host_files import only, view
 from tests.waiting import wait_for
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN

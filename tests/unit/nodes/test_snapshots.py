@@ -12,8 +12,8 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts, gather, jobs_here, judge_stale
 from slurm_robust.nodes.host import Host
+from tests.unit.nodes.host_files import NOW, only, plant, view
 from tests.unit.nodes.test_processes import stat
-from tests.unit.nodes.trees import NOW, only, plant, view
 
 CONFIG = NodeConfig()
 UID = os.getuid()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import FINISHED, RESTORE, PaceHistory, Progress
-from tests.unit.analysis.progress.simulated import BEAT_S, LOOK_S, Rank, Training, steady, times
+from tests.unit.analysis.progress.simulated_training import BEAT_S, LOOK_S, Rank, Training, steady, times
 
 LATE_S = BEAT_S + LOOK_S
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Absent, Frame, ProcessKind, RankStacks
-from tests.unit.analysis.stacks.build import (
+from tests.unit.analysis.stacks.sample_stacks import (
     ALL_GATHER,
     ALL_REDUCE,
     BACKWARD,

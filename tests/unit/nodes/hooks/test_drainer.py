@@ -18,7 +18,7 @@ from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.nodes.hooks.hooked import Hooked, bad, good
+from tests.unit.nodes.hooks.hook_node import Hooked, bad, good
 
 
 class UnaskedSlurm:

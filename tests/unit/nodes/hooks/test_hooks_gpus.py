@@ -16,7 +16,7 @@ import pytest
 from slurm_robust.nodes.checks.gpu import GPU_USE
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.sandbox.gpus import Gpus
-from tests.unit.nodes.nvml import environment
+from tests.unit.nodes.fake_nvml import environment
 from tests.waiting import wait_for
 
 pytestmark = [

@@ -19,7 +19,7 @@ from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.nodes.hooks.hooked import Hooked, bad, good
+from tests.unit.nodes.hooks.hook_node import Hooked, bad, good
 
 # -- the turn -----------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from slurm_robust.model.job import CommandKind, InspectionSpec
 from slurm_robust.nodes.gpus.judging import CONFIRM_AFTER_S
 from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.wire.messages import Heartbeat, Phase
-from tests.unit.agent.harness import LocalJob, ScriptedController
-from tests.unit.nodes.nvml import environment
+from tests.unit.agent.local_job import LocalJob, ScriptedController
+from tests.unit.nodes.fake_nvml import environment
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from slurm_robust.model.job import InspectionSpec
 from slurm_robust.nodes.live.inspector import Inspector
 from slurm_robust.nodes.live.observation import Observation
 from slurm_robust.nodes.live.service import Inspection
-from tests.unit.agent.harness import is_alive
-from tests.unit.nodes.live.machine import XID, Machine
+from tests.unit.agent.local_job import is_alive
+from tests.unit.nodes.live.faulty_machine import XID, Machine
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from slurm_robust.model.findings import Suggestion
 from slurm_robust.nodes.check import Probe
 from slurm_robust.nodes.live.probes import KernelNews, ProbeRunner
 from slurm_robust.util.isolate import call
-from tests.unit.nodes.live.machine import XID, Machine
+from tests.unit.nodes.live.faulty_machine import XID, Machine
 
 
 @pytest.fixture
