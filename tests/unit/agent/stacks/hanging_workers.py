@@ -27,7 +27,7 @@ from slurm_robust.worker.step_record import StepRecord
 from tests.users import NOBODY, run_as
 from tests.waiting import wait_for
 
-TRAINING = Path(__file__).with_name("training.py")
+TRAINING = Path(__file__).with_name("hanging_training.py")
 ROOT = Path(__file__).resolve().parents[4]
 # All that root may do by capabilities, and every other user may not.
 WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
