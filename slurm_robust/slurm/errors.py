@@ -42,6 +42,7 @@ class SlurmError(SrobustError):
 class NotInAllocation(SlurmError):
     """The environment is not that of a Slurm job."""
 
+    exit_code = ExitCode.ALLOCATION
     fix = "submit the job with sbatch, or start a shell in an allocation with salloc"
 
 
