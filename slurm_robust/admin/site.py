@@ -25,12 +25,16 @@ CONFIGLESS = "/run/slurm/conf/slurm.conf"
 
 
 class Site:
-    """This machine. ``tree``, ``live``, ``slurm`` and ``node_command`` are others in tests only."""
+    """This machine. ``config``: in place of what the files say, without which they must be right.
+
+    ``tree``, ``live``, ``slurm`` and ``node_command`` are others in tests only.
+    """
 
     def __init__(
         self,
         slurm_conf: str = "",
         *,
+        config: NodeConfig | None = None,
         tree: Tree | None = None,
         live: LiveConfiguration | None = None,
         slurm: SlurmClient | None = None,
@@ -47,7 +51,7 @@ class Site:
             self.program += (sys.executable,)
             self.modules = module_folders()
         file = self.tree.path(items.CONFIG)
-        self.config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
+        self.config = config or (nodefile.load(file) if nodefile.files(file) else NodeConfig())
         environ = slurm_environment(self.config, os.environ.get)
         self.main = slurm_conf or environ.get("SLURM_CONF", "") or self._usual()
         environ |= {"SLURM_CONF": self.main} if self.main else {}

@@ -15,6 +15,7 @@ from slurm_robust import __version__
 from slurm_robust.admin import items
 from slurm_robust.admin.files import FileAction, Tree
 from slurm_robust.admin.site import Site, is_packaged
+from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks.allocation import log_file
@@ -44,9 +45,14 @@ class Point(Record):
 
 
 def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
-    """0: all is good. 1: something is not, and is printed. Raises ``InvalidSettings``."""
-    site = site or Site(slurm_conf)
-    points = [Point(good=True, what=f"configuration: good, drain.mode is {site.config.drain.mode}")]
+    """0: all is good. 1: something is not, and is printed."""
+    try:
+        site = site or Site(slurm_conf)
+        points = [Point(good=True, what=f"configuration: good, drain.mode is {site.config.drain.mode}")]
+    except InvalidSettings as error:
+        site = Site(slurm_conf, config=NodeConfig())
+        why = "hooks run with the defaults, which only observe"
+        points = [Point(good=False, what=problem, why=why, fix=error.fix) for problem in error.problems]
     known = (*CHECKS, *checks(site.config, Host(site.tree.root)))
     points += rule_points(site.config, [check.name for check in known])
     points += file_points(site)

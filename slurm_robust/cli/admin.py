@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import add_command, add_group
+from slurm_robust.cli.parsing import add_command, add_group, number
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
@@ -73,7 +73,7 @@ def _register_diagnose(commands: Commands) -> None:
         "diagnose",
         _diagnose,
         "test the nodes of this allocation, or this node, and name those that fail",
-        epilog="Exit codes: 0 all passed, 1 something failed, 2 no such node or test, 3 something unknown.",
+        epilog="Exit codes: 0 all passed, 1 something failed, 3 something unknown.",
         json=True,
     )
     parser.add_argument("--nodes", metavar="LIST", default="", help="only these, as a hostlist")
@@ -85,7 +85,7 @@ def _register_diagnose(commands: Commands) -> None:
     parser.add_argument(
         "--budget",
         metavar="S",
-        type=float,
+        type=number(above=True),
         default=300.0,
         help="seconds for all tests together (default: %(default)g)",
     )
@@ -109,7 +109,9 @@ def _register_nodes(commands: Commands) -> None:
     parser = add_command(commands, "nodes", _nodes, text, json=True)
     _add_nodes(parser)
     parser.add_argument("--lemons", action="store_true", help="score every node by its failures")
-    parser.add_argument("--days", type=float, default=28.0, help="days to look back (default: %(default)g)")
+    parser.add_argument(
+        "--days", type=number(above=True), default=28.0, help="days to look back (default: %(default)g)"
+    )
     parser.add_argument(
         "--log",
         metavar="FILE",

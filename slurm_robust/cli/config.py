@@ -45,18 +45,25 @@ def _check(args: argparse.Namespace) -> int:
 
 def _check_file(path: Path) -> str:
     """Return how much the file sets. Raises InvalidSettings, PreflightError."""
+    from slurm_robust.config import nodefile
+    from slurm_robust.config.errors import Problem
     from slurm_robust.config.job import JobConfig
     from slurm_robust.config.node import NodeConfig
-    from slurm_robust.config.reader import Layers, schema_keys
+    from slurm_robust.config.reader import Layers, read_file, schema_keys
     from slurm_robust.controller.preflight import check_log_rules
 
-    if path.is_file() and is_node_file(path.read_bytes()):
+    content = read_file(path)
+    if is_node_file(content):
         node = Layers(NodeConfig)
-        node.add_file(path)
+        node.add_yaml(content, str(path))
+        refusal = nodefile.refusal(path.absolute())
+        if refusal and nodefile.is_usual(path.absolute()):
+            node.problems.append(Problem(refusal))
         node.build()
-        return f"{len(node.values)} sections of a node's configuration"
+        text = f"{len(node.values)} sections of a node's configuration"
+        return f"{text}, but hooks would refuse the file as it is here: {refusal}" if refusal else text
     job = Layers(JobConfig)
-    job.add_file(path)
+    job.add_yaml(content, str(path))
     check_log_rules(job.build(), Path.cwd())
     count = sum(tuple(name.split(".")) in job.places for name in schema_keys(JobConfig))
     return f"{count} keys"

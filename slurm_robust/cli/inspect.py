@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import UsageError, add_command
+from slurm_robust.cli.parsing import UsageError, add_command, whole_number
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
@@ -57,7 +57,9 @@ def _register_logs(commands: Commands) -> None:
     parser.add_argument(
         "--rank", metavar="R", type=_number_or_all, default=0, help="the rank, or 'all' (default: 0)"
     )
-    parser.add_argument("--gen", metavar="G", type=int, help="the generation (default: the newest)")
+    parser.add_argument(
+        "--gen", metavar="G", type=whole_number(), help="the generation (default: the newest)"
+    )
     parser.add_argument("--err", action="store_true", help="standard error instead of standard output")
     parser.add_argument(
         "-n",
@@ -72,9 +74,10 @@ def _register_logs(commands: Commands) -> None:
 def _number_or_all(text: str) -> int | None:
     if text == "all":
         return None
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 0 nor 'all'")
-    return int(text)
+    try:
+        return whole_number()(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 0 nor 'all'") from error
 
 
 def _logs(args: argparse.Namespace) -> int:
@@ -97,23 +100,17 @@ def _logs(args: argparse.Namespace) -> int:
 def _register_incidents(commands: Commands) -> None:
     text = "list what went wrong with a job, what was blamed and what was done"
     every = add_command(commands, "incidents", _incidents, text, of_job=True, json=True)
-    every.add_argument("--last", metavar="N", type=_positive, help="only the newest N")
+    every.add_argument("--last", metavar="N", type=whole_number(1), help="only the newest N")
 
     text = "report on one incident of a job: the timeline and the evidence"
     one = add_command(commands, "incident", _incident, text, of_job=True, json=True)
     one.add_argument(
-        "number", metavar="N", type=_positive, help="its number, as 'srobust incidents' shows it"
+        "number", metavar="N", type=whole_number(1), help="its number, as 'srobust incidents' shows it"
     )
     one.add_argument("--logs", action="store_true", help="also the last lines of the ranks' output")
     one.add_argument(
         "--stacks", action="store_true", help="also the stacks in full, of one rank of each group"
     )
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
 
 
 def _incidents(args: argparse.Namespace) -> int:
@@ -148,7 +145,7 @@ def _register_stacks(commands: Commands) -> None:
     parser.add_argument(
         "--rank",
         metavar="R",
-        type=int,
+        type=whole_number(),
         action="append",
         default=[],
         help="also the full stacks of this rank; may be repeated",
@@ -172,7 +169,9 @@ def _register_drill(commands: Commands) -> None:
     parser.add_argument(
         "fault", choices=("kill-rank", "stop-rank"), help="SIGKILL; or SIGSTOP, so that the worker hangs"
     )
-    parser.add_argument("--rank", metavar="R", type=int, default=0, help="its global rank (default: 0)")
+    parser.add_argument(
+        "--rank", metavar="R", type=whole_number(), default=0, help="its global rank (default: 0)"
+    )
 
 
 def _drill(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
     # What add_subparsers() returns has only a private name, and is generic only for type checkers.
     Commands = argparse._SubParsersAction[Any]
+
+
+_MOST = 1e9
+"""No option takes more; dates do not reach further."""
 
 
 class UsageError(SrobustError):
@@ -36,6 +41,34 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(message, fix=f"see {self.prog} --help")
+
+
+def number(least: float = 0, *, above: bool = False) -> Callable[[str], float]:
+    """The type of an option that takes a finite number of seconds or days, from ``least`` or above it."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (value > least if above else value >= least) or value > _MOST:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a number {'above' if above else 'from'} {least:g}"
+            )
+        return value
+
+    return parse
+
+
+def whole_number(least: int = 0) -> Callable[[str], int]:
+    """The type of an option that takes an integer from ``least``."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= _MOST):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least}")
+        return int(text)
+
+    return parse
 
 
 Handler = Callable[[argparse.Namespace], int]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import Handler, UsageError, add_command, add_group
+from slurm_robust.cli.parsing import Handler, UsageError, add_command, add_group, whole_number
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox.config import SandboxConfig
 
@@ -164,7 +164,9 @@ def _register_views(commands: Commands) -> None:
     add_command(commands, "list", _list, "show the sandboxes of this machine")
     logs = _add(commands, "logs", _logs, "print a daemon's log")
     logs.add_argument("daemon", metavar="DAEMON", help="slurmctld, slurmdbd, mariadbd, init, slurmd-n3 ...")
-    logs.add_argument("-n", "--lines", metavar="N", type=int, default=0, help="only the last N lines")
+    logs.add_argument(
+        "-n", "--lines", metavar="N", type=whole_number(), default=0, help="only the last N lines"
+    )
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -252,13 +254,19 @@ def _register_fault(commands: Commands) -> None:
         fault.add_argument("node", metavar="NODE", help="n1..nN")
         if name == "fill-disk":
             fault.add_argument("--path", default="/tmp", help="/tmp or /dev/shm (default: %(default)s)")
-            fault.add_argument("--mb", type=int, metavar="N", help="MiB to write (default: all that is left)")
+            fault.add_argument(
+                "--mb", type=whole_number(1), metavar="N", help="MiB to write (default: all that is left)"
+            )
     for name, text in HEAD_FAULTS.items():
         _add(faults, name, _fault, text)
     for name, text in RANK_FAULTS.items():
         fault = _add(faults, name, _fault, text)
-        fault.add_argument("--job", dest="job_id", metavar="JOB", type=int, required=True, help="job id")
-        fault.add_argument("--rank", metavar="R", type=int, required=True, help="global rank of the worker")
+        fault.add_argument(
+            "--job", dest="job_id", metavar="JOB", type=whole_number(1), required=True, help="job id"
+        )
+        fault.add_argument(
+            "--rank", metavar="R", type=whole_number(), required=True, help="global rank of the worker"
+        )
 
 
 def _fault(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ import yaml
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.reader import Layers, Place, schema_keys, types_of
+from slurm_robust.util.files import is_there
 
 SITE_FILE = Path("/etc/slurm-robust/job.yaml")
 
@@ -39,12 +40,9 @@ def collect(file: Path | None, environ: Mapping[str, str], options: Layers[JobCo
 def _site_file() -> Path | None:
     """The site's file; None only if there is none. Whoever reads one that cannot be read says so."""
     try:
-        SITE_FILE.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        return SITE_FILE if is_there(SITE_FILE) else None
     except OSError:
-        pass
-    return SITE_FILE
+        return SITE_FILE
 
 
 def from_environment(environ: Mapping[str, str]) -> Layers[JobConfig]:

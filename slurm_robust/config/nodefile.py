@@ -10,18 +10,16 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from slurm_robust.config.errors import InvalidSettings, Problem
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.record import Record
-
-if TYPE_CHECKING:
-    from slurm_robust.config.reader import Layers
+from slurm_robust.util.files import is_there, names_in, read_regular
+from slurm_robust.util.trust import distrust
 
 FILE = Path("/etc/slurm-robust/config.yaml")
 DROP_INS = "conf.d"
@@ -50,14 +48,14 @@ def load(path: Path = FILE, compiled: Path | None = None) -> NodeConfig:
     """Return the configuration of the files, the defaults if the usual files do not exist.
 
     ``compiled`` is the path of the compiled copy; None: the usual path for the usual file, none for others.
-    Root accepts the usual file only if nobody else may write to it, because it names commands that root runs.
+    Root accepts the usual files only if nobody else can change them: they name commands that root runs.
     Raises :class:`InvalidSettings`.
     """
     known = load_compiled(path, compiled)
     if known is not None:
         return known
     sources, identities, compiled = _find(path, compiled)
-    return _read(sources, identities, compiled, strict=path == FILE)
+    return _read(sources, identities, compiled, strict=_is_strict(path))
 
 
 def load_compiled(path: Path = FILE, compiled: Path | None = None) -> NodeConfig | None:
@@ -68,6 +66,8 @@ def load_compiled(path: Path = FILE, compiled: Path | None = None) -> NodeConfig
     sources, identities, compiled = _find(path, compiled)
     if not sources:
         return NodeConfig()
+    if _is_strict(path) and any(map(refusal, sources)):
+        return None  # reading the files gives the reasons
     values = _read_compiled(compiled, identities) if compiled else None
     try:
         return None if values is None else msgspec.convert(values, NodeConfig)
@@ -80,12 +80,10 @@ def files(path: Path = FILE) -> tuple[Path, ...]:
     folder = path.parent / DROP_INS
     found: list[Path] = []
     try:
-        # Not by exists(), which takes a folder that cannot be read for an empty one since Python 3.14.
-        with suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()
+        if is_there(path):
             found.append(path)
-        with suppress(FileNotFoundError, NotADirectoryError):
-            names = (name for name in sorted(os.listdir(folder)) if name.endswith(".yaml"))
+        if is_there(folder):
+            names = (name for name in sorted(names_in(folder)) if name.endswith(".yaml"))
             found += (folder / name for name in names if not name.startswith("."))
     except OSError as error:
         raise _unreadable(error) from error
@@ -106,25 +104,26 @@ def _find(path: Path, compiled: Path | None) -> tuple[tuple[Path, ...], tuple[_I
 
 def _identity(path: Path) -> _Identity:
     found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(0, "it is not a regular file", str(path))  # a pipe would be waited for
     return _Identity(path=str(path), mtime_ns=found.st_mtime_ns, size=found.st_size, inode=found.st_ino)
 
 
 def _read(
     sources: tuple[Path, ...], identities: tuple[_Identity, ...], compiled: Path | None, *, strict: bool
 ) -> NodeConfig:
-    layers = _layers()
+    # Imported here: hooks need neither yaml nor the reader if the compiled copy is good.
+    from slurm_robust.config.reader import MOST_BYTES, Layers
+
+    layers = Layers(NodeConfig)
     mode = 0o644
     for source in sources:
         try:
             found = source.stat()
-            text = source.read_bytes()
+            text = read_regular(source, MOST_BYTES)
         except OSError as error:
             raise _unreadable(error) from error
         mode &= found.st_mode
-        if strict and os.geteuid() == 0:
-            layers.problems += map(Problem, open_to_others(source, found))
+        if strict and (why := refusal(source)):
+            layers.problems.append(Problem(why))
         layers.add_yaml(text, str(source))
     config = layers.build()
     if compiled and os.geteuid() == 0:
@@ -132,22 +131,20 @@ def _read(
     return config
 
 
-def _layers() -> Layers[NodeConfig]:
-    # Imported here: hooks need neither yaml nor the reader if the compiled copy is good.
-    from slurm_robust.config.reader import Layers
-
-    return Layers(NodeConfig)
+def is_usual(path: Path) -> bool:
+    """Return whether the hooks read this file."""
+    return path == FILE or path.parent == FILE.parent / DROP_INS
 
 
-def open_to_others(path: Path, found: os.stat_result) -> list[str]:
-    """Return why root must not take commands from this file; empty if it may."""
-    if found.st_uid != 0:
-        why, fix = f"belongs to uid {found.st_uid}", f"chown root {path}"
-    elif found.st_mode & 0o022:
-        why, fix = "others may write to it", f"chmod go-w {path}"
-    else:
-        return []
-    return [f"{path}: {why}, and it names commands that root runs\n  fix: {fix}"]
+def refusal(path: Path) -> str:
+    """Return why root must not take commands from this file, with the fix; "" if it may."""
+    why = distrust(str(path))
+    fix = "chown root and chmod go-w what is named"
+    return why and f"{path}: {why}, and the file names commands that root runs\n  fix: {fix}"
+
+
+def _is_strict(path: Path) -> bool:
+    return path == FILE and os.geteuid() == 0
 
 
 def _read_compiled(path: Path, identities: tuple[_Identity, ...]) -> dict[str, Any] | None:
@@ -188,4 +185,7 @@ def _write_compiled(path: Path, identities: tuple[_Identity, ...], values: dict[
 
 def _unreadable(error: OSError) -> InvalidSettings:
     reason = error.strerror or str(error)
-    return InvalidSettings((f"{error.filename} cannot be read: {reason}",), fix="check its owner and mode")
+    fix = "check its owner and mode"
+    if not isinstance(error, PermissionError):
+        fix = "make it a plain file of YAML; what a link leads to must be there, and mounted"
+    return InvalidSettings((f"{error.filename} cannot be read: {reason}",), fix=fix)

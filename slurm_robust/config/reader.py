@@ -21,9 +21,16 @@ import yaml
 from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
 from slurm_robust.config.section import Contradiction, Section
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.util.files import read_regular
 from slurm_robust.util.text import one_line
 
 Key = tuple[str, ...]
+
+MOST_BYTES = 128 << 10
+"""Bytes allowed in one file: a hook, which waits for 4 s, reads as many in less."""
+
+MOST_LEVELS = 30
+"""Mappings and lists allowed in each other. Those that are not closed make PyYAML slow."""
 
 MOST_VALUES = 10_000
 """Values allowed in one file. Aliases of aliases turn a few lines into billions."""
@@ -57,6 +64,8 @@ class Document:
         """Return the value of a node. Keys are taken as they are written: ``on`` is not a boolean there."""
         if len(self.places) > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES} values; do not nest anchors (&) and aliases (*)")
+        if len(key) > MOST_LEVELS:  # an alias within what it stands for
+            raise ValueError("it is nested too deeply")
         self.places.setdefault(key, self._place(node))
         if isinstance(node, yaml.ScalarNode):
             try:
@@ -91,6 +100,30 @@ class Document:
         return Place(f"{self.name}, line {node.start_mark.line + 1}")
 
 
+class _Loader(yaml.SafeLoader):
+    """Not libyaml's loader: deep nesting overflows its stack."""
+
+    levels = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose a node, unless there are too many around it."""
+        self.levels += 1
+        if self.levels > MOST_LEVELS:
+            raise ValueError("it is nested too deeply")
+        node = super().compose_node(parent, index)
+        self.levels -= 1
+        return node
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a YAML file. Raises ConfigError."""
+    try:
+        return read_regular(path, MOST_BYTES)
+    except OSError as error:
+        text = f"configuration file {path} cannot be read: {error.strerror or error}"
+        raise ConfigError(text, fix="name a YAML file that you may read", code=ExitCode.NO_INPUT) from error
+
+
 def parse(text: bytes, name: str, key: Key = ()) -> Document:
     """Read one YAML document. Raises ConfigError if it is not valid YAML.
 
@@ -99,18 +132,15 @@ def parse(text: bytes, name: str, key: Key = ()) -> Document:
     document = Document(name)
     loader: yaml.SafeLoader | None = None
     try:
-        # Not libyaml's loader: deep nesting overflows its stack.
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         root = loader.get_single_node()
         if root is not None:  # only comments
             document.value = document.add(loader, root, key)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
         parts = [getattr(error, part, None) for part in ("context", "problem", "reason")]
         reason = ": ".join(str(part) for part in parts if part) or str(error)
-        if isinstance(error, RecursionError):
-            reason = "it is nested too deeply"
         fix = "check indentation and quotes there, and that the file is UTF-8"
         raise ConfigError(f"{place}: not valid YAML: {reason}", fix=fix) from error
     finally:
@@ -355,11 +385,9 @@ class Layers(Generic[S]):
     def add_file(self, path: Path) -> None:
         """Add a YAML file above what is there."""
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            text = f"configuration file {path} cannot be read: {error.strerror or error}"
-            fix = "name a YAML file that you may read"
-            self.problems.append(Problem(f"{text}\n  fix: {fix}", ExitCode.NO_INPUT))
+            content = read_file(path)
+        except ConfigError as error:
+            self.problems.append(Problem.of(error))
             self.whole = False
         else:
             self.add_yaml(content, str(path))

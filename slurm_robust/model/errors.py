@@ -48,6 +48,9 @@ class ExitCode(IntEnum):
     OTHER_CONTROLLER = 76
     """Another live controller holds the job (EX_PROTOCOL)."""
 
+    REFUSED = 77
+    """Slurm or this machine does not do it: a right, a program or a resource is lacking (EX_NOPERM)."""
+
     CONFIG = 78
     """A configuration file or value is wrong (EX_CONFIG)."""
 
@@ -67,7 +70,7 @@ class SrobustError(Exception):
     A class has the ``exit_code`` and the ``fix`` of most of its errors; one error may have its own.
     """
 
-    exit_code: int = 1
+    exit_code: int = ExitCode.REFUSED
     """Exit code of ``srobust`` when nothing handles the error."""
 
     fix: str = ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -167,7 +169,13 @@ def _text(name: str) -> str:
     if name == STDIN:
         return bounded(sys.stdin.buffer)
     try:
-        with open(name, "rb") as file:
+        # A named pipe that nobody writes is not waited for; one of a shell's <(command) is read to its end.
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            mode = os.fstat(descriptor).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe")
+            os.set_blocking(descriptor, True)
             return bounded(file)
     except OSError as error:
         raise NoLog(

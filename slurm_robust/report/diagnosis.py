@@ -17,7 +17,7 @@ from rich.text import Text
 from slurm_robust.diagnostics.places import HerePlace, Place, SlurmPlace, gpus_here
 from slurm_robust.diagnostics.plan import BY_NAME, PROGRAMS
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
-from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.report.console import STYLES, show
@@ -32,14 +32,13 @@ class Code(IntEnum):
 
     PASSED = 0
     FAILED = 1
-    USAGE = 2
     UNKNOWN = 3
 
 
 class WrongArgument(SrobustError):
-    """There is no such test, node or time."""
+    """There is no such test, node or folder."""
 
-    exit_code = Code.USAGE
+    exit_code = ExitCode.USAGE
 
 
 def main(
@@ -48,9 +47,11 @@ def main(
     """Run the tests and print what they found. Raises :class:`WrongArgument`, ``SlurmError``."""
     if strange := [test for test in tests if test not in BY_NAME]:
         raise WrongArgument(f"there is no test {', '.join(strange)}", fix=f"use some of {', '.join(BY_NAME)}")
-    if budget_s <= 0:
-        raise WrongArgument(f"--budget {budget_s:g} is not a time", fix="give a number of seconds above 0")
     place, names = _place(os.environ, nodes)
+    if storage and len(names) == 1 and not os.path.isdir(storage):
+        # Several nodes are compared: what none of them has is no node's fault.
+        fix = "name a folder that is there, on this host too"
+        raise WrongArgument(f"--storage {storage}: there is no such folder", fix=fix, code=ExitCode.NO_INPUT)
     # When Slurm or a shell ends this process, the steps must end as with Ctrl-C: they would outlive it.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -118,7 +119,9 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
         here = socket.gethostname().partition(".")[0]
         if wanted and wanted != here:
             raise WrongArgument(
-                "outside a job only this node can be tested", fix="use it inside sbatch or salloc"
+                "outside a job only this node can be tested",
+                fix="use it inside sbatch or salloc",
+                code=ExitCode.ALLOCATION,
             )
         return HerePlace((here,), gpus_here()), (here,)
     slurm = CliSlurmClient()

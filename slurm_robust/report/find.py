@@ -43,6 +43,8 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     looked up in ``root``, else in ``srobust-jobs`` here; only if that has none, Slurm is asked for the
     folder from which the job was submitted. Raises :class:`NoSuchJob` naming the places.
     """
+    if not name:
+        raise NoSuchJob("JOB is empty", fix="give a job's id, or its folder", code=ExitCode.USAGE)
     number = _ID.fullmatch(name)
     if number is None:
         if _LOOKS_LIKE_ID.fullmatch(name) and not Path(name).exists():

@@ -60,6 +60,8 @@ class NotThere(SandboxError):
 class BootFailed(SandboxError):
     """A daemon or node did not come up; the message holds the end of its log."""
 
+    exit_code = ExitCode.SLURM
+
 
 class FaultRefused(SandboxError):
     """A fault that cannot be injected as it was asked for."""

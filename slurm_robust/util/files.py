@@ -6,7 +6,9 @@ also survives a power cut from then on: it is fsynced before it is renamed, and 
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +58,33 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The content of a regular file of ``most`` bytes at most; of nothing else. Raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 10} KiB", str(path))
+    return content
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything is there. Raises ``OSError`` for a link that leads nowhere, also on the way."""
+    try:
+        # Not by exists(), which takes a folder that cannot be read for an empty one since Python 3.14.
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        first = next(place for place in (path, *path.parents) if os.path.lexists(place))
+        if first.is_symlink() and not first.exists():
+            raise OSError(
+                error.errno, f"it is a link to {os.readlink(first)}, which is not there", str(first)
+            ) from error
+        return False
+    return True
 
 
 def names_in(folder: Path) -> list[str]:

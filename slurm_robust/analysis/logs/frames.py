@@ -10,6 +10,12 @@ from slurm_robust.analysis.logs.text import Line
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d+)')
 # Code that was installed, the interpreter's own, and what has no file.
 _FOREIGN = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python\d|^<(?!stdin|string)|/opt/conda/lib/")
+# A frame below which Python quotes the source, behind a label of a rank, a time or the margin of a group.
+_QUOTING = re.compile(r'(.*?)(?<! )( *)File "[^"\n]{1,400}", line \d+(?:, in .*)?$')
+# Numbers of a label that change from line to line: times, and what counts lines.
+_CHANGING = re.compile(r"\d+(?:[-:/.,T ]\d+)+|\d{5,}")
+_QUOTED = 10
+"""So many lines of others may stand between a frame and the source quoted below it."""
 _SPAN = 400
 """Maximum number of lines of a traceback."""
 
@@ -24,7 +30,7 @@ _PRINTED = (
 )
 
 # An exception's own line, which is not indented: behind what srun or torchrun put in front of every line.
-_LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?)?[\w.]+(?::|$)")
+_LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?)?[\w.<>]+(?::|$)")
 
 
 def place(lines: Sequence[Line], at: int) -> str:
@@ -39,6 +45,35 @@ def place(lines: Sequence[Line], at: int) -> str:
         return ""
     file, number = (own or frames)[-1]
     return f"{file.rpartition('/')[2]}:{number}"
+
+
+def without_source(lines: Sequence[Line]) -> list[Line]:
+    """The lines, empty where a traceback quotes the user's source or marks a place in it.
+
+    Source is no evidence: it may be a comment, or a message that is never raised. Lines of others may stand
+    between a frame and its source; the exception's own line ends a traceback.
+    """
+    opened: dict[
+        str, tuple[int, int]
+    ] = {}  # by label: the frame's indentation, and the last line that counts
+    kept = list(lines)
+    for at, line in enumerate(lines):
+        if frame := _QUOTING.match(line.text) if 'File "' in line.text else None:
+            opened[_CHANGING.sub("0", frame[1])] = len(frame[2]), at
+        elif opened:
+            text = _CHANGING.sub("0", line.text)
+            for label, (indent, last) in [*opened.items()]:
+                rest = text.removeprefix(label)
+                if at - last > _QUOTED:
+                    del opened[label]
+                elif not text.startswith(label):
+                    continue
+                elif rest.startswith(" " * (indent + 1)):
+                    kept[at] = line._replace(text="")
+                    opened[label] = indent, at
+                elif _LAST.match(rest.lstrip(" ")):
+                    del opened[label]
+    return kept
 
 
 def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:

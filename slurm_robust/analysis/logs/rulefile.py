@@ -13,8 +13,9 @@ import yaml
 
 from slurm_robust.analysis.logs.rule import Rule, RuleSet, SiteRule
 from slurm_robust.config.errors import InvalidSettings
-from slurm_robust.config.reader import Layers
+from slurm_robust.config.reader import MOST_BYTES, Layers
 from slurm_robust.config.section import Contradiction, Section
+from slurm_robust.util.files import read_regular
 
 # libyaml is ten times as fast, and a job waits for this once.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -69,7 +70,7 @@ def with_site_rules(paths: Iterable[Path]) -> RuleSet:
 def _read(path: Path) -> tuple[SiteRule, ...]:
     layers = Layers(RuleFile)
     try:
-        layers.add_yaml(path.read_bytes(), str(path), root="rules")
+        layers.add_yaml(read_regular(path, MOST_BYTES), str(path), root="rules")
         return layers.build().rules
     except OSError as error:
         reason = f"{path}: the rules cannot be read: {error.strerror}"

@@ -56,7 +56,8 @@ def classify(text: str, stream: str = "program", rules: RuleSet | None = None) -
 def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Reading:
     """As :func:`classify`, together with what decided."""
     lines = lines_of(text)
-    found = sightings(lines, rules or shipped(), stream)
+    evidence = frames.without_source(lines)
+    found = sightings(evidence, rules or shipped(), stream)
     if not found.decided:
         return Reading(verdict=HEALTHY if found.is_well else UNKNOWN, context=found.trouble)
     first = found.decided[0]
@@ -69,7 +70,7 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
             symptoms=_symptoms(found.decided),
             line=first.line.text.strip(),
             rule=rule.name,
-            place=frames.place(lines, first.at) if stream == "program" else "",
+            place=frames.place(evidence, first.at) if stream == "program" else "",
         ),
         number=first.line.number,
         context=tuple(lines[max(0, first.at - _AROUND) : first.at + _AROUND + 1]),

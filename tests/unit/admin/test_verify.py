@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,23 @@ def test_a_periodic_check_ends_before_slurm_kills_it(
     assert [point.what for point in points if not point.good and "HealthCheckTimeout" in point.what] == bad
     by_systemd = verify.cluster_points(live, config, timer=True)
     assert not [point for point in by_systemd if "HealthCheckTimeout" in point.what]
+
+
+def test_a_configuration_that_hooks_refuse_hides_none_of_the_other_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cluster: FakeCluster
+) -> None:
+    file = tmp_path / "etc/slurm-robust/config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("drian: {}\ngpu: {count: x}\n")
+    here = partial(Site, tree=Tree(tmp_path), slurm=FakeSlurm(cluster), node_command="/bin/true")
+    monkeypatch.setattr(verify, "Site", here)
+    monkeypatch.setenv("PATH", "")  # no scontrol
+    assert verify.main() == 1
+    said = capsys.readouterr().out
+    assert said.count("why: hooks run with the defaults, which only observe") == 2
+    assert "unknown key drian" in said
+    assert "not installed on this node" in said
+    assert "BAD   Slurm:" in said
 
 
 def test_the_hooks_beside_slurmctld_can_write_their_events(tmp_path: Path) -> None:

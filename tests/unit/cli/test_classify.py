@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,19 @@ def test_lines_left_out_of_a_huge_log_are_still_counted() -> None:
     assert text.count("\n") == lines
     assert text.endswith(OOM)
     assert len(text) < 5 * lines
+
+
+def test_a_device_is_refused_and_a_pipe_without_a_writer_is_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["classify", "/dev/zero"]) == ExitCode.NO_INPUT
+    assert "neither a regular file nor a pipe" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["classify", str(tmp_path / "pipe")]) == 0
+    assert "the log is empty" in capsys.readouterr().out
+    read, write = os.pipe()
+    os.write(write, b"torch.OutOfMemoryError: CUDA out of memory.\n")
+    os.close(write)
+    assert main(["classify", f"/dev/fd/{read}"]) == 0
+    os.close(read)
+    assert "gpu_oom" in capsys.readouterr().out

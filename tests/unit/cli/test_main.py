@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,8 @@ import pytest
 from slurm_robust.cli import main as cli
 from slurm_robust.cli import run
 from slurm_robust.cli.main import main, make_parser
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.slurm.errors import NotInAllocation
 
 FROZEN = Path(__file__).with_name("options.txt")
 
@@ -62,6 +65,25 @@ def test_the_version_as_everybody_asks_for_it(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == asked
 
 
+def test_an_error_has_no_code_of_a_verdict() -> None:
+    """1 and 2 say that something was found; only checks, like plugins of Nagios, end with 3 in an error."""
+    units = ("admin", "cli", "config", "controller", "model", "report", "sandbox", "slurm")
+    for unit in units:
+        package = importlib.import_module(f"slurm_robust.{unit}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    kinds: list[type[SrobustError]] = [SrobustError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    known = [kind for kind in kinds if kind.__module__.split(".")[1] in units]
+    assert {kind.__name__ for kind in known if kind.exit_code not in {*ExitCode}} == {
+        "NoSuchCheck",
+        "CannotRecord",
+    }
+    assert NotInAllocation.exit_code == ExitCode.ALLOCATION
+
+
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
     heavy = ("torch", "rich", "yaml", "zmq", "psutil", "ClusterShell", "numpy")
     code = "import sys, slurm_robust.cli.main as m; m.make_parser(); print(*sys.modules)"
@@ -92,6 +114,13 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["replay"], ExitCode.USAGE, "usage: srobust replay"),
         (["replay", "--", "x"], ExitCode.USAGE, "only a Python script or module can be replayed"),
         (["config", "check", "/nowhere/job.yaml"], ExitCode.NO_INPUT, "cannot be read"),
+        (["status", ""], ExitCode.USAGE, "JOB is empty"),
+        *(
+            (["nodes", "--days", days], ExitCode.USAGE, f"'{days}' is not a number above 0")
+            for days in ("nan", "inf", "-1", "0", "1e300")
+        ),
+        (["logs", "7", "--gen", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
+        (["drill", "7", "kill-rank", "--rank", "²"], ExitCode.USAGE, "'²' is not a number from 0"),
         (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),
         (["status", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
     ],

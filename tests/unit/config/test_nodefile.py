@@ -262,12 +262,90 @@ def test_the_copy_is_as_private_as_the_files(site: Site) -> None:
     assert site.compiled.stat().st_mode & 0o777 == 0o600
 
 
-def test_root_takes_no_commands_from_a_file_that_others_write(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("")
-    for mode, uid, good in ((0o644, 0, True), (0o664, 0, False), (0o646, 0, False), (0o600, 1000, False)):
-        found = os.stat_result((mode, 0, 0, 1, uid, 0, 0, 0, 0, 0))
-        assert (nodefile.open_to_others(path, found) == []) == good
+@pytest.fixture
+def usual(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The site at the paths that hooks read, with a compiled copy."""
+    monkeypatch.setattr(nodefile, "FILE", site.main)
+    monkeypatch.setattr(nodefile, "COMPILED", site.compiled)
+    site.write("gpu: {count: 8}\n")
+    site.write("gpu: {count: 6}\n", "conf.d/10.yaml")
+    assert load(site.main).gpu.count == 6
+    assert site.compiled.exists()
+    return site
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    ("name", "mode", "uid"),
+    [
+        ("config.yaml", 0o666, 0),
+        ("config.yaml", 0o600, 1000),
+        ("conf.d/10.yaml", 0o646, 0),
+        ("conf.d", 0o777, 0),
+        (".", 0o777, 0),
+        (".", 0o755, 1000),
+    ],
+)
+def test_root_takes_no_commands_from_files_that_others_could_change(
+    usual: Site, capsys: pytest.CaptureFixture[str], name: str, mode: int, uid: int
+) -> None:
+    path = usual.main.parent / name
+    os.chown(path, uid, 0)
+    path.chmod(mode)
+    with pytest.raises(InvalidSettings, match=f"{path}.* and the file names commands that root runs"):
+        load(usual.main)
+    files = [str(file) for file in nodefile.files(usual.main)]
+    assert main(["config", "check", *files]) == 78
+    assert "the file names commands that root runs" in capsys.readouterr().err
+
+
+@ROOT_ONLY
+def test_a_draft_is_good_and_the_command_says_that_hooks_would_refuse_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tmp_path / "draft.yaml"
+    draft.write_text("gpu: {count: 8}\n")
+    draft.chmod(0o666)
+    assert main(["config", "check", str(draft)]) == 0
+    assert "good, 1 sections of a node's configuration, but hooks would refuse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["config.yaml", "conf.d", "conf.d/z.yaml", "."])
+@pytest.mark.parametrize("target", ["/not/mounted", "itself"])
+def test_a_link_that_leads_nowhere_does_not_mean_no_settings(site: Site, place: str, target: str) -> None:
+    path = site.main.parent / place
+    if path.is_dir():
+        (site.main.parent / "conf.d").rmdir()
+        path = site.main.parent if place == "." else path
+        if place == ".":
+            path.rmdir()
+    path.symlink_to(path.name if target == "itself" else target)
+    with pytest.raises(InvalidSettings, match=f"{path}.* cannot be read"):
+        nodefile.load_compiled(site.main, site.compiled)
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("kind", ["fifo", "device", "huge", "folder", "deep", "closed"])
+@pytest.mark.parametrize("command", [["config", "check"], ["config", "show", "--config"]])
+def test_what_is_no_plain_file_of_a_fair_size_is_refused_at_once(
+    tmp_path: Path, kind: str, command: list[str]
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder) / "x.yaml"
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes({"huge": b"a" * 60_000_000, "deep": b"[" * 20_000}.get(kind, b"nodes: 4\n"))
+            path.chmod(0o600 if kind == "closed" else 0o644)
+        begun = time.monotonic()
+        said = run_as(NOBODY, lambda: str(main([*command, str(path)])))
+        assert said == ("78" if kind == "deep" else "66")
+        assert time.monotonic() - begun < 10
 
 
 def test_a_file_that_cannot_be_read_is_an_error_with_its_reason(site: Site) -> None:
@@ -296,6 +374,10 @@ def test_aliases_of_aliases_are_refused_at_once(site: Site) -> None:
     begun = time.monotonic()
     assert "more than 10000 values" in site.refused(text)
     assert time.monotonic() - begun < 5
+
+
+def test_a_huge_file_is_refused_for_its_size(site: Site) -> None:
+    assert "config.yaml cannot be read: it is larger than 128 KiB" in site.refused("a" * 60_000_000)
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(site: Site) -> None:

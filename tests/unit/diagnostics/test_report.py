@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from slurm_robust.cli.main import main
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.report.diagnosis import Code, code_of, render
@@ -63,8 +64,8 @@ def test_outside_a_job_this_node_is_tested(tmp_path: Path, capsys: pytest.Captur
     assert [r["outcome"] for r in json.loads(said.out)["results"]] == ["pass"]
     assert "storage on 1 node," in said.err
     missing = str(tmp_path / "gone")
-    assert main(["diagnose", "--tests", "storage", "--storage", missing]) == Code.FAILED
-    assert "No such file or directory" in capsys.readouterr().out
+    assert main(["diagnose", "--tests", "storage", "--storage", missing]) == ExitCode.NO_INPUT
+    assert "there is no such folder" in capsys.readouterr().err
     assert main(["diagnose", "--tests", "storage"]) == Code.UNKNOWN
 
 
@@ -73,10 +74,16 @@ def test_outside_a_job_this_node_is_tested(tmp_path: Path, capsys: pytest.Captur
     ("words", "message"),
     [
         (["--tests", "nonsense"], "there is no test nonsense"),
-        (["--nodes", "n[1-4]"], "only this node"),
-        (["--budget", "0"], "is not a time"),
+        (["--budget", "0"], "'0' is not a number above 0"),
+        (["--budget", "nan"], "'nan' is not a number above 0"),
     ],
 )
 def test_wrong_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", *words]) == Code.USAGE
+    assert main(["diagnose", *words]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("outside")
+def test_other_nodes_take_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "--nodes", "n[1-4]"]) == ExitCode.ALLOCATION
+    assert "only this node" in capsys.readouterr().err

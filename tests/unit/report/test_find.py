@@ -63,6 +63,16 @@ def test_other_ids_that_slurm_shows_are_recognised(name: str, text: str, fix: st
     assert fix in error.value.fix
 
 
+def test_a_closed_folder_is_reported_as_closed(root: Path) -> None:
+    started(root / "7")
+    (root / "7").chmod(0)
+    try:
+        with as_another_user(), pytest.raises(NoSuchJob, match="may not be read by uid"):
+            find(str(root / "7"), None, FakeSlurm())
+    finally:
+        (root / "7").chmod(0o700)
+
+
 def test_a_folder_below_a_closed_home_is_reported_as_closed(root: Path) -> None:
     home = root.parent / "home"
     started(home / "srobust-jobs" / "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,120 @@ def test_the_place_of_the_last_traceback_is_not_mixed_with_an_earlier_one() -> N
         classify('Traceback (most recent call last):\n  File "b.py", line 2, in f\nKeyError: 1\n').place
         == "b.py:2"
     )
+
+
+QUOTED = {
+    "plain": """\
+Traceback (most recent call last):
+  File "/jobs/7/train.py", line 40, in <module>
+    main()
+    ~~~~^^
+  File "/jobs/7/train.py", line 12, in main
+    SOURCE
+    ^^^^^^
+ValueError: bad batch
+""",
+    "of several lines": """\
+Traceback (most recent call last):
+  File "/jobs/7/train.py", line 12, in main
+    retryable(
+    ~~~~~~~~~^
+        ValueError("bad batch"),
+
+        SOURCE
+        ^^^^^^
+    )
+    ^
+ValueError: bad batch
+""",
+    "chained": """\
+Traceback (most recent call last):
+  File "/jobs/7/train.py", line 11, in main
+    SOURCE
+KeyError: 'a'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/jobs/7/train.py", line 12, in main
+    SOURCE
+ValueError: bad batch
+""",
+    "group": """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/jobs/7/train.py", line 11, in main
+  |     SOURCE
+  | ExceptionGroup: loaders (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/jobs/7/train.py", line 12, in main
+    |     SOURCE
+    |     ^^^^^^
+    | ValueError: bad batch
+    +------------------------------------
+""",
+    "syntax": """\
+  File "/jobs/7/train.py", line 12
+    SOURCE
+    ^
+SyntaxError: invalid syntax
+""",
+    "between lines of another thread": """\
+Traceback (most recent call last):
+  File "/jobs/7/train.py", line 12, in main
+step 7 loss 2.1
+    SOURCE
+ValueError: bad batch
+""",
+}
+LABELS = {
+    "none": "",
+    "rank": "[rank3]: ",
+    "srun": "12: ",
+    "time": "2026-11-23 13:57:{at:02}.{at:03} [3] ",
+    "kubernetes": "2026-11-23T13:57:{at:02}.123456{at:03}Z stderr F ",
+}
+
+
+@cache
+def sample_lines() -> list[str]:
+    """Every line of the samples that a rule knows when it stands alone."""
+    samples = [yaml.safe_load(file.read_text()) for file in HERE.glob("samples/*.yaml")]
+    texts = [text for file in samples for group in file.values() for text in group["texts"]]
+    lines = dict.fromkeys(line.strip() for text in texts for line in text.splitlines())
+    return [line for line in lines if classify(line).rule]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", LABELS)
+def test_no_rule_takes_the_source_that_a_traceback_quotes_for_evidence(label: str) -> None:
+    # Each sample with one label, and each label with every form.
+    sources = sample_lines()[[*LABELS].index(label) :: len(LABELS)]
+    assert len(sources) > 100
+    for number, source in enumerate(sources):
+        name, template = [*QUOTED.items()][number % len(QUOTED)]
+        texts = [template.replace("SOURCE", text) for text in ("pass", source)]
+        logs = [
+            "".join(LABELS[label].format(at=at) + line for at, line in enumerate(text.splitlines(True)))
+            for text in texts
+        ]
+        without, with_source = map(classify, logs)
+        assert with_source == without, f"{name}: {source}"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        TRACEBACK + "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        TRACEBACK + "ValueError: bad\n    CUDA error: uncorrectable ECC error encountered",
+        "[3] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'\n".join(TRACEBACK.splitlines(True)),
+        TRACEBACK + "Exception raised from launch at x.cpp:3\nframe #0: uncorrectable ECC error encountered",
+        'Fatal Python error: Aborted\n  File "a.py", line 3 in f\n    uncorrectable ECC error encountered',
+    ],
+    ids=["exception", "its second line", "another thread", "C++ frame", "fatal error"],
+)
+def test_a_traceback_hides_nothing_but_its_source(log: str) -> None:
+    assert classify(log).symptom == "gpu_memory_error"
 
 
 def test_an_exit_is_judged_by_its_exception() -> None:
