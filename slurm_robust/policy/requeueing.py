@@ -6,8 +6,8 @@ TERM_COMES_S = 10.0
 """Slurm sends TERM to the batch script at once when it takes a requeue."""
 
 ANSWER_COMES_S = 10.0
-"""A TERM may be that of the requeue whose answer is on its way; Slurm's command may have died of it, too. Slurm
-kills what is left 30 s after it (``KillWait``)."""
+"""A TERM may be that of the requeue whose answer is on its way; Slurm's command may have died of it, too.
+Slurm kills what is left 30 s after it (``KillWait``)."""
 
 OWNER_S = 1.5
 """The owner's TERM is obeyed after this time, while no order to Slurm is on its way."""
