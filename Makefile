@@ -4,8 +4,9 @@ PYTHON := .venv/bin/python
 # As root the sandbox must work, so a test that would be skipped for want of it is a failure.
 REQUIRE_CLUSTER := $(shell [ "$$(id -u)" = 0 ] && echo 1)
 SOAK_S ?= 3600
-# Tests start hundreds of processes: without bytecode each would compile the package anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
+# Tests start hundreds of processes: without bytecode each would compile the package anew, and with several threads of
+# PyTorch they would only be in the way of each other.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 SROBUST_REQUIRE_CLUSTER=$(REQUIRE_CLUSTER) $(PYTHON) -m pytest
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

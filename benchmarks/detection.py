@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks import common
 from benchmarks.samples import Summary
 from slurm_robust.sandbox import Sandbox
-from tests.cluster import rails
+from tests.cluster import network_link
 
 REPS = 5
 SEEN_S = 60.0
@@ -99,7 +99,7 @@ class Node:
         }[name]
 
     def _link(self, state: str) -> None:
-        rails.far_end(self._sandbox, NODE, state)
+        network_link.far_end(self._sandbox, NODE, state)
 
     def _kernel(self, text: str) -> None:
         Path("/dev/kmsg").write_text(f"<3>{text}\n")
@@ -129,13 +129,13 @@ def watched(sandbox: Sandbox) -> Iterator[Node]:
     log = folder / "events.jsonl"
     config = {
         "paths": {"state": "/run/state", "log": str(log), "runtime": "/run/watch", "syslog": False},
-        "network": {"ethernet": [rails.LINK]},
+        "network": {"ethernet": [network_link.LINK]},
         "kernel": {"injected": True},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     words = ["srobust-node", "watch", "--config", str(folder / "config.yaml")]
     program = Path(sys.executable).with_name(words[0])
-    rails.add(sandbox, NODE)
+    network_link.add(sandbox, NODE)
     start = f"setsid {program} {' '.join(words[1:])} > {folder}/output 2>&1 < /dev/null &"
     try:
         sandbox.exec(["sh", "-c", start], node=NODE, user="root")

@@ -40,6 +40,7 @@ from slurm_robust.agent.stimuli import (
 )
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.progress import Traffic
+from slurm_robust.model.stacks import RankStacks
 from slurm_robust.util import openfiles
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client
@@ -214,7 +215,7 @@ class Node:
 
 
 @cache
-def waiting() -> stacks.RankStacks:
+def waiting() -> RankStacks:
     """A rank with helpers, of some 150 calls in all; made once, or its making would be what takes time."""
     return stacks.pipeline(0)
 

@@ -19,8 +19,8 @@ from benchmarks.samples import Summary
 from slurm_robust.nodes.hooks.drainer import SPREAD_S
 from slurm_robust.nodes.hooks.turn import USED_S
 from slurm_robust.sandbox import Sandbox, SandboxConfig
-from tests.cluster import patients
-from tests.cluster.patients import INTERVAL_S, Patients
+from tests.cluster import checked_nodes
+from tests.cluster.checked_nodes import INTERVAL_S, CheckedNodes
 
 # Slurm's own ticks lie up to a second apart from what is asked for, and a look takes its time.
 # A check of a site may fail on many nodes at once, so each waits a little before it asks Slurm.
@@ -47,7 +47,7 @@ class Fault:
 class Soak:
     """Plants and heals faults, and watches what Slurm shows."""
 
-    def __init__(self, cluster: Patients, seed: int) -> None:
+    def __init__(self, cluster: CheckedNodes, seed: int) -> None:
         self.cluster, self._chance = cluster, random.Random(seed)
         self.faults: list[Fault] = []
         self.wrong: list[str] = []
@@ -109,15 +109,15 @@ def run(nodes: int, minutes: float, seed: int) -> Soak:
     with tempfile.TemporaryDirectory(prefix="srobust-soak-", dir="/var/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        patients.install(folder)
+        checked_nodes.install(folder)
         config = SandboxConfig(
             nodes=nodes,
             accounting=False,
             binds=(name,),
-            slurm_conf_lines=patients.slurm_conf(folder),
+            slurm_conf_lines=checked_nodes.slurm_conf(folder),
         )
         with Sandbox.up(config, name=f"soak-{os.getpid()}") as sandbox:
-            cluster = Patients(sandbox)
+            cluster = CheckedNodes(sandbox)
             cluster.clean()
             soak = Soak(cluster, seed)
             end = time.monotonic() + 60 * minutes
@@ -131,7 +131,7 @@ def run(nodes: int, minutes: float, seed: int) -> Soak:
             return soak
 
 
-def explain(cluster: Patients, fault: Fault) -> None:
+def explain(cluster: CheckedNodes, fault: Fault) -> None:
     """What the node's own log says about the time of a fault that was found late or not at all."""
     print(f"{fault}")
     for event in cluster.events(fault.node):

@@ -1,6 +1,6 @@
-"""A pytest plug-in: the files that take longest begin first, since one that begins last is waited for alone.
+"""A pytest plug-in: the files that take longest start first, since all wait for one that starts last.
 
-For ``-n 2 --dist loadfile --no-loadscope-reorder``; xdist itself would begin with the files of most tests.
+For ``--dist loadfile --no-loadscope-reorder``: xdist by itself starts with the files that have most tests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# As `--durations=0` shows; those that are not named follow in their usual order.
+# As --durations=0 shows. The others follow in their usual order.
 LONGEST = (
     "tests/cluster/test_recovery.py",
     "tests/cluster/test_copies.py",
@@ -27,10 +27,24 @@ LONGEST = (
     "tests/cluster/test_hooks.py",
     "tests/cluster/test_replay.py",
     "tests/cluster/test_starts.py",
+    "tests/unit/integrations/test_examples.py",
+    "tests/unit/worker/test_examples.py",
+    "tests/unit/agent/test_agent.py",
+    "tests/unit/worker/test_zygote.py",
+    "tests/unit/diagnostics/replay/test_node.py",
+    "tests/unit/checkpoint/test_flush.py",
+    "tests/unit/agent/test_launcher.py",
+    "tests/unit/worker/test_api.py",
+    "tests/unit/worker/test_memory.py",
+    "tests/unit/checkpoint/test_snapshot.py",
+    "tests/unit/controller/test_detection.py",
+    "tests/unit/analysis/logs/test_patterns.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by file, and keep the order within each."""
     place = {ROOT / name: number for number, name in enumerate(LONGEST)}
+    if gone := [str(path) for path in place if not path.exists()]:
+        raise pytest.UsageError(f"tests/longest_first.py names files that are gone: {', '.join(gone)}")
     items.sort(key=lambda item: place.get(item.path, len(place)))

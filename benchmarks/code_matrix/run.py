@@ -14,7 +14,7 @@ from benchmarks.common import OUT, USER
 from benchmarks.fault_matrix.outcomes import OBSERVE
 from slurm_robust.model.journal import read as read_journal
 from slurm_robust.sandbox import Sandbox, SandboxConfig
-from tests.cluster.jobs import ProtectedJob
+from tests.cluster.protected_job import ProtectedJob
 
 SCRIPT = Path(__file__).parent / "train.py"
 NODES, SPARES = 2, 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.common import ROOT, wait_for
 from slurm_robust.sandbox import Sandbox
-from tests.cluster import rails
+from tests.cluster import network_link
 
 KMSG = "/run/kmsg"
 DEAD = "/run/dead"
@@ -35,8 +35,8 @@ class Nodes:
         """All nodes as new; one that was off has lost everything."""
         for node in self.sandbox.config.node_names:
             if self.sandbox.exec(["test", "-e", _READY], node=node, check=False).returncode != 0:
-                rails.add(self.sandbox, node)
-                rails.configure(self.sandbox, node)
+                network_link.add(self.sandbox, node)
+                network_link.configure(self.sandbox, node)
                 self.root(node, _PREPARE)
             self.root(node, f"echo '6,0,1000000,-;Linux version' > {KMSG}")
             self.link(node, "up")
@@ -58,7 +58,7 @@ class Nodes:
     def link(self, node: str, state: str) -> float:
         """The far end of the node's link goes ``up`` or ``down``."""
         begun = time.time()
-        rails.far_end(self.sandbox, node, state)
+        network_link.far_end(self.sandbox, node, state)
         return begun
 
     def dead_mount(self, node: str) -> float:

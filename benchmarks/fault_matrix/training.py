@@ -10,7 +10,7 @@ from benchmarks.fault_matrix.nodes import Nodes
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import USER, ProtectedJob
+from tests.cluster.protected_job import USER, ProtectedJob
 
 NODES, SPARES, RANKS_PER_NODE, STEP_S = 4, 4, 2, 0.2
 HARDWARE = ROOT / "tests" / "unit" / "diagnostics" / "faulty"

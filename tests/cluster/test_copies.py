@@ -16,7 +16,7 @@ import pytest
 from slurm_robust.checkpoint.image import MAGIC, PAGE
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import ProtectedJob
+from tests.cluster.protected_job import ProtectedJob
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]

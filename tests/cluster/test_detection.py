@@ -12,7 +12,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Evict, Symptom
 from slurm_robust.report.live import StackSample
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import USER, ProtectedJob
+from tests.cluster.protected_job import USER, ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import USER
+from tests.cluster.protected_job import USER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from slurm_robust.sandbox import Sandbox
-from tests.cluster import patients
-from tests.cluster.jobs import USER
-from tests.cluster.patients import PATIENCE_S, Patients
+from tests.cluster import checked_nodes
+from tests.cluster.checked_nodes import PATIENCE_S, CheckedNodes
+from tests.cluster.protected_job import USER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -50,28 +50,28 @@ def installed() -> Iterator[Path]:
     # Not below /tmp, which is emptied on every node between tests.
     with tempfile.TemporaryDirectory(prefix="srobust-drain-", dir="/var/tmp") as name:
         Path(name).chmod(0o755)
-        patients.install(Path(name))
+        checked_nodes.install(Path(name))
         yield Path(name)
 
 
 @pytest.fixture
-def cluster(sandboxes: Callable[..., Sandbox], installed: Path) -> Patients:
-    patients.configure(installed)
+def cluster(sandboxes: Callable[..., Sandbox], installed: Path) -> CheckedNodes:
+    checked_nodes.configure(installed)
     sandbox = sandboxes(
         nodes=4,
         accounting=False,
         slurmd_timeout_s=60,
         cred_expire_s=5,
         binds=(str(installed),),
-        slurm_conf_lines=patients.slurm_conf(installed),
+        slurm_conf_lines=checked_nodes.slurm_conf(installed),
     )
-    cluster = Patients(sandbox)
+    cluster = CheckedNodes(sandbox)
     cluster.clean()
     return cluster
 
 
 @pytest.mark.releases
-def test_a_fault_drains_with_its_evidence_and_a_healed_node_returns(cluster: Patients) -> None:
+def test_a_fault_drains_with_its_evidence_and_a_healed_node_returns(cluster: CheckedNodes) -> None:
     cluster.hurt("n1", "fan")
     cluster.wait_drained("n1", reason=BROKEN)
     runs = cluster.runs("n1")
@@ -86,7 +86,7 @@ def test_a_fault_drains_with_its_evidence_and_a_healed_node_returns(cluster: Pat
     ]
 
 
-def test_an_administrators_drain_is_not_touched(cluster: Patients) -> None:
+def test_an_administrators_drain_is_not_touched(cluster: CheckedNodes) -> None:
     cluster.sandbox.exec(
         ["scontrol", "update", "nodename=n2", "state=drain", "reason=disk, alice"], user="root"
     )
@@ -99,8 +99,10 @@ def test_an_administrators_drain_is_not_touched(cluster: Patients) -> None:
     assert cluster.drained() == {"n2": "disk, alice"}
 
 
-def test_nodes_that_fail_at_once_leave_as_many_drained_as_may_be(cluster: Patients, installed: Path) -> None:
-    patients.configure(installed, max_share=0.1)
+def test_nodes_that_fail_at_once_leave_as_many_drained_as_may_be(
+    cluster: CheckedNodes, installed: Path
+) -> None:
+    checked_nodes.configure(installed, max_share=0.1)
     log = cluster.sandbox.read_log("slurmctld")
     for node in ("n1", "n2", "n3"):
         cluster.hurt(node, "fan")
@@ -119,7 +121,7 @@ def test_nodes_that_fail_at_once_leave_as_many_drained_as_may_be(cluster: Patien
 class Jobs:
     """Jobs of a user that leave a hint."""
 
-    def __init__(self, cluster: Patients) -> None:
+    def __init__(self, cluster: CheckedNodes) -> None:
         self.cluster = cluster
         self.home = cluster.sandbox.home(USER)
         (self.home / "hint.sh").write_text(JOB)
@@ -139,7 +141,7 @@ class Jobs:
         return [event for event in events if (event["hook"], event["job"]) == ("epilog", job)]
 
 
-def test_a_suspect_is_tested_closely_and_drained_or_acquitted(cluster: Patients) -> None:
+def test_a_suspect_is_tested_closely_and_drained_or_acquitted(cluster: CheckedNodes) -> None:
     jobs = Jobs(cluster)
     cluster.hurt("n1", "core")
     jobs.run("n1", "nothing")
@@ -157,7 +159,7 @@ def test_a_suspect_is_tested_closely_and_drained_or_acquitted(cluster: Patients)
     assert "n1" in cluster.drained()
 
 
-def test_no_trick_of_a_user_gets_even_a_test(cluster: Patients) -> None:
+def test_no_trick_of_a_user_gets_even_a_test(cluster: CheckedNodes) -> None:
     jobs = Jobs(cluster)
     cluster.hurt("n3", "core")  # so that a test would drain
     for trick in TRICKS:
@@ -166,7 +168,9 @@ def test_no_trick_of_a_user_gets_even_a_test(cluster: Patients) -> None:
     assert cluster.drained() == {}
 
 
-def test_what_slurmctld_could_not_be_told_is_done_when_it_is_back(cluster: Patients, installed: Path) -> None:
+def test_what_slurmctld_could_not_be_told_is_done_when_it_is_back(
+    cluster: CheckedNodes, installed: Path
+) -> None:
     cluster.sandbox.fault.kill_slurmctld()
     try:
         cluster.hurt("n1", "fan")
@@ -181,18 +185,18 @@ def test_what_slurmctld_could_not_be_told_is_done_when_it_is_back(cluster: Patie
 # -- quarantine -------------------------------------------------------------------------------------------
 
 
-def quarantine(cluster: Patients, folder: Path) -> dict[str, dict[str, Any]]:
+def quarantine(cluster: CheckedNodes, folder: Path) -> dict[str, dict[str, Any]]:
     command = ["srobust", "admin", "quarantine", "--once", "--json", f"--config={folder}/config.yaml"]
     done = cluster.sandbox.exec(command, user="root", timeout_s=180.0, check=False)
     assert done.stdout, done.stderr
     return {result["node"]: result for result in json.loads(done.stdout)}
 
 
-def reservations(cluster: Patients) -> str:
+def reservations(cluster: CheckedNodes) -> str:
     return cluster.sandbox.exec(["scontrol", "-o", "show", "reservation"], user="root").stdout
 
 
-def test_quarantine_returns_a_good_node_and_keeps_a_bad_one(cluster: Patients, installed: Path) -> None:
+def test_quarantine_returns_a_good_node_and_keeps_a_bad_one(cluster: CheckedNodes, installed: Path) -> None:
     jobs = Jobs(cluster)
     for node in ("n1", "n2"):
         cluster.hurt(node, "core")
@@ -208,7 +212,7 @@ def test_quarantine_returns_a_good_node_and_keeps_a_bad_one(cluster: Patients, i
 
 
 def test_a_killed_quarantine_lets_nothing_into_service_and_is_finished_by_the_next(
-    cluster: Patients, installed: Path
+    cluster: CheckedNodes, installed: Path
 ) -> None:
     cluster.hurt("n1", "fan")
     cluster.wait_drained("n1", reason=BROKEN)

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import USER, ProtectedJob
-from tests.unit.integrations.breaking import ROOT, Example
+from tests.cluster.protected_job import USER, ProtectedJob
+from tests.unit.integrations.killed_examples import ROOT, Example
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.boot import slurm_version
-from tests.cluster.jobs import USER, ProtectedJob
+from tests.cluster.protected_job import USER, ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.releases, pytest.mark.timeout(600)]
 

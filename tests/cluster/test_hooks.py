@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.installed import ROOT, installed
-from tests.cluster.jobs import USER
+from tests.cluster.installed_hooks import ROOT, installed
+from tests.cluster.protected_job import USER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.releases, pytest.mark.timeout(600)]

@@ -14,8 +14,8 @@ import pytest
 
 from slurm_robust.model.findings import Alert
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.installed import ROOT
-from tests.cluster.jobs import USER
+from tests.cluster.installed_hooks import ROOT
+from tests.cluster.protected_job import USER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

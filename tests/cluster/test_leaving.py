@@ -9,7 +9,7 @@ import pytest
 
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import HEAD
-from tests.cluster.jobs import USER, ProtectedJob
+from tests.cluster.protected_job import USER, ProtectedJob
 from tests.cluster.test_copies import images, newest_launch, undisturbed
 from tests.waiting import wait_for
 

@@ -10,9 +10,9 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.sandbox import Sandbox
-from tests.cluster import rails
-from tests.cluster.jobs import ProtectedJob
-from tests.cluster.rails import LINK
+from tests.cluster import network_link
+from tests.cluster.network_link import LINK
+from tests.cluster.protected_job import ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,7 +32,7 @@ def cluster(sandboxes: Callable[..., Sandbox]) -> Iterator[Sandbox]:
     sandbox = sandboxes(nodes=len(NODES), slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
     with ExitStack() as stack:
         for node in NODES:
-            stack.enter_context(rails.rail(sandbox, node))
+            stack.enter_context(network_link.rail(sandbox, node))
             words = ["ip", "address", "add", f"{ADDRESS}/30", "broadcast", BROADCAST, "dev", LINK]
             sandbox.exec(words, node=node, user="root")
         yield sandbox
@@ -42,10 +42,10 @@ class Railed(ProtectedJob):
     """Two nodes that train and two spares, each with a link of its own."""
 
     def lose(self, node: str) -> None:
-        rails.far_end(self.sandbox, node, "down")
+        network_link.far_end(self.sandbox, node, "down")
 
     def flap(self, node: str) -> None:
-        rails.far_end(self.sandbox, node, "down", "up")
+        network_link.far_end(self.sandbox, node, "down", "up")
 
     def notes(self, node: str) -> list[str]:
         return [event.text for event in self.events(ev.Noted) if event.text.startswith(f"{node}: {LINK}")]

@@ -13,7 +13,7 @@ import pytest
 from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.model.findings import Outcome
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import SCRIPTS, USER
+from tests.cluster.protected_job import SCRIPTS, USER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 

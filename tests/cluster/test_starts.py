@@ -14,7 +14,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Blame
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import USER, ProtectedJob
+from tests.cluster.protected_job import USER, ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import ProtectedJob
-from tests.cluster.storage import HOME, shared_disk, shared_storage
+from tests.cluster.protected_job import ProtectedJob
+from tests.cluster.shared_storage import HOME, shared_disk, shared_storage
 from tests.cluster.test_copies import undisturbed
 from tests.waiting import wait_for
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.installed import installed
-from tests.cluster.jobs import USER
+from tests.cluster.installed_hooks import installed
+from tests.cluster.protected_job import USER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]

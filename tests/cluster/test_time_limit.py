@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.policy.rules import MOST_RUNS_IN_VAIN
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import ProtectedJob
+from tests.cluster.protected_job import ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import ProtectedJob, find_process
+from tests.cluster.protected_job import ProtectedJob, find_process
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]

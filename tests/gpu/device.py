@@ -17,7 +17,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import TensorPlace
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training
-from tests.unit.checkpoint.snapshots import RUN, PlusOne, header
+from tests.unit.checkpoint.snapshot_training import RUN, PlusOne, header
 
 # Cycles a second at which no GPU of today runs: it is busy at least as long as it is told.
 _FASTEST_HZ = 2_500_000_000

@@ -13,7 +13,7 @@ from torch import nn
 
 from slurm_robust.checkpoint.memory import MemoryFolder
 from tests.gpu.device import OnCuda, Unusual, copies, occupy
-from tests.unit.checkpoint.snapshots import state_at, steps_in
+from tests.unit.checkpoint.snapshot_training import state_at, steps_in
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_robust.model.job import CommandKind, InspectionSpec
 from slurm_robust.wire.messages import Phase
-from tests.unit.agent.harness import LocalJob
+from tests.unit.agent.local_job import LocalJob
 
 WORKER = (sys.executable, "-c", "import time; time.sleep(1000)")
 

@@ -41,7 +41,7 @@ from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeyPair, KeysError, load_client
 from slurm_robust.worker import spawning
 from slurm_robust.worker.step_record import RecordError, StepRecord
-from tests.unit.plans import plan
+from tests.unit.sample_plan import plan
 
 Use = Callable[[bytes], object]
 

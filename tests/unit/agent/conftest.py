@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.nodes import MakeNode, Node, keys_in
+from tests.unit.agent.copy_nodes import MakeNode, Node, keys_in
 
 
 @pytest.fixture

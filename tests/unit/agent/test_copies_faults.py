@@ -20,8 +20,7 @@ from slurm_robust.model.copies import CheckpointId, Peer
 from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import CopyVerdict, Put
 from slurm_robust.wire.messages import Phase
-from tests.unit.agent.harness import pause
-from tests.unit.agent.nodes import (
+from tests.unit.agent.copy_nodes import (
     MIB,
     RUN,
     MakeNode,
@@ -33,6 +32,7 @@ from tests.unit.agent.nodes import (
     keys_in,
     peer_steps,
 )
+from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
 
 SEED = 20260801
@@ -52,8 +52,8 @@ def put_of(node: Node, rank: int = 0, step: int = 1, **fields: object) -> Put:
 
 @contextmanager
 def process(*words: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], bytes]]:
-    """A program of :mod:`tests.unit.agent.processes` and its first line; killed at the end."""
-    command = [sys.executable, "-m", "tests.unit.agent.processes", *words]
+    """A program of :mod:`tests.unit.agent.copy_processes` and its first line; killed at the end."""
+    command = [sys.executable, "-m", "tests.unit.agent.copy_processes", *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         try:

@@ -16,8 +16,8 @@ from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.wire.messages import Phase, Save
-from tests.unit.agent.harness import pause
-from tests.unit.agent.nodes import MIB, RUN, MakeNode, fill
+from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, fill
+from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
 
 # A storage writer that tells what it was told, and waits for a file before it answers.

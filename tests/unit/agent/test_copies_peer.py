@@ -10,8 +10,8 @@ import pytest
 from slurm_robust.agent.copies.sender import RateLimit
 from slurm_robust.checkpoint.image import read_header
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
-from tests.unit.agent.harness import pause
-from tests.unit.agent.nodes import MIB, MakeNode, check, fill
+from tests.unit.agent.copy_nodes import MIB, MakeNode, check, fill
+from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
 
 

@@ -15,8 +15,8 @@ from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
 from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get, Put, derive_key
 from slurm_robust.wire.messages import Phase
-from tests.unit.agent.harness import pause
-from tests.unit.agent.nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
+from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
+from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
 
 

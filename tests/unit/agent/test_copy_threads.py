@@ -20,7 +20,7 @@ from slurm_robust.agent.copies.watch import BufferScan
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.wire.copychannel import Channel
-from tests.unit.agent.nodes import MIB, MakeNode, Node, fill
+from tests.unit.agent.copy_nodes import MIB, MakeNode, Node, fill
 from tests.waiting import wait_for
 
 Breaking = Callable[..., None]

@@ -15,9 +15,9 @@ from slurm_robust.agent.gpuwait import FREE, GpuWait
 from slurm_robust.nodes.gpus.facts import GpuProcess, Use
 from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.wire.messages import Phase
-from tests.unit.agent.harness import LocalJob
+from tests.unit.agent.local_job import LocalJob
 from tests.unit.agent.test_agent import SLEEPER, as_program, up
-from tests.unit.nodes.nvml import environment
+from tests.unit.nodes.fake_nvml import environment
 
 WORKER, CHILD, STRANGER = 100, 150, 900
 LIMIT_MB = 512

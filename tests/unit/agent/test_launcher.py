@@ -15,7 +15,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.testing.fake_launcher import Behaviour, FakeLauncher
 from slurm_robust.worker.spawning import Exited, Prepare, Spawn, Spawned, WorkerSpec
 from tests.contracts.launcher import LauncherContract, start_ready
-from tests.unit.agent.harness import is_alive
+from tests.unit.agent.local_job import is_alive
 from tests.waiting import wait_for
 
 PROGRAM = """

@@ -15,7 +15,7 @@ import pytest
 from slurm_robust.agent.copies.service import PEER_SHARE
 from slurm_robust.agent.network import NoAddress, address_in, interface_of, speed_of
 from slurm_robust.model.errors import ExitCode
-from tests.unit.agent.nodes import MIB, MakeNode, keys_in
+from tests.unit.agent.copy_nodes import MIB, MakeNode, keys_in
 from tests.waiting import wait_for
 
 HEARTBEATS, COPIES = "10.191.1", "10.191.2"
@@ -25,7 +25,7 @@ import sys, time
 from pathlib import Path
 from slurm_robust.agent.network import address_in
 from slurm_robust.model.copies import Peer
-from tests.unit.agent.nodes import MIB, Node, keys_in
+from tests.unit.agent.copy_nodes import MIB, Node, keys_in
 
 name, rank, folder, size = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 node = Node(name, folder, folder / "job", keys_in(folder / "job"))

@@ -12,7 +12,7 @@ import pytest
 from slurm_robust.agent.numa import NOWHERE, Binding, bindings
 from slurm_robust.nodes.host import Host
 from slurm_robust.util import process
-from tests.unit.nodes.trees import plant
+from tests.unit.nodes.host_files import plant
 
 DEVICES = "/sys/bus/pci/devices"
 # A DGX H100: 2 sockets of 56 cores with 2 threads each and 4 GPUs; beside them a BMC's display and a NIC.

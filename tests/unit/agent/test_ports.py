@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from slurm_robust.agent.network import PortHolder, bind_free, local_address, taken_by
-from tests.unit.agent.harness import rival
+from tests.unit.agent.local_job import rival
 from tests.users import run_as
 
 

@@ -20,7 +20,7 @@ from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
 from tests.ranks import free_port, run_ranks
-from tests.sharding import needs_fsdp2
+from tests.torch_features import needs_fsdp2
 from tests.unit.checkpoint import dcp_load, dcp_save
 
 REF = CheckpointId(generation=1, step=7)

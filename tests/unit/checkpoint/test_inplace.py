@@ -22,7 +22,7 @@ from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, apply, c
 from slurm_robust.checkpoint.tree import flatten, specs_of, tensor_in, unflatten
 from slurm_robust.testing.lagging_gpus import LaggingGpus
 from slurm_robust.util.text import version_numbers
-from tests.sharding import needs_fsdp2
+from tests.torch_features import needs_fsdp2
 
 HEADER = PartHeader(run_id="7-ab", layout="", generation=1, step=5, rank=0, world_size=1)
 Entries = Mapping[str, Stateful]

@@ -12,7 +12,7 @@ from slurm_robust.checkpoint.image import open_image, read_front
 from slurm_robust.checkpoint.local import LocalCopies, seal_key
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
-from tests.unit.agent.nodes import MIB, RUN, check, fill
+from tests.unit.agent.copy_nodes import MIB, RUN, check, fill
 from tests.users import run_as
 
 KEY = seal_key("the job's secret")

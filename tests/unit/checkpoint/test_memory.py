@@ -7,7 +7,7 @@ import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
-from tests.unit.agent.nodes import MIB, RUN, fill
+from tests.unit.agent.copy_nodes import MIB, RUN, fill
 
 
 @pytest.fixture

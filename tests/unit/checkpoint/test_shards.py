@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from slurm_robust.checkpoint import shards
-from tests.sharding import tensors
+from tests.torch_features import tensors
 
 fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
 

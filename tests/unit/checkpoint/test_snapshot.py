@@ -21,7 +21,7 @@ from slurm_robust.checkpoint.budget import MemoryPlan, Room
 from slurm_robust.checkpoint.errors import NotWritten, UnsupportedState
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId
-from tests.unit.checkpoint.snapshots import RUN, UNUSUAL, Example, is_right, state_at, steps_in
+from tests.unit.checkpoint.snapshot_training import RUN, UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
 
@@ -292,7 +292,7 @@ def test_unusual_tensors_are_copied_right(folder: MemoryFolder, kind: str, overl
 
 
 def killed(*arguments: object) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "tests.unit.checkpoint.snapshots", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.unit.checkpoint.snapshot_training", *map(str, arguments)]
     root = Path(__file__).parents[3]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=200, env={**os.environ})
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training, capture
 from slurm_robust.checkpoint.tree import flatten
 from slurm_robust.model.copies import SHARED, CheckpointId
-from tests.unit.checkpoint.snapshots import RUN, UNUSUAL, Example, is_right, state_at, steps_in
+from tests.unit.checkpoint.snapshot_training import RUN, UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
 

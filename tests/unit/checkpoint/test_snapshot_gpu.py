@@ -19,7 +19,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.testing.lagging_gpus import PAGE, LaggingGpus
-from tests.unit.checkpoint.snapshots import RUN, Example, is_right, state_at
+from tests.unit.checkpoint.snapshot_training import RUN, Example, is_right, state_at
 from tests.waiting import wait_for
 
 

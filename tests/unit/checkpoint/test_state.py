@@ -31,7 +31,7 @@ from slurm_robust.checkpoint.state import (
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten
 from slurm_robust.model.copies import CheckpointId
-from tests.sharding import needs_fsdp2
+from tests.torch_features import needs_fsdp2
 
 REF = CheckpointId(generation=1, step=5)
 

@@ -14,7 +14,7 @@ from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import SharedTiers, kept_tiers, rank_tiers, shared_tiers
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from tests.contracts.tiers import FIRST, SECOND, NodeTierContract, SharedTierContract, save
-from tests.unit.agent.nodes import MIB, fill
+from tests.unit.agent.copy_nodes import MIB, fill
 
 RUN = "7-abcd"
 

@@ -43,9 +43,8 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
 from slurm_robust.wire.server import ControllerSocket
 from tests.contracts.replayer import run as replayed
-from tests.unit.controller.fleetwork import Job, doing
-from tests.unit.report import incident_journal as made_up
-from tests.unit.report import test_live
+from tests.unit.controller.fake_job import Job, doing
+from tests.unit.report import incident_journal, test_live
 from tests.unit.report.test_logs import STARTED
 
 MARK = "FORGED"
@@ -174,7 +173,7 @@ def journal(job: JobDirectory, events: Sequence[ev.AnyEvent]) -> None:
 @fuzz
 @given(HOSTILE)
 def test_a_job_and_its_incidents(job: JobDirectory, slurm: Answers, text: str) -> None:
-    events = made_up.whole()
+    events = incident_journal.whole()
     journal(job, [poisoned(event, text) for event in events])
     slurm.say(
         "scontrol", f"JobId=4711 JobName=a{text}\n   JobState=RUNNING Reason=x{text}\n   Comment={text}\n"
@@ -188,7 +187,7 @@ def test_a_job_and_its_incidents(job: JobDirectory, slurm: Answers, text: str) -
 @fuzz
 @given(HOSTILE)
 def test_the_evidence_of_an_incident(job: JobDirectory, text: str) -> None:
-    made_up.write(job, made_up.whole()) if not job.journal.exists() else None
+    incident_journal.write(job, incident_journal.whole()) if not job.journal.exists() else None
     evidence = job.path / "incidents" / "0003"
     evidence.mkdir(parents=True, exist_ok=True)
     for name in ("stacks.txt", "logs/gen-003/rank-00001.out", "alerts.json", "stacks.json"):
@@ -215,7 +214,7 @@ def test_the_logs_of_a_training(job: JobDirectory, text: str, bytes_: bytes) -> 
 @fuzz
 @given(HOSTILE)
 def test_checkpoints(job: JobDirectory, text: str) -> None:
-    journal(job, [STARTED, ev.Noted(t=1.0, text=text), made_up.whole()[3]])
+    journal(job, [STARTED, ev.Noted(t=1.0, text=text), incident_journal.whole()[3]])
     spec = JobSpec(
         run_id="r", job_id=7, kind=CommandKind.SCRIPT, command=(text,), cwd="/", nproc_per_node=1,
         copies=CopySpec(), checkpoint_dir=str(job.path / text.replace("/", "").replace("\0", "")[:50]),
@@ -383,7 +382,7 @@ def test_the_log_of_a_job_and_of_a_node(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["bad path [/data]", "expected [red] got [bold]x", "a :boom: b"])
 def test_what_looks_like_markup_is_shown_as_it_is(job: JobDirectory, text: str) -> None:
-    journal(job, [poisoned(event, f" {text}") for event in made_up.whole()])
+    journal(job, [poisoned(event, f" {text}") for event in incident_journal.whole()])
     for command in ("status", "incidents"):
         assert text in output_of(command, str(job.path))
 
@@ -393,7 +392,7 @@ def test_on_a_terminal_only_our_own_colours_command_it(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    journal(job, [poisoned(event, "".join((*PIECES, *ENDS))) for event in made_up.whole()])
+    journal(job, [poisoned(event, "".join((*PIECES, *ENDS))) for event in incident_journal.whole()])
     for argv in (["status"], ["incidents"], ["incident", "1"], ["incident", "4"]):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):

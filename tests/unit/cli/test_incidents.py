@@ -11,12 +11,12 @@ from slurm_robust.cli.main import main
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.report import bundle
-from tests.unit.report import incident_journal as made_up
+from tests.unit.report import incident_journal
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> str:
-    return str(made_up.bundle_of_all(tmp_path / str(made_up.JOB)).path)
+    return str(incident_journal.bundle_of_all(tmp_path / str(incident_journal.JOB)).path)
 
 
 def test_the_list_for_people_and_for_programs(job: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,9 +56,9 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = JobDirectory(tmp_path)
-    events = [*made_up.start(), *made_up.rank_killed()]
-    made_up.write(directory, events)
-    made_up.write_logs(
+    events = [*incident_journal.start(), *incident_journal.rank_killed()]
+    incident_journal.write(directory, events)
+    incident_journal.write_logs(
         directory, 1, range(8), "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J[bold]not markup[/]\n"
     )
     bundle.save(directory, 1, events)

@@ -10,7 +10,7 @@ from slurm_robust.controller.effects import Now, Prune
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Flush, Pace, Progress
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 
 def seen(*sightings: tuple[float, int, float]) -> Tempo:

@@ -12,7 +12,7 @@ from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Phase
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 FOUR = ("n1", "n2", "n3", "n4")
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")

@@ -15,7 +15,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Ack, Launch, Pulse, Shutdown, Stop
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 BUG = WorkerError(type="ValueError", message="bad shape", file="train.py", line=12, traceback="boom")
 

@@ -15,7 +15,7 @@ from slurm_robust.model.incident import Diagnosis, Symptom
 from slurm_robust.model.progress import Traffic
 from slurm_robust.report.incident_text import timeline
 from slurm_robust.report.incidents import incident_reports
-from tests.unit.controller.fleetwork import Job, doing
+from tests.unit.controller.fake_job import Job, doing
 
 NODES = ("n1", "n2", "n3", "n4")
 SPARES = ("n5", "n6")

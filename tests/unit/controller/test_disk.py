@@ -12,7 +12,7 @@ import pytest
 from slurm_robust.controller.journal import Disk
 from slurm_robust.testing.faulty_disk import FaultyDisk
 from tests.contracts.disk import DiskContract
-from tests.unit.controller.room import room_for
+from tests.unit.controller.file_size_limit import room_for
 
 
 class RealWorld:

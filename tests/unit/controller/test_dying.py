@@ -8,7 +8,7 @@ from slurm_robust.config.job import JobConfig, SlurmConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.wire.messages import Phase
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4")
 

@@ -18,7 +18,7 @@ from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.wire.messages import Phase
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 pytestmark = pytest.mark.slow
 

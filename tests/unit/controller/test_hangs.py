@@ -9,7 +9,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
 from slurm_robust.wire.messages import TakeStacks
-from tests.unit.controller.fleetwork import Job, doing, waiting
+from tests.unit.controller.fake_job import Job, doing, waiting
 
 NODES = ("n1", "n2", "n3")
 HANG_STEP = 30

@@ -19,7 +19,7 @@ from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.wire.keys import KeysError, create_keys, load_client
-from tests.unit.plans import plan
+from tests.unit.sample_plan import plan
 from tests.users import run_as
 
 ME, OTHER = 65533, 65534

@@ -16,7 +16,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import another_job, read
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 
 NOW = time.time()
 

@@ -15,7 +15,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import JournalDamaged, fold, parse, read
 from slurm_robust.testing.faulty_disk import FaultyDisk
-from tests.unit.controller.room import room_for
+from tests.unit.controller.file_size_limit import room_for
 from tests.users import run_as
 from tests.waiting import wait_for
 

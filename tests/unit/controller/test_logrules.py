@@ -13,7 +13,7 @@ from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.report.incidents import incident_reports
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 RULES = """
 - name: board-burnt

@@ -7,7 +7,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Evict
 from slurm_robust.wire.messages import Stop
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 PEER_LOST = WorkerError(type="RuntimeError", message="Connection reset by peer")
 

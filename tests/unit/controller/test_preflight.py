@@ -24,7 +24,7 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong
 from slurm_robust.wire.server import ControllerSocket
 from slurm_robust.worker.lookup import missing
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 from tests.users import run_as
 
 ALLOCATION = Allocation(

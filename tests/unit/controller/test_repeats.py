@@ -10,7 +10,7 @@ from msgspec import structs
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.report.ettr import productivity
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 LIMIT_S = 600.0
 STEPS_S = [0.05, 0.3, 1.0, 10.0]

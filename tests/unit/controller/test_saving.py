@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.policy.checkpoints import LEAVING_S
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 REFUSED = RequeueAnswer(said=Said.REFUSED, detail="Requested operation is presently disabled")
 BUG = WorkerError(type="ValueError", message="boom", file="train.py", line=12)

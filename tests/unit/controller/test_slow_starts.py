@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.model import events as ev
 from slurm_robust.wire.messages import Phase
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 MANY = tuple(f"n{i}" for i in range(1, 13))
 EACH_S = 50.0

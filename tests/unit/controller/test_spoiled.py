@@ -12,7 +12,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
 from slurm_robust.model.progress import Progress
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 STORED = CheckpointId(step=10, generation=1)
 

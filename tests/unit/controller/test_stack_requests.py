@@ -8,7 +8,7 @@ from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.report.live import NotLive, Taken, take
 from slurm_robust.wire.messages import ShowStacks, StacksShown, TakeStacks
-from tests.unit.controller.fleetwork import Job, doing
+from tests.unit.controller.fake_job import Job, doing
 
 NODES = tuple(f"n{number}" for number in range(1, 21))
 

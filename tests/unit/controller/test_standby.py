@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model import events as ev
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 
 class Absent(Job):

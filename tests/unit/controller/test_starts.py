@@ -7,7 +7,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 ACCOUNT = "srun: error: Unable to create step for job 7: Invalid account or account/partition combination"
 NO_SLURMCTLD = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"

@@ -13,7 +13,7 @@ from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.nodes.hooks.suspects import EndedJob, judge
 from slurm_robust.report.bundle import save_suspect
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 from tests.unit.controller.test_detection import alert
 
 

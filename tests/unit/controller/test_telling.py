@@ -12,7 +12,7 @@ from slurm_robust.controller.output import introduction
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 
 def plan(**changes: object) -> Plan:

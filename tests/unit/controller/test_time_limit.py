@@ -8,7 +8,7 @@ from msgspec import structs
 from slurm_robust.controller.transitions import ToGathering, ToRequeueing
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 WARNING = "the end of this run is near (USR1)"
 

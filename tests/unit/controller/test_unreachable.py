@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4")
 

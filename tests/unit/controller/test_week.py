@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
 from slurm_robust.report.ettr import productivity
-from tests.unit.controller.week import STEP_S, WEEK_S, Blow, Week, drawn
+from tests.unit.controller.simulated_week import STEP_S, WEEK_S, Blow, Week, drawn
 
 EVERY_S = 8 * 3600.0
 SEEN_AS = {

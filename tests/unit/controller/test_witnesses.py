@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model import events as ev
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4")
 DEAD_S = 5.0

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 import slurm_robust as sr
-from tests.unit.integrations import breaking
+from tests.ranks import surroundings
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -28,7 +28,7 @@ class Numbers(torch.utils.data.Dataset[int]):
 
 @pytest.fixture(autouse=True)
 def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in breaking.surroundings():
+    for name in surroundings():
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 

@@ -14,7 +14,7 @@ from torch import nn
 import slurm_robust as sr
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.integrations.deepspeed import EngineState
-from tests.unit.integrations.gloo import on_ranks
+from tests.unit.integrations.gloo_ranks import on_ranks
 
 STEPS, BROKEN_AT = 6, 3
 

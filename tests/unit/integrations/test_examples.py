@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sharding import needs_fsdp2
-from tests.unit.integrations.breaking import Example, moments
+from tests.torch_features import needs_fsdp2
+from tests.unit.integrations.killed_examples import Example, moments
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

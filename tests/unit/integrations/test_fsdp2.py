@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 import slurm_robust as sr
-from tests.sharding import needs_fsdp2
-from tests.unit.integrations.gloo import on_ranks
+from tests.torch_features import needs_fsdp2
+from tests.unit.integrations.gloo_ranks import on_ranks
 
 STEPS, BROKEN_AT = 7, 4
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 import slurm_robust as sr
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.integrations.megatron import TrainingState
-from tests.unit.integrations.gloo import on_ranks
+from tests.unit.integrations.gloo_ranks import on_ranks
 
 STEPS, BROKEN_AT = 6, 3
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from slurm_robust.model.copies import CheckpointId
-from tests.sharding import needs_fsdp2
+from tests.torch_features import needs_fsdp2
 from tests.unit.integrations import test_deepspeed, test_fsdp2, test_megatron
-from tests.unit.integrations.gloo import on_ranks
-from tests.unit.worker.managed import Node
+from tests.unit.integrations.gloo_ranks import on_ranks
+from tests.unit.worker.worker_node import Node
 
 STEPS, BROKEN_AT = 7, 4
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.sharding import needs_fsdp2
-from tests.unit.integrations.gloo import on_ranks
+from tests.torch_features import needs_fsdp2
+from tests.unit.integrations.gloo_ranks import on_ranks
 
 STEPS, STOP_AFTER = 6, 4
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import slurm_robust as sr
-from tests.unit.integrations.gloo import on_ranks
+from tests.unit.integrations.gloo_ranks import on_ranks
 
 STEPS, BROKEN_AT = 6, 3
 

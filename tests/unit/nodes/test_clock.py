@@ -11,7 +11,7 @@ from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks import clock
 from slurm_robust.nodes.checks.clock import ClockFacts
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, view
+from tests.unit.nodes.host_files import only, view
 
 CONFIG = NodeConfig()
 

@@ -23,7 +23,7 @@ from slurm_robust.nodes.checks.disks import (
     judge_space,
 )
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
 CONFIG = NodeConfig()

@@ -16,7 +16,7 @@ from slurm_robust.nodes.checks.drift import (
     judge_software,
 )
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL = Outcome.PASS, Outcome.FAIL
 CONFIG = NodeConfig()

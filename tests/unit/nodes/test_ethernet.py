@@ -23,7 +23,7 @@ from slurm_robust.nodes.checks.ethernet import (
     judge_state,
 )
 from slurm_robust.nodes.host import Host
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL = Outcome.PASS, Outcome.FAIL
 UP = Interface(is_up=True, carrier=True, gained=2, lost=1, speed_mb=25_000, mtu=9000)
@@ -190,7 +190,7 @@ def test_a_real_link_that_flaps_is_found() -> None:
         from slurm_robust.config.node import NetworkLimits, NodeConfig
         from slurm_robust.nodes.checks.ethernet import gather, judge_flaps, judge_state
         from slurm_robust.nodes.host import Host
-        from tests.unit.nodes.trees import view
+        from tests.unit.nodes.host_files import view
 
         def ip(words):
             subprocess.run(["ip", "link", *words.split()], check=True)

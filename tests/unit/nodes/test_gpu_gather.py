@@ -16,9 +16,9 @@ from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Recovery, T
 from slurm_robust.nodes.gpus.processes import process
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
-from tests.unit.nodes.gpus import FAIL, PER_GPU, judge
-from tests.unit.nodes.nvml import Reader, environment, start
-from tests.unit.nodes.trees import plant, view
+from tests.unit.nodes.fake_nvml import Reader, environment, start
+from tests.unit.nodes.host_files import plant, view
+from tests.unit.nodes.sample_gpus import FAIL, PER_GPU, judge
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_driver_that_is_newer_than_the_kernel_module_is_a_fault(node: Reader) 
     assert facts.fault == "the driver does not start: RM has detected an NVML/RM version mismatch."
 
 
-def test_a_library_without_driver_and_gpus_is_no_fault(node: Reader) -> None:
+def test_a_library_without_driver_and_gpus_is_not_a_fault(node: Reader) -> None:
     node.gpus.path.unlink()
     facts = node.read()
     assert (facts.gpus, facts.fault, facts.unreadable) == ((), "", "")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from slurm_robust.model.findings import Outcome
 from slurm_robust.nodes.check import Sample, View
 from slurm_robust.nodes.gpus.facts import GpuError, GpuFacts, Recovery, Throttle
-from tests.unit.nodes.gpus import (
+from tests.unit.nodes.host_files import NOW, view
+from tests.unit.nodes.sample_gpus import (
     BUSY,
     EIGHT,
     FAIL,
@@ -29,7 +30,6 @@ from tests.unit.nodes.gpus import (
     judge,
     said,
 )
-from tests.unit.nodes.trees import NOW, view
 
 SILENT = GpuFacts(stuck_in="nvmlInitWithFlags", took_s=3.0)
 

@@ -21,7 +21,8 @@ from slurm_robust.nodes.gpus.facts import (
     Use,
 )
 from slurm_robust.nodes.gpus.leftovers import is_being_freed
-from tests.unit.nodes.gpus import (
+from tests.unit.nodes.host_files import NOW, view
+from tests.unit.nodes.sample_gpus import (
     BUSY,
     EIGHT,
     FAIL,
@@ -40,7 +41,6 @@ from tests.unit.nodes.gpus import (
     node,
     said,
 )
-from tests.unit.nodes.trees import NOW, view
 
 ONE_GPU = [
     ("lost", {}, {}, GOOD),
@@ -212,7 +212,7 @@ def test_a_node_without_gpus_has_no_findings(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(PER_GPU) - {"gpu.lost", "gpu.count", "gpu.identity"}))
 @pytest.mark.parametrize("mute", [Gpu(index=0), Gpu(index=0, trouble=GpuError.LOST)], ids=["mute", "lost"])
-def test_a_gpu_that_says_nothing_is_no_failure(name: str, mute: Gpu) -> None:
+def test_a_gpu_that_says_nothing_has_not_failed(name: str, mute: Gpu) -> None:
     limits = {"min_nvlinks": 18, "min_pcie_width": 16, "persistence": True, "application_clocks": True}
     assert judge(name.removeprefix("gpu."), view(facts(mute)), **limits) == []
 

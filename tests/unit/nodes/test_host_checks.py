@@ -26,10 +26,10 @@ from slurm_robust.nodes.kernel.kmsg import boot_time, follow
 from slurm_robust.nodes.kernel.shapes import SHAPES
 from slurm_robust.nodes.kernel.xidtable import RULES
 from slurm_robust.nodes.runner import baseline_facts, inspect
-from tests.unit.nodes.kernellogs import BOOT
-from tests.unit.nodes.kernellogs import view as log_view
+from tests.unit.nodes.host_files import plant, view
+from tests.unit.nodes.kernel_logs import BOOT
+from tests.unit.nodes.kernel_logs import view as log_view
 from tests.unit.nodes.test_kernel_shapes import KNOWN
-from tests.unit.nodes.trees import plant, view
 
 CHECKS: tuple[AnyCheck, ...] = (
     *memory.CHECKS,
@@ -175,7 +175,7 @@ def test_a_hook_imports_nothing_slow_with_them() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_every_code_and_shape_has_words_for_people() -> None:
+def test_every_code_and_shape_has_a_text_for_people() -> None:
     assert all(rule.meaning and rule.meaning.isascii() for rule in RULES.values())
     assert all(shape.text and shape.text.isascii() for shape in SHAPES.values())
     assert xid.rule(12345).meaning == "not in the catalog"

@@ -18,8 +18,8 @@ from slurm_robust.nodes.kernel.events import BEGINS, MARK, Happened, summarise
 from slurm_robust.nodes.kernel.facts import gather
 from slurm_robust.nodes.kernel.kmsg import parse
 from slurm_robust.nodes.kernel.shapes import SHAPES, recognise
-from tests.unit.nodes.kernellogs import BOOT, failed, judged, view
-from tests.unit.nodes.trees import plant
+from tests.unit.nodes.host_files import plant
+from tests.unit.nodes.kernel_logs import BOOT, failed, judged, view
 
 UNCORRECTED = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 9: bc00000000010092"
 SOFT = "watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python3:4242]"
@@ -351,7 +351,7 @@ def test_the_kernel_remembers_what_its_log_forgot(tainted: int | None, mce: int,
 
 
 @pytest.mark.parametrize(("before", "fails"), [(3599.0, True), (3601.0, False), (-10.0, True)])
-def test_a_crash_that_led_to_this_boot_is_told(before: float, fails: bool) -> None:
+def test_a_crash_that_led_to_this_boot_is_reported(before: float, fails: bool) -> None:
     found = failed("kernel.panic", view(crashed_at=BOOT - before))
     assert bool(found) is fails
     assert all(finding.suggestion is Suggestion.MONITOR for finding in found)

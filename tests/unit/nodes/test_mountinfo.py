@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.mountinfo import Declared, automatic, declared, holding, is_below, mounted, parse
-from tests.unit.nodes.trees import plant
+from tests.unit.nodes.host_files import plant
 
 MOUNTINFO = r"""
 22 27 0:21 / /proc rw,relatime - proc proc rw

@@ -21,7 +21,7 @@ from slurm_robust.nodes.checks.mounts import (
 )
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.mountinfo import Declared
-from tests.unit.nodes.trees import only, plant, view
+from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
 CONFIG = NodeConfig()

@@ -11,7 +11,7 @@ from slurm_robust.nodes.checks import ethernet, infiniband
 from slurm_robust.nodes.checks.ethernet import EthernetFacts, Interface
 from slurm_robust.nodes.checks.infiniband import InfinibandFacts, Port
 from slurm_robust.nodes.live.probes import carried
-from tests.unit.nodes.trees import plant
+from tests.unit.nodes.host_files import plant
 
 PORTS = InfinibandFacts(
     ports={"mlx5_0/1": Port(state="ACTIVE", nbytes=100), "mlx5_1/1": Port(state="ACTIVE", nbytes=20)}

@@ -22,7 +22,7 @@ from slurm_robust.model.stacks import (
     RankStacks,
     ThreadStack,
 )
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 
 BEGIN = 1767261600.0  # 2026-01-01 10:00:00 UTC
 JOB = 4711

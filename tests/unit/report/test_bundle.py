@@ -19,9 +19,9 @@ from slurm_robust.model.stacks import Frame, Localisation, ProcessKind, ProcessS
 from slurm_robust.report import bundle
 from slurm_robust.report.incidents import IncidentReport
 from slurm_robust.report.stacks import SavedStacks
-from tests.unit.report import incident_journal as made_up
+from tests.unit.report import incident_journal
 
-KILLED = [*made_up.start(), *made_up.rank_killed()]
+KILLED = [*incident_journal.start(), *incident_journal.rank_killed()]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def failing_everywhere(ranks: int, text: str = "") -> list[ev.AnyEvent]:
 
 def test_the_folder_has_the_report_and_output_from_before_and_after(directory: JobDirectory) -> None:
     for generation in (1, 2):
-        made_up.write_logs(directory, generation, range(8))
+        incident_journal.write_logs(directory, generation, range(8))
     folder = bundle.save(directory, 1, KILLED)
     failed_and_four_more = {0, 1, 2, 3, 4, 5}
     logs = {f"logs/gen-{g:03d}/rank-{r:05d}.err" for g in (1, 2) for r in failed_and_four_more}
@@ -63,8 +63,12 @@ def test_the_folder_has_the_report_and_output_from_before_and_after(directory: J
 
 
 def test_a_lost_node_has_no_exits_but_its_ranks_last_output_is_kept(directory: JobDirectory) -> None:
-    made_up.write_logs(directory, 2, range(8))
-    folder = bundle.save(directory, 2, [*made_up.start(), *made_up.rank_killed(), *made_up.node_lost()])
+    incident_journal.write_logs(directory, 2, range(8))
+    folder = bundle.save(
+        directory,
+        2,
+        [*incident_journal.start(), *incident_journal.rank_killed(), *incident_journal.node_lost()],
+    )
     assert {"logs/gen-002/rank-00002.err", "logs/gen-002/rank-00003.err"} < tree(folder)  # those of n2
 
 
@@ -83,7 +87,7 @@ def test_of_many_launches_the_first_and_the_last_are_kept(directory: JobDirector
     journal = KILLED[:9]
     for upto in (2, 5):  # what an earlier save kept goes when it is no longer among the last
         for generation in range(1, 7):
-            made_up.write_logs(directory, generation, range(8))
+            incident_journal.write_logs(directory, generation, range(8))
         folder = bundle.save(directory, 1, [*journal, *again[:upto]])
     assert sorted(os.listdir(folder / "logs")) == ["gen-001", "gen-002", "gen-003", "gen-005", "gen-006"]
     assert {name.split("/")[1] for name in tree(folder) if "/" in name} == {"gen-001", "gen-005", "gen-006"}
@@ -142,7 +146,7 @@ def test_a_full_disk_costs_the_news_and_not_what_was_there(directory: JobDirecto
 
 
 def test_a_log_that_cannot_be_read_is_reported_and_costs_no_other(directory: JobDirectory) -> None:
-    made_up.write_logs(directory, 1, range(8))
+    incident_journal.write_logs(directory, 1, range(8))
     bad = directory.worker_log(1, 3, "err")
     bad.unlink()
     bad.mkdir()
@@ -167,7 +171,7 @@ def test_an_incident_that_the_journal_does_not_have_leaves_nothing(directory: Jo
 
 
 def test_stacks_for_people_begin_with_who_is_unlike_most(directory: JobDirectory) -> None:
-    bundle.save_stacks(directory, 3, made_up.STACKS, made_up.PLACED)
+    bundle.save_stacks(directory, 3, incident_journal.STACKS, incident_journal.PLACED)
     lines = (directory.incidents / "003" / "stacks.txt").read_text().splitlines()
     assert lines[4:6] == [
         "  1  1 rank (4 on n3), unlike most: is in the kernel and cannot be interrupted: "
@@ -182,7 +186,7 @@ def test_stacks_for_people_begin_with_who_is_unlike_most(directory: JobDirectory
     saved = msgspec.json.decode((directory.incidents / "003" / "stacks.json").read_bytes(), type=SavedStacks)
     ranks = [*(group.example for group in saved.groups), *saved.ranks]
     assert (
-        sorted(ranks, key=lambda stack: stack.rank) == made_up.STACKS
+        sorted(ranks, key=lambda stack: stack.rank) == incident_journal.STACKS
     )  # nothing is lost while there is room
 
 
@@ -218,7 +222,7 @@ def test_stacks_of_a_large_job_are_bounded(directory: JobDirectory, alike: bool)
 
 
 def test_of_too_many_alerts_the_newest_stay(directory: JobDirectory) -> None:
-    (alert,) = made_up.ALERTS["n6"][:1]
+    (alert,) = incident_journal.ALERTS["n6"][:1]
     many = {
         f"n{node}": [
             msgspec.structs.replace(alert, number=i, age_s=node + i / 100, text="x" * 300) for i in range(32)

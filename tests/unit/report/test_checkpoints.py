@@ -28,7 +28,7 @@ from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.wire.keys import create_keys, load_client
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 
 
 def ref(generation: int, step: int) -> CheckpointId:

@@ -11,7 +11,7 @@ from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
 from slurm_robust.report.ettr import advise, daly, productivity, young
 from slurm_robust.report.incident_text import incident_rows
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 
 START = run_started(t=0.0, command=("t.py",))
 

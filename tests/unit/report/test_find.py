@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.report.find import NoSuchJob, NotBegun, find
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 from tests.users import as_another_user
 
 

@@ -16,7 +16,7 @@ from slurm_robust.report.incident_text import actions_text, result_rows, timelin
 from slurm_robust.report.incidents import incident_reports
 from slurm_robust.report.stacks import flight
 from slurm_robust.util.text import MOST_TEXT, clean_log, one_line
-from tests.unit.report import incident_journal as made_up
+from tests.unit.report import incident_journal
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
 
 
 def test_what_a_thousand_nodes_say_does_not_bury_the_timeline() -> None:
-    notes = [ev.Noted(t=made_up.BEGIN + 1001, text="no GPU", node=f"n{i}") for i in range(1000)]
-    killed = made_up.rank_killed()
-    (report,) = incident_reports([*made_up.start(), *killed[:2], *notes, *killed[2:]])
+    notes = [ev.Noted(t=incident_journal.BEGIN + 1001, text="no GPU", node=f"n{i}") for i in range(1000)]
+    killed = incident_journal.rank_killed()
+    (report,) = incident_reports([*incident_journal.start(), *killed[:2], *notes, *killed[2:]])
     texts = [entry.text for entry in timeline(report) if entry.what == "note"][1:]
     assert texts == [*(f"n{i}: no GPU" for i in range(8)), "and 992 more"]
     assert timeline(report)[-1].what == "over"
@@ -114,12 +114,12 @@ def test_of_very_many_process_groups_some_are_listed() -> None:
 
 
 def test_members_of_a_blamed_group_that_do_what_most_do_are_not_called_unlike_most() -> None:
-    groups = stacks.group(made_up.STACKS, made_up.PLACED)
+    groups = stacks.group(incident_journal.STACKS, incident_journal.PLACED)
     assert [(group.ranks, group.is_outlier) for group in groups] == [
         ((4,), True),
         ((0, 1, 2, 3, 5, 6, 7), False),
     ]
-    assert not any(group.is_outlier for group in stacks.group(made_up.STACKS, Localisation()))
+    assert not any(group.is_outlier for group in stacks.group(incident_journal.STACKS, Localisation()))
 
 
 # -- actions ----------------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def test_many_nodes_are_folded_in_what_was_done() -> None:
     bad, good = [f"n{i}" for i in range(1, 9)], [f"n{i}" for i in range(11, 19)]
     swaps = [inc.Replace(node=b, standby=g) for b, g in zip(bad, good, strict=True)]
     actions = (*(inc.Evict(node=b) for b in bad), *swaps, inc.Restart())
-    verdict = made_up.node("n1", 4, 1.0, "why")
-    decided = made_up.decided(0, 1, verdict, "how", *actions)
+    verdict = incident_journal.node("n1", 4, 1.0, "why")
+    decided = incident_journal.decided(0, 1, verdict, "how", *actions)
     assert actions_text(decided) == "evict n[1-8], n[11-18] take their slots, restart"
 
 
@@ -144,4 +144,7 @@ def test_many_nodes_are_folded_in_what_was_done() -> None:
     ],
 )
 def test_every_action_has_a_text(action: inc.Action, text: str) -> None:
-    assert actions_text(made_up.decided(0, 1, made_up.node("n1", 1, 1.0, ""), "", action)) == text
+    assert (
+        actions_text(incident_journal.decided(0, 1, incident_journal.node("n1", 1, 1.0, ""), "", action))
+        == text
+    )

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.report import incident_view
-from tests.unit.report import incident_journal as made_up
+from tests.unit.report import incident_journal
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -34,7 +34,7 @@ def utc() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def directory(utc: None, tmp_path_factory: pytest.TempPathFactory) -> JobDirectory:
-    return made_up.bundle_of_all(tmp_path_factory.mktemp("jobs") / str(made_up.JOB))
+    return incident_journal.bundle_of_all(tmp_path_factory.mktemp("jobs") / str(incident_journal.JOB))
 
 
 def screen(shown: RenderableType, width: int) -> str:
@@ -62,13 +62,15 @@ def listed(events: list[ev.AnyEvent], last: int | None = None, width: int = 120)
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_list(width: int) -> None:
-    text = screen(incident_view.render_list(incident_view.listing(made_up.whole(), None, "stopped")), width)
+    text = screen(
+        incident_view.render_list(incident_view.listing(incident_journal.whole(), None, "stopped")), width
+    )
     is_golden(f"incidents-{width}.txt", text)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
 def test_the_report_of_each_kind_of_incident(number: int, directory: JobDirectory) -> None:
-    is_golden(f"incident-{number}.txt", shown(directory, made_up.whole(), number))
+    is_golden(f"incident-{number}.txt", shown(directory, incident_journal.whole(), number))
 
 
 @pytest.mark.parametrize(
@@ -79,18 +81,18 @@ def test_the_folder_says_the_same(number: int, name: str, directory: JobDirector
 
 
 def test_the_newest_are_shown_and_the_others_counted() -> None:
-    text = listed(made_up.whole(), last=2)
+    text = listed(incident_journal.whole(), last=2)
     assert text.startswith("job 4711 (training): 2 incidents (4 older ones not shown)\n")
     assert "hang" not in text
 
 
 def test_a_job_without_incidents() -> None:
-    assert listed(made_up.start()) == "job 4711 (training): no incident\n"
+    assert listed(incident_journal.start()) == "job 4711 (training): no incident\n"
 
 
-KILL = [*made_up.start(), *made_up.rank_killed()]
-TESTED = [*made_up.start(), *made_up.not_a_number()]
-REQUEUED = [*made_up.start(), *made_up.network_alert()]
+KILL = [*incident_journal.start(), *incident_journal.rank_killed()]
+TESTED = [*incident_journal.start(), *incident_journal.not_a_number()]
+REQUEUED = [*incident_journal.start(), *incident_journal.network_alert()]
 
 
 @pytest.mark.parametrize(
@@ -123,14 +125,14 @@ def test_what_was_only_observed_is_not_reported_as_done(tmp_path: Path) -> None:
 
 def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
-        incident_view.gather(JobDirectory(tmp_path), made_up.whole(), 9, "")
+        incident_view.gather(JobDirectory(tmp_path), incident_journal.whole(), 9, "")
     with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 1; it has none$"):
-        incident_view.gather(JobDirectory(tmp_path), made_up.start(), 1, "")
+        incident_view.gather(JobDirectory(tmp_path), incident_journal.start(), 1, "")
 
 
 def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
-    directory = made_up.bundle_of_all(tmp_path)
+    directory = incident_journal.bundle_of_all(tmp_path)
     (directory.incidents / "003" / "stacks.json").write_text('{"localisation"')
-    text = shown(directory, made_up.whole(), 3)
+    text = shown(directory, incident_journal.whole(), 3)
     assert "stacks.json cannot be read: Input data was truncated" in text
     assert "In order" in text

@@ -11,7 +11,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
 from slurm_robust.report.incidents import IncidentStatus, incident_reports
-from tests.unit.report import incident_journal as made_up
+from tests.unit.report import incident_journal
 
 
 def launched(generation: int, restore_step: int) -> ev.GenerationLaunched:
@@ -36,7 +36,7 @@ def closed(number: int = 1) -> ev.IncidentClosed:
 
 
 def test_each_incident_of_a_job_has_its_own_report() -> None:
-    found = incident_reports(made_up.whole())
+    found = incident_reports(incident_journal.whole())
     assert [report.number for report in found] == [1, 2, 3, 4, 5, 6]
     assert [report.status for report in found] == [*[IncidentStatus.OVER] * 5, IncidentStatus.ENDED]
     assert [report.suspects for report in found] == [(), ("n2",), ("n3",), ("n4",), ("n6",), ()]
@@ -49,7 +49,7 @@ def test_each_incident_of_a_job_has_its_own_report() -> None:
 
 
 def test_the_root_is_who_failed_first_by_cause() -> None:
-    killed = incident_reports(made_up.whole())[0]
+    killed = incident_reports(incident_journal.whole())[0]
     assert killed.root is not None
     assert (killed.root.exit.rank, len(killed.failed)) == (3, 2)
 
@@ -74,8 +74,8 @@ def test_a_node_that_was_silent_while_slow_training_was_sampled_is_in_the_report
 
 
 def test_while_nodes_are_tested_nobody_is_blamed() -> None:
-    until_tested = made_up.not_a_number()[:3]
-    report = incident_reports([*made_up.start(), *until_tested])[0]
+    until_tested = incident_journal.not_a_number()[:3]
+    report = incident_reports([*incident_journal.start(), *until_tested])[0]
     assert (report.testing, report.blame, report.verdict) == (True, None, None)
     assert report.status is IncidentStatus.OPEN
 
@@ -120,5 +120,5 @@ def test_an_incident_that_was_never_closed_ends_where_the_next_begins() -> None:
 
 
 def test_a_report_survives_the_way_through_json() -> None:
-    report = incident_reports(made_up.whole())[3]
+    report = incident_reports(incident_journal.whole())[3]
     assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report

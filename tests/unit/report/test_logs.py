@@ -15,7 +15,7 @@ from slurm_robust.report.find import NoSuchJob
 from slurm_robust.report.logs import End, Logs, Wanted, wait
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 
 STARTED = run_started(job_id=7, nproc_per_node=2)
 ENDED = ev.RunEnded(t=2.0, code=0, reason="every rank ended with code 0")

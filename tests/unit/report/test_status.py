@@ -13,7 +13,7 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.report.status import render, status_at, status_of
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from slurm_robust.wire.messages import Progress
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
 from tests.ranks import run_ranks
-from tests.sharding import needs_fsdp2
-from tests.unit.worker import training
+from tests.torch_features import needs_fsdp2
+from tests.unit.worker import small_training
 
 
 class Counter:
@@ -98,19 +98,19 @@ def steps_of(store: CheckpointStore) -> list[int]:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_one_process_continues_bitwise(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKPOINTS", "straight")
-    straight = training.train("single", optimizer, 12, every=1)
+    straight = small_training.train("single", optimizer, 12, every=1)
     monkeypatch.setenv("CHECKPOINTS", "broken")
     broken: dict[int, float] = {}
     for until in (5, 6, 12):
-        result = training.train("single", optimizer, until, every=1)
+        result = small_training.train("single", optimizer, until, every=1)
         broken |= result["losses"]
     assert broken == straight["losses"]
     assert result["sha256"] == straight["sha256"]
 
 
 def test_steps_after_the_newest_checkpoint_are_run_again() -> None:
-    assert list(training.train("single", "sgd", 10, every=4)["losses"]) == list(range(10))
-    assert list(training.train("single", "sgd", 10, every=4)["losses"]) == [8, 9]
+    assert list(small_training.train("single", "sgd", 10, every=4)["losses"]) == list(range(10))
+    assert list(small_training.train("single", "sgd", 10, every=4)["losses"]) == [8, 9]
 
 
 def test_only_the_newest_are_kept() -> None:
@@ -121,12 +121,12 @@ def test_only_the_newest_are_kept() -> None:
 
 
 def test_a_damaged_checkpoint_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    training.train("single", "sgd", 6, every=1)
+    small_training.train("single", "sgd", 6, every=1)
     store = CheckpointStore("checkpoints")
     newest = store.parts(store.complete()[0])[0]
     newest.write_bytes(newest.read_bytes()[:-1000])
     with caplog.at_level(logging.WARNING):
-        assert list(training.train("single", "sgd", 6, every=1)["losses"]) == [5]
+        assert list(small_training.train("single", "sgd", 6, every=1)["losses"]) == [5]
     assert "step-00000005 is passed over" in caplog.text
 
 
@@ -321,7 +321,7 @@ def test_step_costs_microseconds_without_a_checkpoint(managed: ManagedWorker) ->
 
 
 class Ranks:
-    """Runs training.py as two ranks."""
+    """Runs small_training.py as two ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -332,7 +332,7 @@ class Ranks:
         result = self.folder / f"result-{self.runs}"
         common = {"WORLD_SIZE": "2", "CHECKPOINTS": str(self.folder / checkpoints)}
         environs = [{**common, "RANK": str(rank)} for rank in range(2)]
-        run_ranks(training.main, kind, optimizer, str(steps), result, environs=environs)
+        run_ranks(small_training.main, kind, optimizer, str(steps), result, environs=environs)
         return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(2)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.integrations.breaking import Example
+from tests.unit.integrations.killed_examples import Example
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--batch", "1", "--every", "5"]
@@ -32,7 +32,7 @@ def run(folder: Path, script: str, *options: str, ranks: int = 1) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SROBUST_")}
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        output, _ = process.communicate(timeout=100.0)
+        output, _ = process.communicate(timeout=250.0)
     finally:
         process.terminate()  # torchrun ends its ranks on TERM, not when it is killed
         process.wait(60.0)

@@ -37,9 +37,9 @@ from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.ranks import run_ranks
-from tests.sharding import needs_fsdp2
-from tests.unit.worker import training
-from tests.unit.worker.managed import RUN, Node
+from tests.torch_features import needs_fsdp2
+from tests.unit.worker import small_training
+from tests.unit.worker.worker_node import RUN, Node
 from tests.waiting import wait_for
 
 
@@ -178,21 +178,23 @@ def trained(node: Node, launch: Launcher) -> Model:
 
 
 def same_state(a: Model, b: Model) -> bool:
-    hashes = [training.state_hash(m.module.state_dict(), m.optimizer.state_dict()["state"]) for m in (a, b)]
+    hashes = [
+        small_training.state_hash(m.module.state_dict(), m.optimizer.state_dict()["state"]) for m in (a, b)
+    ]
     return hashes[0] == hashes[1]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_one_process_continues_bitwise(node: Node, launch: Launcher, optimizer: str) -> None:
     launch(1)
-    straight = training.train("single", optimizer, 12, every=1)
+    straight = small_training.train("single", optimizer, 12, every=1)
     broken: dict[int, float] = {}
     launch(2)
-    broken |= training.train("single", optimizer, 6, every=1)["losses"]
+    broken |= small_training.train("single", optimizer, 6, every=1)["losses"]
     launch(3, restore=token(4, 2), tier="memory")  # not the newest: one step is run again
-    broken |= training.train("single", optimizer, 8, every=1)["losses"]
+    broken |= small_training.train("single", optimizer, 8, every=1)["losses"]
     launch(4, restore=token(7, 3), tier="memory")
-    result = training.train("single", optimizer, 12, every=1)
+    result = small_training.train("single", optimizer, 12, every=1)
     assert list(result["losses"]) == [8, 9, 10, 11]
     assert broken | result["losses"] == straight["losses"]
     assert result["sha256"] == straight["sha256"]
@@ -359,7 +361,7 @@ def trained_by_ranks(
 ) -> list[dict[str, Any]]:
     result = node.folder / f"result-{generation}"
     environs = [node.environ(generation, rank, **options) for rank in range(node.world_size)]
-    run_ranks(training.main, kind, "adamw", str(steps), result, environs=environs)
+    run_ranks(small_training.main, kind, "adamw", str(steps), result, environs=environs)
     return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(node.world_size)]
 
 

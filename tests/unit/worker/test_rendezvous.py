@@ -10,7 +10,7 @@ import pytest
 
 from slurm_robust.agent.network import PortHolder
 from slurm_robust.worker.rendezvous import BACKLOG, patient, wait_until_listening
-from tests.unit.worker.zygotes import ScriptRunner
+from tests.unit.worker.script_runner import ScriptRunner
 
 
 def test_waiting_ends_as_soon_as_somebody_listens() -> None:

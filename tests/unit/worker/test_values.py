@@ -12,7 +12,7 @@ import torch.distributed as dist
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.testing.lagging_gpus import LaggingGpus
 from slurm_robust.worker.values import ScalarReader
-from tests.sharding import tensors
+from tests.torch_features import tensors
 
 debug = pytest.importorskip(f"{tensors.__name__}.debug")
 

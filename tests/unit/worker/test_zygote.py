@@ -14,7 +14,7 @@ import pytest
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.zygote import ASK_NVML
-from tests.unit.worker.zygotes import ScriptRunner, plain_python
+from tests.unit.worker.script_runner import ScriptRunner, plain_python
 
 pytestmark = pytest.mark.slow
 

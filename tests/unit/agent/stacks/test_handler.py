@@ -8,7 +8,7 @@ import pytest
 from slurm_robust.agent.stacks import handler
 from slurm_robust.agent.stacks.pyspy import CannotTake
 from slurm_robust.model.stacks import Frame
-from tests.unit.agent.stacks.programs import HANG, PREPARE, program
+from tests.unit.agent.stacks.handler_programs import HANG, PREPARE, program
 from tests.waiting import wait_for
 
 PYTHON_3_11 = """\

@@ -15,8 +15,8 @@ import pytest
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.stacks import ProcessKind, RankStacks
 from slurm_robust.worker.spawning import Exited
-from tests.unit.agent.stacks.programs import state_of
-from tests.unit.agent.stacks.workers import (
+from tests.unit.agent.stacks.handler_programs import state_of
+from tests.unit.agent.stacks.hanging_workers import (
     NAMES_LOADERS,
     RECORDS_GLOO,
     WITHOUT_CAPABILITIES,
@@ -115,7 +115,7 @@ def check_places(stacks: tuple[RankStacks, ...]) -> None:
     other = next(t for t in process(stacks[LOCK]).threads if not t.is_main)
     assert other.frames[0].function == "pass_gate"
     frame = next(t for t in process(stacks[C]).threads if t.is_main).frames[0]
-    assert frame.file.endswith("tests/unit/agent/stacks/training.py")
+    assert frame.file.endswith("tests/unit/agent/stacks/hanging_training.py")
     assert frame.line > 0
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.wire.messages import StacksTaken, TakeStacks
-from tests.unit.agent.harness import LocalJob, ScriptedController
-from tests.unit.agent.stacks.workers import RECORDS_GLOO, functions, process
+from tests.unit.agent.local_job import LocalJob, ScriptedController
+from tests.unit.agent.stacks.hanging_workers import RECORDS_GLOO, functions, process
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from slurm_robust.agent.stacks import pyspy
 from slurm_robust.agent.stacks.pyspy import CannotTake
 from slurm_robust.model.stacks import Frame, ThreadStack
-from tests.unit.agent.stacks.programs import HANG, program
+from tests.unit.agent.stacks.handler_programs import HANG, program
 from tests.waiting import wait_for
 
 # Of py-spy 0.4.3 with --native, shortened.

@@ -15,8 +15,8 @@ import pytest
 from slurm_robust.agent.stacks import StackTaker
 from slurm_robust.model.stacks import ProcessKind, RankStacks
 from slurm_robust.util.proc import descendants, process_table, read_process
-from tests.unit.agent.stacks.programs import HANG, PREPARE, program, state_of
-from tests.unit.agent.stacks.workers import functions, process
+from tests.unit.agent.stacks.handler_programs import HANG, PREPARE, program, state_of
+from tests.unit.agent.stacks.hanging_workers import functions, process
 from tests.waiting import wait_for
 
 BUDGET_S = 30.0

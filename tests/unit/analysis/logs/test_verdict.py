@@ -14,7 +14,7 @@ from slurm_robust.analysis.logs.rule import NOISE
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM as UNKNOWN
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Cause, Remedy
-from tests.unit.analysis.logs.labelled import labels, score
+from tests.unit.analysis.logs.labelled_logs import labels, score
 
 HERE = Path(__file__).parent
 TRACEBACK = """\

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.progress import FINISHED, RESTORE, PaceHistory, Progress
-from tests.unit.analysis.progress.simulated import BEAT_S, LOOK_S, Rank, Training, steady, times
+from tests.unit.analysis.progress.simulated_training import BEAT_S, LOOK_S, Rank, Training, steady, times
 
 LATE_S = BEAT_S + LOOK_S
 
@@ -27,7 +27,9 @@ LATE_S = BEAT_S + LOOK_S
 def test_steps_that_vary_by_less_than_the_factor_are_no_hang(
     shortest: float, factors: list[float], ranks: int, reported: bool
 ) -> None:
-    done = times([shortest * factor for factor in factors], begin=shortest)
+    # The end of a step is known a heartbeat later.
+    longest = max(shortest, 3.0 * shortest - LATE_S)
+    done = times([min(shortest * factor, longest) for factor in factors], begin=shortest)
     training = Training([Rank(done, reported=reported) for _ in range(ranks)])
     assert [verdict for verdict in training.until(done[-1]) if verdict.kind == "hang"] == []
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_robust.analysis.stacks.groups import covering, node_count, nodes_of
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.util.text import fold_ranks
-from tests.unit.analysis.stacks.build import PAPER
+from tests.unit.analysis.stacks.sample_stacks import PAPER
 from tests.unit.analysis.stacks.test_properties import layouts
 
 

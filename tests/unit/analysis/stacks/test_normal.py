@@ -8,7 +8,7 @@ from slurm_robust.analysis.stacks import fingerprint
 from slurm_robust.analysis.stacks.activity import Activity
 from slurm_robust.analysis.stacks.normal import doing, read_call
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
-from tests.unit.analysis.stacks.build import (
+from tests.unit.analysis.stacks.sample_stacks import (
     ALL_REDUCE,
     BACKWARD,
     BUSY_LOADER,

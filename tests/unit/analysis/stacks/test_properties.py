@@ -12,7 +12,7 @@ from slurm_robust.analysis.stacks import MOST_SHARE, localise, vote
 from slurm_robust.analysis.stacks.groups import node_count, nodes_of
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import RankStacks
-from tests.unit.analysis.stacks.build import (
+from tests.unit.analysis.stacks.sample_stacks import (
     ALL_GATHER,
     ALL_REDUCE,
     BARRIER,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
-from tests.unit.analysis.stacks.build import ALL_REDUCE, COMPUTE, DATA, PAPER, Frames, rank
+from tests.unit.analysis.stacks.sample_stacks import ALL_REDUCE, COMPUTE, DATA, PAPER, Frames, rank
 from tests.unit.analysis.stacks.test_properties import layouts
 
 FOUR = ParallelLayout.fit(4, 1, {}, "dp")

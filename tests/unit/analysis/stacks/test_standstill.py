@@ -10,7 +10,7 @@ from slurm_robust.analysis.stacks import localise
 from slurm_robust.analysis.stacks.groups import node_count, nodes_of
 from slurm_robust.analysis.stacks.localise import MOST_SHARE
 from slurm_robust.model.stacks import Localisation
-from tests.unit.analysis.stacks.standstill import Case, Fault, draw, stacks
+from tests.unit.analysis.stacks.simulated_hang import Case, Fault, draw, stacks
 
 LEAST_RIGHT, MOST_INNOCENT = 0.97, 0.01
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.analysis.stacks import localise, vote
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation
-from tests.unit.analysis.stacks.build import ALL_GATHER, COMPUTE, IRECV, PAPER, world
+from tests.unit.analysis.stacks.sample_stacks import ALL_GATHER, COMPUTE, IRECV, PAPER, world
 
 NOBODY = Localisation(reason="all ranks do the same")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.testing.fake_cluster import FakeCluster
-from tests.unit.nodes.hooks.hooked import Hooked
+from tests.unit.nodes.hooks.hook_node import Hooked
 
 
 @pytest.fixture

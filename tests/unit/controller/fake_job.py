@@ -35,7 +35,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
-from tests.unit.run_started import run_started
+from tests.unit.sample_events import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
 BUSY = (Phase.RUNNING, Phase.STOPPING)

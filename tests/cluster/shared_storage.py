@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.jobs import USER, find_process
+from tests.cluster.protected_job import USER, find_process
 from tests.waiting import wait_for
 
 HOME = f"/home/{USER}"

@@ -14,7 +14,7 @@ from enum import Enum
 
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
-from tests.unit.analysis.stacks.build import COMPUTE, DATA, TORCH, Frames, rank
+from tests.unit.analysis.stacks.sample_stacks import COMPUTE, DATA, TORCH, Frames, rank
 
 PER_NODE = 8
 MOST_AHEAD = 1000

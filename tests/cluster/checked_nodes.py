@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.installed import fill
+from tests.cluster.installed_hooks import fill
 from tests.waiting import wait_for
 
 FAULTS = "/run/srobust-faults"  # each node has its own /run
@@ -66,7 +66,7 @@ def slurm_conf(folder: Path) -> tuple[str, ...]:
     )
 
 
-class Patients:
+class CheckedNodes:
     """The nodes of a sandbox with these hooks."""
 
     def __init__(self, sandbox: Sandbox) -> None:

@@ -1,6 +1,6 @@
 """Programs for tests: one end of a stream of snapshots of rank 0, each in a process that can be killed.
 
-``python -m tests.unit.agent.processes source SHM JOB PORT MIB`` prints a line when the first snapshot is
+``python -m tests.unit.agent.copy_processes source SHM JOB PORT MIB`` prints a line when the first snapshot is
 there; ``... sink SHM JOB`` prints its port and receives until its input ends.
 """
 
@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from slurm_robust.model.copies import Peer
-from tests.unit.agent.nodes import MIB, Node, keys_in
+from tests.unit.agent.copy_nodes import MIB, Node, keys_in
 
 
 def source(shm: Path, job: Path, port: int, size: int) -> None:

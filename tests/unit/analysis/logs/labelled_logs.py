@@ -1,4 +1,4 @@
-"""The classifier against the labelled set. ``python -m tests.unit.analysis.logs.labelled`` prints it."""
+"""The classifier against the labelled set. ``python -m tests.unit.analysis.logs.labelled_logs`` prints it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.nodes.trees import plant
+from tests.unit.nodes.host_files import plant
 
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=python, GPU has fallen off the bus."
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"

@@ -2,9 +2,9 @@
 
 Run as a program it forks trainings and kills them::
 
-    python -m tests.unit.checkpoint.snapshots random FOLDER ROUNDS SEED   at random moments
-    python -m tests.unit.checkpoint.snapshots copying FOLDER              in the middle of a copy
-    python -m tests.unit.checkpoint.snapshots committing FOLDER           copied, but not yet whole
+    python -m tests.unit.checkpoint.snapshot_training random FOLDER ROUNDS SEED   at random moments
+    python -m tests.unit.checkpoint.snapshot_training copying FOLDER              in the middle of a copy
+    python -m tests.unit.checkpoint.snapshot_training committing FOLDER           copied, but not yet whole
 
 and prints a line of JSON per round: the last step whose step() was begun, and what whole images hold.
 """
