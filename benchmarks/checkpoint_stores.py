@@ -131,6 +131,7 @@ def _flush(ours: Ours, folder: Path) -> float:
         checkpoint=ours.ref,
         world_size=1,
         places={Tier.STORAGE: str(folder / CHECKPOINTS)},
+        job_dir=str(folder / "job"),
         run_id=RUN,
     )
     words = [sys.executable, "-m", "slurm_robust.checkpoint.flush"]

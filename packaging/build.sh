@@ -64,11 +64,13 @@ sys.path.insert(0, "/usr/lib/slurm-robust")
 sys.executable = "/usr/lib/slurm-robust/python"
 try:
     from $2 import $3
+
+    code = $3()
 except ImportError as error:
     # While the package is being replaced. Not 1, which would say that the node must not run jobs.
     print(f"$1: {error}", file=sys.stderr)
     sys.exit(70)
-sys.exit($3())
+sys.exit(code)
 EOF
     chmod 755 "$STAGE/usr/bin/$1"
 }
@@ -95,7 +97,7 @@ stage() {
     mkdir -p "$LIB"
     modules
     interpreter
-    launcher srobust slurm_robust.cli.main main
+    launcher srobust slurm_robust.cli.__main__ program
     launcher srobust-node slurm_robust.nodes.hooks.command program
     (cd "$LIB" && PYTHONPATH=. "$PYTHON" -s -c '
 import sys

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -179,11 +180,21 @@ class Tree:
         }
         ours = {item.path: item.digest for item in wanted if item.path not in foreign}
         still = {step.path: before.digests[step.path] for step in kept if step.path in before.digests}
+        folder = self.path(MANIFEST).parent
+        is_new, is_begun = not folder.exists(), False
         try:
             self._remember(Manifest(version=version, digests={**before.digests, **ours}))
-            kept += [left for step in steps if (left := self._do(step))]
+            for step in steps:
+                left = self._do(step)
+                kept += [left] if left else []
+                is_begun = True
             self._remember(Manifest(version=version, digests={**still, **ours}))
         except OSError as error:
+            if not is_begun:  # nothing was written, so nothing is to be remembered
+                with suppress(OSError):
+                    self._remember(before)
+                    if is_new:
+                        folder.rmdir()
             reason = error.strerror or str(error)
             raise InstallError(f"{error.filename}: {reason}", "run it again when that is mended") from error
         return kept

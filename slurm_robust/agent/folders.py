@@ -12,6 +12,7 @@ from pathlib import Path
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.nodefolders import SHARED_MEMORY, folder_name
 from slurm_robust.model.record import Record
+from slurm_robust.util.files import make_folder
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 
 
@@ -80,7 +81,7 @@ class EpochRead(Record):
 def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:
     """Make the folders in which these workers are about to write. Raises ``OSError``."""
     for folder in {job.worker_log(generation, rank, "out").parent for rank in ranks}:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, below=job.path)
 
 
 def read_epoch(epochs: Path) -> EpochRead:

@@ -19,9 +19,10 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.part import Sidecar, corrupt, encode_sidecar, read_sidecar, verify_items
 from slurm_robust.checkpoint.state import Snapshot
-from slurm_robust.checkpoint.store import METADATA, CheckpointStore, publishing
+from slurm_robust.checkpoint.store import METADATA, CheckpointStore
 from slurm_robust.checkpoint.tree import unflatten
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.util.files import replacing
 from slurm_robust.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ def write_metadata(store: CheckpointStore, checkpoint: CheckpointId) -> None:
     Raises :class:`CheckpointError` if one of these is damaged or foreign, or ``OSError``.
     """
     sidecars = _sidecars(store, checkpoint)
-    with publishing(store.folder(checkpoint) / METADATA) as path:
+    with replacing(store.folder(checkpoint) / METADATA, durable=True) as path:
         dcp.write_metadata(path, sidecars)
 
 

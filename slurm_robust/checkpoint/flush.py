@@ -37,6 +37,7 @@ class FlushOrder(Record):
     checkpoint: CheckpointId
     world_size: int
     places: dict[Tier, str]  # those of the run's shared tiers, all of which get them
+    job_dir: str  # the job's folder, which is not made here
     run_id: str
     layout: str | None = None  # None: any
 
@@ -99,6 +100,7 @@ def flush(order: FlushOrder) -> None:
             image = images[rank]
             tiers = rank_tiers(
                 order.places,
+                job_dir=order.job_dir,
                 run_id=order.run_id,
                 rank=rank,
                 world_size=order.world_size,

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,8 +45,10 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOL
 class CheckpointStore:
     """The checkpoints in one folder. Holds nothing open; every call reads the folder anew."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, make: Callable[[Path], None] = make_folder) -> None:
+        """``make``: makes folders at ``path`` and below. Raises ``OSError``."""
         self.path = Path(path)
+        self._make = make
 
     def present(self) -> list[CheckpointId]:
         """All that have a folder here, complete or not, in no order."""
@@ -103,15 +105,24 @@ class CheckpointStore:
 
     @contextmanager
     def publishing(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Iterator[Path]:
-        """Publish one sidecar, after its data: write the path that this yields; see :func:`publishing`."""
-        with publishing(self.part_path(checkpoint, rank, world_size)) as path:
+        """Publish one sidecar, after its data: write the path that this yields. At the end it has its name.
+
+        Whole, and durable. After an exception the unfinished file is removed. Raises ``OSError``.
+        """
+        with self._publishing(self.part_path(checkpoint, rank, world_size)) as path:
             yield path
 
     @contextmanager
     def publishing_data(self, checkpoint: CheckpointId, rank: int) -> Iterator[Path]:
         """Put the data of one part in place, which count once their sidecar is there."""
-        with publishing(self.data_path(checkpoint, rank)) as path:
+        with self._publishing(self.data_path(checkpoint, rank)) as path:
             yield path
+
+    @contextmanager
+    def _publishing(self, final: Path) -> Iterator[Path]:
+        self._make(final.parent)
+        with replacing(final, durable=True) as beside:
+            yield beside
 
     def latest(self) -> CheckpointId | None:
         """What the pointer file names, None while there is none. Raises ``OSError``."""
@@ -131,7 +142,7 @@ class CheckpointStore:
             )
             if not alone or newest is None or self.latest() == newest:
                 return self.latest()
-            with publishing(self.path / LATEST) as path:
+            with replacing(self.path / LATEST, durable=True) as path:
                 path.write_text(str(newest) + "\n")
             return newest
 
@@ -225,17 +236,6 @@ class CheckpointStore:
                     (self.path / name).rmdir()
                 except OSError:
                     pass  # not empty: it holds a checkpoint that is kept
-
-
-@contextmanager
-def publishing(final: Path) -> Iterator[Path]:
-    """Write the path that this yields, and at the end it is ``final``: whole, and durable.
-
-    Makes the folder. After an exception the unfinished file is removed. Raises ``OSError``.
-    """
-    make_folder(final.parent)
-    with replacing(final, durable=True) as beside:
-        yield beside
 
 
 def _taken(lock: int) -> bool:

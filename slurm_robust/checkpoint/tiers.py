@@ -11,6 +11,7 @@ docs/adding-a-tier.md says what a new one takes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +21,7 @@ from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId, Copy, Tier
+from slurm_robust.model.place import make_in_job
 
 if TYPE_CHECKING:
     from slurm_robust.checkpoint.state import Snapshot
@@ -97,12 +99,12 @@ def shared_tiers(places: Places) -> dict[Tier, SharedTier]:
 
 
 def rank_tiers(
-    places: Places, *, run_id: str, rank: int, world_size: int, layout: str
+    places: Places, *, job_dir: str, run_id: str, rank: int, world_size: int, layout: str
 ) -> dict[Tier, RankTier]:
-    """One rank's view of the shared tiers, nearest first. Imports torch."""
+    """One rank's view of the shared tiers, nearest first. ``job_dir``: the job's folder. Imports torch."""
     from slurm_robust.checkpoint.disk import DiskTier
 
-    store = CheckpointStore(places[Tier.STORAGE])
+    store = CheckpointStore(places[Tier.STORAGE], partial(make_in_job, Path(job_dir), run_id))
     return {Tier.STORAGE: DiskTier(store, run_id=run_id, rank=rank, world_size=world_size, layout=layout)}
 
 

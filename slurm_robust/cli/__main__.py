@@ -1,10 +1,20 @@
-"""``python -m slurm_robust.cli`` is ``srobust`` where no script directory is on the PATH."""
+"""``srobust``, also as ``python -m slurm_robust.cli`` where no script directory is on the PATH."""
 
 from __future__ import annotations
 
 import sys
 
-from slurm_robust.cli.main import main
+
+def program() -> int:
+    """Run one command; returns the exit code. Ctrl-C ends it without a traceback also while it is loaded."""
+    try:
+        from slurm_robust.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        print("srobust: interrupted", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

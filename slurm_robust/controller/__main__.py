@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
+from slurm_robust.model.place import make_in_job
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
@@ -260,6 +262,7 @@ def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, checkpoints
         command,
         replay,
         checkpoints,
+        partial(make_in_job, directory.path, plan.run_id),
     )
 
 

@@ -27,6 +27,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.place import FolderGone, check_in_place
 from slurm_robust.policy.restore import retained
 from slurm_robust.report import bundle
 from slurm_robust.report.ettr import productivity
@@ -83,6 +84,7 @@ class Loop:
         self._gone_noted = False
         self._trouble = ""  # of the journal, as it was reported
         self._restored = 0  # events of the journal, as far as they were reported
+        self._folder_gone = False  # as it was reported
         self._pruning = False
         self._acts: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
@@ -213,9 +215,11 @@ class Loop:
             newest = newest_epoch(self._directory.epochs)
         except OSError:
             newest = None  # storage does not answer now; asked again in a second
+        folder_gone = self._is_folder_gone()
 
         def report() -> None:
             self._slow_busy = False
+            self._report_folder(folder_gone)
             for refusal in news.refusals:
                 self._core.on_refusal(refusal.node, refusal.text, refusal.job_code)
             for end in news.ends:
@@ -228,6 +232,29 @@ class Loop:
                 self._code = int(ExitCode.OTHER_CONTROLLER)
 
         return report
+
+    def _is_folder_gone(self) -> bool:
+        try:
+            check_in_place(self._directory.path, self._core.state.run_id)
+        except FolderGone:
+            return True
+        except OSError:
+            return self._folder_gone  # storage does not answer now
+        return False
+
+    def _report_folder(self, is_gone: bool) -> None:
+        if is_gone == self._folder_gone:
+            return
+        self._folder_gone, path = is_gone, self._directory.path
+        text = f"the job's folder is back: {path}"
+        if is_gone:
+            text = (
+                f"the job's folder {path} was moved or removed, or another one is in its place: put it "
+                "back; training goes on, but until then no checkpoint gets there, recovery may fail, and "
+                "srobust status, logs and drill do not find the job"
+            )
+        self._core.note(text, "", self._now())
+        say(text)
 
     def _learn_switches(self) -> Callable[[], None]:
         """In the background: which nodes hang on the same leaf switch, for the choice of peers."""

@@ -79,7 +79,9 @@ def replay(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, js
     # Slurm's own answer: the variables are stale once a node is lost.
     allocation = slurm.allocation(allocation_from_environment(os.environ).job_id)
     slots, _, nproc = sizes(config, allocation)
-    replays = job_directory(config, os.environ, allocation.job_id, "").path / "replays"
+    directory = job_directory(config, os.environ, allocation.job_id, "")
+    preflight.make_directory(directory)
+    replays = directory.path / "replays"
     # When Slurm or a shell ends this process, the steps must end as with Ctrl-C: they would outlive it.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -165,10 +165,18 @@ def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_ru
     return tuple(warnings)
 
 
-def open_directory(directory: JobDirectory) -> None:
-    """Make the job directory with its folders, readable by its owner only. Raises PreflightError."""
+def make_directory(directory: JobDirectory) -> None:
+    """Make the job directory, readable by its owner only. Raises PreflightError."""
     try:
         jobfolder.make(directory.path)
+    except OSError as error:
+        raise _no_directory(directory, error) from error
+
+
+def open_directory(directory: JobDirectory) -> None:
+    """Make the job directory with its folders, readable by its owner only. Raises PreflightError."""
+    make_directory(directory)
+    try:
         for folder in (directory.epochs, directory.agents, directory.incidents):
             folder.mkdir(exist_ok=True, mode=0o700)
         probe = directory.path / f".probe-{secrets.token_hex(4)}"

@@ -14,7 +14,7 @@ from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobFinished, JobNotFound, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Allocation, SlurmVersion
-from slurm_robust.slurm.requeue import Clock, Outcome, Stage, StageOutcome, SystemClock, requeue_without
+from slurm_robust.slurm.requeue import Clock, Outcome, StageOutcome, SystemClock, requeue_without
 from slurm_robust.slurm.requeue_plan import affordable, waiting_advice
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
@@ -56,9 +56,14 @@ class Requeuer:
         ``answer`` gets what Slurm says, again when all is done. Never raises for Slurm or files.
         """
 
+        taken = False
+
         def report_stage(stage: StageOutcome) -> None:
+            nonlocal taken
             report(stage.stage.value, stage.ok, stage.detail)
-            if stage.stage is Stage.REQUEUE and stage.ok:
+            if stage.ok and not taken:
+                # What follows the requeue proves it, too: its own command may have died of the TERM.
+                taken = True
                 answer(RequeueAnswer(said=Said.TAKEN))
 
         try:

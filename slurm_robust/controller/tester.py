@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from slurm_robust.config.job import ReplayConfig
@@ -13,6 +13,7 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand, Replayer
 from slurm_robust.diagnostics.runner import Diagnoser
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.util.files import make_folder
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,10 @@ class Tester(Protocol):
 
 
 class StepTester:
-    """Tests by job steps. ``storage`` is the folder whose file system is tested, "" for none."""
+    """Tests by job steps.
+
+    ``storage`` is the folder whose file system is tested, "" for none; ``make`` makes it.
+    """
 
     def __init__(
         self,
@@ -43,18 +47,20 @@ class StepTester:
         command: ReplayCommand,
         config: ReplayConfig,
         storage: str,
+        make: Callable[[Path], None] = make_folder,
     ) -> None:
         self._diagnoser = diagnoser
         self._replayer = replayer
         self._command = command
         self._config = config
         self._storage = storage
+        self._make = make
 
     def test(self, nodes: Sequence[str], *, bitwise: bool, budget_s: float) -> Diagnosis:
         """See :class:`Tester`."""
         if self._storage:
             with suppress(OSError):  # the test of the storage reports it
-                os.makedirs(self._storage, exist_ok=True)  # before the first checkpoint there is none
+                self._make(Path(self._storage))  # before the first checkpoint there is none
         try:
             return self._diagnoser.diagnose(nodes, bitwise=bitwise, storage=self._storage, budget_s=budget_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on

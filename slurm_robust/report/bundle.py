@@ -23,6 +23,7 @@ from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.report import incident_text
 from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
+from slurm_robust.util.files import make_folder
 from slurm_robust.util.text import clock, date_and_time, one_line
 
 MIB = 1024 * 1024
@@ -77,7 +78,7 @@ def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) ->
     report = next((s for s in reversed(incident_reports(events)) if s.number == number), None)
     if report is None:
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, below=directory.path)
     remove_leftovers(folder)
     write(folder / "incident.json", _encoded(report))
     write_lines(folder / "README.txt", readme(report))
@@ -92,7 +93,7 @@ def save_stacks(
 ) -> None:
     """Write ``stacks.json`` and ``stacks.txt``. Raises ``OSError``."""
     folder = folder_of(directory, number)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, below=directory.path)
     write_lines(folder / "stacks.txt", stack_text.stacks_text(stacks, localisation))
     write(folder / "stacks.json", stack_text.bounded(stacks, localisation, MOST_STACKS))
 
@@ -105,7 +106,7 @@ def save_alerts(
     ``t``: the time from which their ages count, in seconds since 1970 (by default now). Raises ``OSError``.
     """
     folder = folder_of(directory, number)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, below=directory.path)
     saved = _newest(alerts, time.time() if t is None else t, MOST_ALERTS)
     write_lines(folder / "alerts.txt", alerts_text(saved))
     write(folder / "alerts.json", msgspec.json.encode(saved) + b"\n")
@@ -187,13 +188,13 @@ def copy_tails(directory: JobDirectory, report: IncidentReport, folder: Path) ->
         old.unlink(missing_ok=True)
     for target, source in planned.items():
         try:
-            _copy_tail(source, target)
+            _copy_tail(source, target, folder)
         except OSError as error:
             failed = failed or error
     return failed
 
 
-def _copy_tail(source: Path, target: Path) -> None:
+def _copy_tail(source: Path, target: Path, folder: Path) -> None:
     try:
         with source.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_TAIL))
@@ -201,7 +202,7 @@ def _copy_tail(source: Path, target: Path) -> None:
     except FileNotFoundError:
         return  # a rank that never got as far as its own output
     if data:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent, below=folder)
         write(target, data)
 
 

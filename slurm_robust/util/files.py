@@ -42,12 +42,15 @@ def replacing(path: Path, *, durable: bool) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
-def make_folder(path: Path) -> None:
-    """``mkdir -p`` whose result survives a power cut. Raises ``OSError``."""
-    if path.is_dir():
+def make_folder(path: Path, *, below: Path | None = None) -> None:
+    """``mkdir -p`` whose result survives a power cut. Raises ``OSError``.
+
+    ``below``: a folder that must be there already; what is made in it is closed to others (0700).
+    """
+    if path.is_dir() or path == below:
         return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
+    make_folder(path.parent, below=below)
+    path.mkdir(0o777 if below is None else 0o700, exist_ok=True)
     sync(path.parent)
 
 

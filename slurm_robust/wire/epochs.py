@@ -41,7 +41,7 @@ def take_epoch(
 
     Goes upward when another controller wins the race. Raises ``OSError``.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     epoch = max(_numbers(folder), default=0) + 1
     while True:
         record = EpochRecord(epoch=epoch, host=host, addresses=addresses, port=port, pid=pid, run_id=run_id)

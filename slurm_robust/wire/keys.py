@@ -57,7 +57,6 @@ def create_keys(folder: Path) -> None:
 
     Safe against another process that does the same at the same time: both end with the same keys.
     """
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_own_folder(folder)
     for name in (_SERVER, _CLIENT):
         if not (folder / name).exists():

@@ -19,7 +19,9 @@ from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util import process
+from slurm_robust.util.files import make_folder
 from slurm_robust.worker import crash, dump, rendezvous, script, spawning
+from slurm_robust.worker.environment import JOB_DIR
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
 from slurm_robust.worker.step_record import RecordError, StepRecord
 
@@ -109,7 +111,8 @@ def _open_log(path: str) -> int:
         return os.open(path, flags, 0o640)
     except FileNotFoundError:
         # The agent, which makes the folder for all ranks of the node, is not so far yet.
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        job = os.environ.get(JOB_DIR)
+        make_folder(Path(path).parent, below=Path(job) if job else None)
         return os.open(path, flags, 0o640)
 
 

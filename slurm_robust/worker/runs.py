@@ -232,7 +232,12 @@ class ManagedRun:
             rank, world_size = _place(self._environ)
             own = self._environment
             self._tiers = rank_tiers(
-                own.places, run_id=own.run_id, rank=rank, world_size=world_size, layout=own.layout
+                own.places,
+                job_dir=own.job_dir,
+                run_id=own.run_id,
+                rank=rank,
+                world_size=world_size,
+                layout=own.layout,
             )
         return self._tiers
 

@@ -98,6 +98,7 @@ class Flusher:
     def __init__(
         self,
         *,
+        job_dir: str,
         run_id: str,
         places: Places,
         kept: Sequence[KeptTier],
@@ -108,6 +109,7 @@ class Flusher:
         writer: StorageWriter | None = None,
     ) -> None:
         """In a thread are called: ``on_done`` when a step is done or given up, ``on_local`` after a copy."""
+        self._job_dir = job_dir
         self._run_id = run_id
         self._places = dict(places)
         self._kept = kept
@@ -206,6 +208,7 @@ class Flusher:
             checkpoint=wanted.checkpoint,
             world_size=wanted.world_size,
             places=self._places,
+            job_dir=self._job_dir,
             run_id=self._run_id,
             layout=wanted.layout,
         )

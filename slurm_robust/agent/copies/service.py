@@ -96,6 +96,7 @@ class CopyService:
         remove_leftovers(self._parts.paths, self._notes)
         self._buffers = PeerBuffers(memory)
         self._flusher = Flusher(
+            job_dir=str(job.path),
             run_id=spec.run_id,
             places={tier: place for tier, place in places.items() if tier.is_shared},
             kept=self._parts.kept,

@@ -48,7 +48,12 @@ class Requeueing:
             self._hear(core, answer, now)
         if core.leaving and not self._ordered_to_end:
             self._ordered_to_end, self._changed = True, now.mono
-        patience = patience_s(taken=self._taken, done=self._done, ordered_to_end=self._ordered_to_end)
+        patience = patience_s(
+            taken=self._taken,
+            done=self._done,
+            ordered_to_end=self._ordered_to_end,
+            asked=self._again is None,
+        )
         if now.mono - self._changed >= patience:
             return self._leave(core)
         if (self._again is not None and now.mono >= self._again) or now.mono - self._asked > LOST_S:

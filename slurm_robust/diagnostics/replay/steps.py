@@ -258,7 +258,7 @@ class _Group:
 
 def _new_folder(parent: Path) -> Path:
     """``replay-1``, ``replay-2``, … in ``parent``. Raises ``OSError``."""
-    parent.mkdir(parents=True, exist_ok=True)
+    parent.mkdir(mode=0o700, exist_ok=True)
     number = 1
     while True:
         folder = parent / f"replay-{number}"

@@ -293,8 +293,17 @@ class _Drainer:
                     self._put(reason="", unverified=False)
                 return
             self._log.write("returned_by_others", reason=record.reason)
-            # The causes stay: it may be a quarantine that has resumed it, which asks what is to be proven.
-            self._put(reason="", passes=0, unproven=0, stays=False, waits_until=0.0, tries=0)
+            # The causes and the reason stay: it may be a quarantine that has resumed it, which asks what is
+            # to be proven, and drains it again with that reason when it is interrupted.
+            self._put(
+                reason="",
+                former=record.reason,
+                passes=0,
+                unproven=0,
+                stays=False,
+                waits_until=0.0,
+                tries=0,
+            )
 
     def _nothing(self, node: Node, decision: drain.DrainDecision, conclusion: Conclusion) -> DrainResult:
         if not conclusion.fit:

@@ -53,7 +53,8 @@ class OwnDrain(Record):
     """What we wrote to Slurm; empty while no drain of ours stands."""
 
     former: str = ""
-    """The reason before, while Slurm has not answered whether it took the new one."""
+    """The reason before, while Slurm has not answered whether it took the new one, or since somebody else has
+    undone the drain."""
 
     since: float = 0.0
     causes: tuple[Cause, ...] = ()

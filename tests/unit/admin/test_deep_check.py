@@ -67,3 +67,11 @@ def test_the_node_itself_says_which_reasons_are_ours(config: NodeConfig, tmp_pat
     found = examine(config, Host(tmp_path / "root"), 1000.0)
     assert found.reasons == ("srobust: fan stands still", "srobust: quarantine: fan stands still")
     assert found.fault == ""
+
+
+def test_a_drain_that_a_hook_saw_undone_is_still_known(config: NodeConfig, tmp_path: Path) -> None:
+    file = DrainFile(Path(config.paths.state))
+    file.path.parent.mkdir()
+    file.save(OwnDrain(former="srobust: fan stands still", causes=(Cause(check="site.fan"),)))
+    found = examine(config, Host(tmp_path / "root"), 1000.0)
+    assert found.reasons == ("srobust: fan stands still",)

@@ -404,6 +404,16 @@ def test_an_interrupted_installation_is_removed_as_well(tmp_path: Path) -> None:
     assert not tree.path(MANIFEST).exists()
 
 
+def test_an_installation_that_cannot_write_its_first_file_leaves_nothing(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    (tmp_path / "x").write_text("a file where a folder should be")
+    wanted = [Item(path="/x/y", text="1"), Item(path="/a", text="1")]
+    with pytest.raises(InstallError, match="x"):
+        tree.carry_out(tree.steps(wanted), wanted, "1")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "x"]
+    assert not tree.path(MANIFEST).parent.exists()
+
+
 def test_a_damaged_manifest_is_an_error_with_its_reason(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.path(MANIFEST).parent.mkdir(parents=True)

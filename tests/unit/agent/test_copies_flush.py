@@ -187,6 +187,7 @@ def test_a_writer_that_hangs_is_killed_in_the_end(tmp_path: Path) -> None:
         checkpoint=CheckpointId(generation=1, step=1),
         world_size=1,
         places={},
+        job_dir="/",
         run_id=RUN,
         layout="",
     )

@@ -87,6 +87,7 @@ class Writer:
             "checkpoint": {"generation": 3, "step": step},
             "world_size": 2,
             "places": {"storage": str(self.folder)},
+            "job_dir": str(self.folder.parent / "job"),
             "run_id": "run",
             "layout": "dp2",
             **changes,
@@ -220,6 +221,36 @@ def test_a_full_storage_is_answered_and_leaves_nothing(
     assert writer.answer()["ok"]
 
 
+@pytest.mark.slow
+def test_a_jobs_folder_that_was_moved_is_not_made_again(
+    start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
+) -> None:
+    umask = os.umask(0o022)
+    try:
+        writer = start()
+    finally:
+        os.umask(umask)
+    job, away = tmp_path / "job", tmp_path / "away"
+    job.mkdir(mode=0o700)
+    (job / "job.json").write_text('{"run_id": "run"}')
+    places = {"storage": str(job / "checkpoints")}
+    job.rename(away)
+    writer.send(images, places=places)
+    assert f"the job's folder {job} was moved or removed: put it back" in writer.answer()["error"]
+    assert not job.exists()
+    job.mkdir()  # somebody else's
+    writer.send(images, places=places)
+    assert "was moved or removed" in writer.answer()["error"]
+    assert list(job.iterdir()) == []
+    job.rmdir()
+    away.rename(job)
+    writer.send(images, places=places)
+    assert writer.answer()["ok"]
+    assert CheckpointStore(job / "checkpoints").complete(2) == [REF]
+    made = [path for path in (job / "checkpoints", *(job / "checkpoints").rglob("*")) if path.is_dir()]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+
+
 def flush_for_ever(order: FlushOrder, base: Path) -> int:
     """A child process that flushes the same snapshot into one folder after the other until it is killed."""
     child = os.fork()
@@ -237,6 +268,7 @@ def test_a_writer_that_is_killed_leaves_no_half_part(images: dict[int, Path], tm
         checkpoint=REF,
         world_size=2,
         places={},
+        job_dir=str(tmp_path / "job"),
         run_id="run",
     )
     chance = random.Random(7)

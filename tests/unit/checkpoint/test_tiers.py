@@ -70,7 +70,7 @@ class Storage:
         self.tier = shared_tiers(self._places)[Tier.STORAGE]
 
     def of_rank(self, rank: int, run_id: str = "run") -> DiskTier:
-        tiers = rank_tiers(self._places, run_id=run_id, rank=rank, world_size=2, layout="")
+        tiers = rank_tiers(self._places, job_dir="/job", run_id=run_id, rank=rank, world_size=2, layout="")
         found = tiers[Tier.STORAGE]
         assert isinstance(found, DiskTier)
         return found

@@ -242,3 +242,12 @@ def test_every_option_with_a_value_is_known_to_the_splitter() -> None:
     parser = dict(tree(make_parser()))["srobust run"]
     with_value = {o for action in parser._actions if action.nargs is None for o in action.option_strings}
     assert with_value == {*run.OWN_OPTIONS, *run.OTHER_VALUE_OPTIONS}
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path) -> None:
+    """The first module that it loads from here stands for any: the signal comes in the middle of it."""
+    (tmp_path / "argparse.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "from slurm_robust.cli.__main__ import program; sys.exit(program())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, "srobust: interrupted\n")

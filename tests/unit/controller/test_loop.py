@@ -29,6 +29,7 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import JobState
@@ -58,7 +59,8 @@ class Hands:
     ) -> None:
         directory = JobDirectory(path)
         self.store = CheckpointStore(path / "checkpoints")
-        state = JobState(slots=("n1", "n2"), generation=3, sealed={1: 4})
+        state = JobState(run_id="7-abcd", slots=("n1", "n2"), generation=3, sealed={1: 4})
+        directory.spec.write_text('{"run_id": "7-abcd"}')
         self.core = Core(config, state, build, ToGathering(), read_clocks())
         self.journal = Journal(directory.journal, disk)
         self.slurm = slurm = FakeSlurm()
@@ -381,3 +383,22 @@ def test_a_controller_whose_journal_nobody_writes_ends(tmp_path: Path) -> None:
         hands = Hands(tmp_path, server, JobConfig(), Broken())
         with pytest.raises(RuntimeError, match="has died"):
             hands.do(NOTED)
+
+
+def test_the_jobs_folder_that_is_gone_is_reported_and_not_made_again(
+    hands: Hands, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, away = tmp_path, tmp_path.with_name("away")
+    hands.turn_until(lambda: not hands.loop._slow_busy)
+    hands.loop._slow_at = 0.0
+    job.rename(away)
+    hands.turn_until(lambda: hands.loop._folder_gone)
+    moved = f"the job's folder {job} was moved or removed, or another one is in its place: put it back"
+    assert moved in capfd.readouterr().out
+    hands.do(fx.SaveSuspect(suspect=Suspect(node="n1", job_id=7, t=1.0, reason="dead")))
+    hands.wait(lambda: any(isinstance(event, ev.StageDone) for event in hands.journal.events))
+    assert not job.exists()
+    away.rename(job)
+    hands.loop._slow_at = 0.0
+    hands.turn_until(lambda: not hands.loop._folder_gone)
+    assert f"the job's folder is back: {job}" in capfd.readouterr().out

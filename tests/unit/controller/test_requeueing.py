@@ -15,8 +15,9 @@ from slurm_robust.controller.stages.table import begin
 from slurm_robust.controller.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
-from slurm_robust.policy.requeueing import GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
+from slurm_robust.policy.requeueing import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
 from slurm_robust.report.status import status_at
+from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.controller.fake_job import Job
@@ -95,6 +96,41 @@ def test_the_term_of_the_requeue_itself_may_come_before_its_answer() -> None:
     hear(job, DONE)
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.REQUEUED
+
+
+def test_a_slow_answer_still_tells_the_term_of_the_requeue_from_the_owners() -> None:
+    job = leaving()
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
+    job.pass_time(ANSWER_COMES_S - 2)
+    assert job.stage == "Requeueing"
+    hear(job, DONE)
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.REQUEUED
+
+
+def test_the_owner_is_obeyed_where_an_order_to_slurm_has_no_answer_at_all() -> None:
+    job = leaving()
+    assert told_to_end(job) <= ANSWER_COMES_S + 1
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.TERMINATED
+
+
+class DiesOfTerm(FakeSlurm):
+    """``scontrol requeue`` dies of the TERM that it causes, so nobody hears that Slurm took the order."""
+
+    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+        super().requeue(job_id, hold=hold)
+        raise CommandFailed("scontrol requeue: ended by SIGTERM")
+
+
+def test_a_requeue_whose_command_died_is_seen_by_what_follows(tmp_path: Path) -> None:
+    slurm = DiesOfTerm()
+    job_id = slurm.submit(SubmitRequest(command=("x",), nodes=1))
+    said: list[Said] = []
+    Requeuer(slurm, job_id, 0, tmp_path / "requeue.jsonl", start_now=False).ask(
+        ("n1",), lambda *_: None, lambda answer: said.append(answer.said)
+    )
+    assert said == [Said.TAKEN, Said.DONE]
 
 
 @pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT)])

@@ -68,3 +68,17 @@ def test_folders_are_made_as_far_as_they_are_missing(tmp_path: Path) -> None:
     files.make_folder(tmp_path / "a" / "b" / "c")
     assert files.names_in(tmp_path / "a" / "b") == ["c"]
     assert files.names_in(tmp_path / "missing") == []
+
+
+def test_a_folder_that_must_be_there_is_not_made_and_what_is_made_in_it_is_closed(tmp_path: Path) -> None:
+    job = tmp_path / "7"
+    with pytest.raises(FileNotFoundError):
+        files.make_folder(job / "a" / "b", below=job)
+    assert not job.exists()
+    job.mkdir()
+    umask = os.umask(0o022)
+    try:
+        files.make_folder(job / "a" / "b", below=job)
+    finally:
+        os.umask(umask)
+    assert [path.stat().st_mode & 0o777 for path in (job / "a", job / "a" / "b")] == [0o700, 0o700]

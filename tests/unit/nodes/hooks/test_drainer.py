@@ -113,12 +113,16 @@ def test_a_reason_that_a_person_changed_is_the_persons(hooked: Hooked) -> None:
 
 def test_a_node_that_a_person_returned_is_judged_anew(hooked: Hooked) -> None:
     hooked.run(bad())
+    drained_for = hooked.reason
     hooked.slurm.resume(["n1"])
     assert hooked.run(good()).action is DrainAction.NOTHING
     assert hooked.log.names[-1] == "returned_by_others"
     record = hooked.file.load()
     assert record.reason == ""
     assert [cause.subject for cause in record.causes] == ["gpu3"]  # what a quarantine has to see pass
+    assert (
+        record.former == drained_for
+    )  # by which the next one knows a drain that an interrupted one put back
     hooked.run(bad("gpu1"))
     assert hooked.reason
     assert [cause.subject for cause in hooked.file.load().causes] == ["gpu1"]
