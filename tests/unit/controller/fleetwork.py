@@ -189,6 +189,16 @@ class Job:
         """The srun of the agents on ``nodes`` ends, with the output ``message``."""
         self.core.on_step_end(step_end(nodes, code, message.splitlines()), self.now())
 
+    def step_dies(self, *nodes: str, message: str, heard_s: float = 1.0, apart_s: float = 0.0) -> None:
+        """The srun of the agents on ``nodes`` ends, and these with it, one ``apart_s`` after the other.
+
+        ``heard_s``: for how long the first lives on. What they keep in memory is there for the next agents.
+        """
+        self.step_ends(*nodes, message=message)
+        for number, node in enumerate(nodes):
+            self.pass_time(apart_s if number else heard_s)
+            self.copies[node] = self.heartbeats.pop(node).copies
+
     def task_ends(self, node: str, message: str) -> None:
         """The agent on ``node`` ends, and srun says so with ``message``."""
         for end in task_ends((node,), [message], [message]):
