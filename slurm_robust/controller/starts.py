@@ -179,7 +179,7 @@ class AgentStarts:
                 continue
             heard = view.heard if view is not None else -math.inf
             went = went_with_step(start.end, node, heard - start.ended)
-            if went and now.mono - max(heard, start.ended) > GRACE_S:
+            if went and now.mono - heard > GRACE_S:
                 found[node] = start.end.message or f"srun ended with exit code {start.end.code}"
         return found
 

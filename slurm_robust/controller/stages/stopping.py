@@ -127,6 +127,8 @@ class Stopping:
         root = root_exit(self._exits, core.log_rules)
         good_step = self._good_step(core, now)
         step, shared = core.checkpoints.seal(generation, silent, now, good_step)
+        # What is in the memory of nodes that lost only their agents, the next agents report.
+        lives_on = set(silent) >= set(core.state.slots) or bool(core.starts.step_ended(silent, now))
         core.record(
             ev.GenerationEnded(
                 t=now.wall,
@@ -134,7 +136,7 @@ class Stopping:
                 reason=self._reason,
                 exits=tuple(e for e in self._exits if e.exit.failed),
                 sealed_step=step,
-                pending=core.checkpoints.listed is None or set(silent) >= set(core.state.slots),
+                pending=core.checkpoints.listed is None or lives_on,
                 shared=shared,
                 good_step=good_step,
                 root=root.exit.rank if root is not None else -1,

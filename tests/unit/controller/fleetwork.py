@@ -242,6 +242,8 @@ class Job:
             case Stop() if node in (*self.stubborn, *self.slow) and heartbeat.phase in BUSY:
                 self._dying.setdefault(node, self.mono)
                 self.change(node, phase=Phase.STOPPING)
+            case Stop(generation=generation) if generation < heartbeat.generation:
+                pass  # of workers that are long gone
             case Stop(generation=generation) if heartbeat.phase is Phase.RUNNING:
                 killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in heartbeat.progress)
                 ended = {e.rank for e in heartbeat.exits}

@@ -33,7 +33,10 @@ def evicted(job: Job) -> set[str]:
 
 def restarted(job: Job, slots: tuple[str, ...], generation: int = 2) -> None:
     """Training goes on from its newest step on the same nodes, and nobody is blamed."""
-    job.until(lambda: job.core.state.generation == generation and job.stage == "Running", 30)
+    job.until(
+        lambda: job.code is not None or (job.core.state.generation, job.stage) == (generation, "Running"), 30
+    )
+    assert job.code is None, job.said
     state = job.core.state
     assert (evicted(job), job.requeued, state.slots) == (set(), [], slots)
     assert state.restored is not None
@@ -83,6 +86,12 @@ def test_agents_of_another_step_are_left_in_peace() -> None:
     job.step_dies("n2", "n4", message=KILLED)
     restarted(job, ("n1", "n2", "n3"))
     assert {node for nodes in job.started[1:] for node in nodes} == {"n2", "n4"}
+
+
+def test_what_nodes_without_an_agent_keep_in_memory_is_found_again_by_the_next() -> None:
+    job = trained(("n1", "n2", "n3", "n4"))
+    job.step_dies("n2", "n3", "n4", message=KILLED)
+    restarted(job, ("n1", "n2", "n3", "n4"))
 
 
 def test_a_batch_host_without_an_agent_hears_from_srun_that_it_is_not_cut_off() -> None:
