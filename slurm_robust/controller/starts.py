@@ -14,7 +14,7 @@ from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
-from slurm_robust.policy.starting import Answer, Start, format_start, judge
+from slurm_robust.policy.starting import GRACE_S, Answer, Start, format_start, judge, went_with_step
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Shutdown
 
@@ -148,7 +148,7 @@ class AgentStarts:
         heard = known.heard if known is not None else -math.inf
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
         new = _NodeStart(first=now.mono, at=now.mono, times=old.times)
-        if old.ended >= heard:
+        if old.ended >= heard or went_with_step(old.end, node, heard - old.ended):
             new.end, new.ended = old.end, old.ended
         self._nodes[node] = new
 
@@ -168,6 +168,19 @@ class AgentStarts:
                 continue
             if view.heard <= start.ended:
                 found[node] = start.end.message
+        return found
+
+    def step_ended(self, nodes: Iterable[str], now: Now) -> dict[str, str]:
+        """Of ``nodes`` those that are silent since the step of their agents ended, with srun's message."""
+        found: dict[str, str] = {}
+        for node in nodes:
+            start, view = self._nodes.get(node), self._context.fleet.views.get(node)
+            if start is None or start.end is None:
+                continue
+            heard = view.heard if view is not None else -math.inf
+            went = went_with_step(start.end, node, heard - start.ended)
+            if went and now.mono - heard > GRACE_S:
+                found[node] = start.end.message or f"srun ended with exit code {start.end.code}"
         return found
 
     def failed(self, node: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Knock, Now, Say
@@ -72,14 +72,20 @@ class Witnesses:
         """Whether Slurm, by its newest answer, has given up all of ``nodes``."""
         return set(nodes) <= self._given_up
 
-    def silence(self, now: Now, since: float) -> Silence | None:
-        """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard."""
+    def silence(self, now: Now, since: float, explained: Collection[str] = ()) -> Silence | None:
+        """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard.
+
+        Silence of ``explained`` nodes is known to be another's and is not judged.
+        """
         timings, state, fleet = self._context.config.timings, self._context.state, self._context.fleet
-        silent_s = {node: fleet.silence(node, now.mono, since) for node in state.slots}
+        silent_s = {
+            node: fleet.silence(node, now.mono, since) for node in state.slots if node not in explained
+        }
         apart_s = TOGETHER * timings.heartbeat_s
         # A standby that fell silent before the others did so for another reason.
-        longest_s = max(timings.node_dead_s, *silent_s.values()) + apart_s
-        standbys = {n: fleet.silence(n, now.mono, since) for n in state.spares if n in fleet.views}
+        longest_s = max((timings.node_dead_s, *silent_s.values())) + apart_s
+        heard = [node for node in state.spares if node in fleet.views and node not in explained]
+        standbys = {node: fleet.silence(node, now.mono, since) for node in heard}
         return judge(
             silent_s | {node: silence for node, silence in standbys.items() if silence < longest_s},
             state.own_node,

@@ -167,6 +167,8 @@ class Fault(Record):
     """One cause of all that are lost; "" where each speaks for itself."""
     ended: dict[str, str] = {}
     """Of ``lost``, those whose agent ended, with Slurm's message."""
+    step_ended: dict[str, str] = {}
+    """Of ``lost`` and the standbys, those whose agent ended with its whole step, with what says so."""
     oom: dict[str, str] = {}
     """Of ``lost``, those whose agent ended for want of memory, with Slurm's message."""
     alive: tuple[str, ...] = ()

@@ -82,7 +82,8 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
         bitwise = fault.symptom in (Symptom.NON_FINITE, Symptom.SPIKE)
         return (Diagnose(reason=verdict.reason, bitwise=bitwise),), "test the nodes"
     if kind is FaultKind.AGENTS_LOST:
-        nodes = (*state.slots, *state.spares)
+        silent = {*fault.lost, *fault.step_ended}
+        nodes = tuple(n for n in (*state.slots, *state.spares) if n in silent or not fault.step_ended)
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
     if kind is FaultKind.AGENT_ENDED:
         return (Restart(),), "start the agent again and restart"

@@ -26,6 +26,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy.restore import failed_to_restore, restore_failure
 from slurm_robust.policy.rules import Rules, convict
 from slurm_robust.policy.stacks import stacks_named
+from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import some_of
 
 STUCK = "its workers cannot be killed"
@@ -101,7 +102,7 @@ def nodes_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     unable = {} if everywhere else fault.unable
     # A worker is slow to die by what it held. Where that goes on for ever on one node only, it is the node.
     unable = unable | (dict.fromkeys(fault.stuck, STUCK) if len(fault.stuck) == 1 else {})
-    why = {node: _lost(fault, node) for node in fault.lost}
+    why = {node: _lost(fault, node) for node in fault.lost if node not in fault.step_ended}
     why |= {node: f"{node}: {text}" for node, text in (fault.named | unable).items() if node not in why}
     if not why:
         return None
@@ -285,17 +286,22 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
 
 
 def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Every node of several went silent at once: their common step ended, or our own network did.
+    """The silent agents ended with their step; or all of several went silent at once, which is the same.
 
     One cause that takes all nodes is not the nodes' fault, so none of them is evicted.
     """
-    if fault.alive or len(fault.lost) < 2:
+    ended = {node: why for node, why in fault.step_ended.items() if node in fault.lost}
+    if ended and set(fault.lost) <= ended.keys() | fault.ended.keys():
+        reason = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
+    elif not fault.alive and len(fault.lost) > 1:
+        reason = f"all {len(fault.lost)} agents fell silent at once"
+    else:
         return None
     return Verdict(
         rung=1,
         blame=Blame.NOBODY,
         signature=Signature(kind=FaultKind.AGENTS_LOST),
-        reason=f"all {len(fault.lost)} agents fell silent at once, so no node is blamed",
+        reason=f"{reason}, so no node is blamed",
         confidence=0.7,
         allowed=rules.limits.per_signature,
     )

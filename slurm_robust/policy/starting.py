@@ -18,6 +18,8 @@ LONGEST_PAUSE_S = 30.0
 UNSETTLED_S = 180.0
 # After a step's end agents of it may live on, and are heard again within two heartbeats.
 GRACE_S = 2.5
+# Slurm ends what is left of such a step by SIGTERM and, after KillWait (30 s by default), by SIGKILL.
+LAST_S = 35.0
 ASK_S = 12.0  # Slurm's commands report a slurmctld that is gone after 9 s
 
 
@@ -36,6 +38,15 @@ def silence_s(agent_start_s: float, dead_s: float, *, first: bool) -> float:
 def is_everywhere(refused: int, fit_spares: int, *, first: bool) -> bool:
     """Whether too many nodes refuse an agent (they do not see the job directory): no fault of single ones."""
     return first and refused > fit_spares
+
+
+def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
+    """Whether the silence of ``node`` is due to the ``end`` of the srun that its agent was a task of.
+
+    ``heard_s``: seconds from that end to the agent's newest sign of life. It is not where the agent lived on,
+    ended alone, or where srun names the node as the reason.
+    """
+    return end is not None and not end.is_task and node not in end.named and heard_s <= LAST_S
 
 
 class Answer(Enum):

@@ -60,7 +60,7 @@ def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd
     """The end of an srun for ``nodes``, from all lines of its output."""
     messages = [line.strip() for line in lines if _SLURMS.match(line) and not _is_harmless(line)]
     # A wrapper of srun, or srun itself before it has a name, prints no prefix.
-    messages = messages or [line.strip() for line in lines if line.strip()]
+    messages = messages or [line.strip() for line in lines if line.strip() and not _is_harmless(line)]
     text = "\n".join(messages).lower()
     outlook, fix = _outlook(text)
     return StepEnd(

@@ -33,7 +33,7 @@ class Deciding:
     def enter(self, core: Core, now: Now) -> None:
         """Decide, write it down, and turn the actions into a transition."""
         self._add_ended_agents(core, now)
-        for node in self._fault.oom | self._fault.ended:
+        for node in self._fault.oom | self._fault.ended | self._fault.step_ended:
             core.starts.missed(node, now)  # its agent is started again, if we go on
         watch_spares(core, now)  # nobody watched them while the generation was being ended
         localise_s = core.incidents.detected_s(now)
@@ -50,7 +50,8 @@ class Deciding:
 
     def _add_ended_agents(self, core: Core, now: Now) -> None:
         """What was seen first may have been the ranks of other nodes that lost theirs."""
-        incident, ended = core.state.incident, self._fault.ended
+        incident, fault = core.state.incident, self._fault
+        ended = fault.ended | {n: why for n, why in fault.step_ended.items() if n in fault.lost}
         if ended and incident is not None and incident.symptom is not Symptom.AGENTS_LOST:
             detail = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())
             core.incidents.open(inc.Fault(symptom=Symptom.AGENTS_LOST, detail=detail), now)
@@ -66,7 +67,8 @@ class Deciding:
                 evidence = against(self._fault, node)
                 core.evict(node, decided.verdict.reason, now, decided.incident, evidence)
             case inc.StartAgents(nodes=nodes):
-                core.fleet.forget_all()
+                if not self._fault.alive:
+                    core.fleet.forget_all()
                 core.starts.begin(nodes, now)
             case inc.Restart():
                 return ToGathering()

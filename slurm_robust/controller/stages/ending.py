@@ -141,7 +141,7 @@ class Observing:
         return Fate(exits=exits, lost=lost, ended=ended, has_new_step=has_new_step(core, now))
 
     def _say_decision(self, core: Core, fate: Fate, now: Now) -> None:
-        fault = with_cause(core, ended_with(core, self._fault, fate.exits, fate.lost, {}), now)
+        fault = with_cause(core, ended_with(core, self._fault, fate.exits, fate.lost, {}, now=now), now)
         decided = structs.replace(decide(core.state, fault, now.wall, core.rules), carried_out=False)
         core.record(decided)
         core.emit(Say(text=f"observe mode, would do: {decided.reason}"))

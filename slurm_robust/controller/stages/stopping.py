@@ -127,6 +127,8 @@ class Stopping:
         root = root_exit(self._exits, core.log_rules)
         good_step = self._good_step(core, now)
         step, shared = core.checkpoints.seal(generation, silent, now, good_step)
+        # What is in the memory of nodes that lost only their agents, the next agents report.
+        lives_on = set(silent) >= set(core.state.slots) or bool(core.starts.step_ended(silent, now))
         core.record(
             ev.GenerationEnded(
                 t=now.wall,
@@ -134,7 +136,7 @@ class Stopping:
                 reason=self._reason,
                 exits=tuple(e for e in self._exits if e.exit.failed),
                 sealed_step=step,
-                pending=core.checkpoints.listed is None or set(silent) >= set(core.state.slots),
+                pending=core.checkpoints.listed is None or lives_on,
                 shared=shared,
                 good_step=good_step,
                 root=root.exit.rank if root is not None else -1,
@@ -162,9 +164,9 @@ class Stopping:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
             return before_the_end(core, core.ending, now, warned=True)
-        return conclude(core, self._ended_with(core), now, waited=self._waited)
+        return conclude(core, self._ended_with(core, now), now, waited=self._waited)
 
-    def _ended_with(self, core: Core) -> Fault:
+    def _ended_with(self, core: Core, now: Now) -> Fault:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (lines := last_lines(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
@@ -173,7 +175,8 @@ class Stopping:
             heartbeat = core.fleet.heartbeat(node)
             if heartbeat is not None and heartbeat.fatal and node not in self._lost:
                 unable[node] = heartbeat.fatal
-        return ended_with(core, self._fault, self._exits, tuple(self._lost), unable, tuple(self._stuck))
+        lost, stuck = tuple(self._lost), tuple(self._stuck)
+        return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
 
 
 def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:

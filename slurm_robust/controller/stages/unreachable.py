@@ -6,7 +6,7 @@ from msgspec import structs
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import AskAboutNodes, Now, Say
-from slurm_robust.controller.stages.watch import standbys_heard
+from slurm_robust.controller.stages.watch import standbys_heard, unexplained_silence
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToRunning,
@@ -43,13 +43,15 @@ class Unreachable:
         """Go on training when the nodes are back; go on without them when waiting is over."""
         if core.leaving or core.ending:  # no time is left to wait: what follows must not lead here again
             return ToStopping(reason=core.leaving or core.ending or "", waited=True)
-        found = core.witnesses.silence(now, self._since)
+        found = unexplained_silence(core, self._since, now)
         silent = tuple(n for n in found.nodes if n in core.state.slots) if found is not None else ()
         if len(silent) < len(self._silent):
             self._shrunk_at = now.mono
         self._silent = silent
         if found is None or not silent:
-            return self._go_on(core, "all nodes are heard again", now)
+            ended = core.starts.step_ended(core.state.slots, now)
+            why = f"the step of the agents on {fold(ended)} ended" if ended else "all nodes are heard again"
+            return self._go_on(core, why, now)
         if not found.cause:
             if self._all_had_their_time(core, now):
                 return self._go_on(core, f"only {fold(silent)} does not respond", now)
@@ -67,9 +69,11 @@ class Unreachable:
         if not self._begin.ended:
             core.monitor.excuse(now.mono - self._since, now)
             return ToRunning(agents=self._begin.agents)
-        silent = tuple(node for node in fault.lost if node in self._silent)
+        ended = core.starts.step_ended((*fault.lost, *core.state.spares), now)
+        silent = tuple(node for node in fault.lost if node in self._silent or node in ended)
         alive = tuple(node for node in core.state.slots if node not in silent)
-        return ToDeciding(fault=structs.replace(fault, lost=silent, alive=alive, unreachable=""))
+        fault = structs.replace(fault, lost=silent, alive=alive, unreachable="", step_ended=ended)
+        return ToDeciding(fault=fault)
 
     def _go_without(self, core: Core, why: str, now: Now) -> Transition:
         core.emit(Say(text=why))

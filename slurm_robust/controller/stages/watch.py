@@ -16,6 +16,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
+from slurm_robust.policy.silence import Silence
 from slurm_robust.util.hostlist import fold
 
 # Agents notice within about 3 s that their controller is gone and search for the next one.
@@ -54,8 +55,13 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
 
 
 def _silence(core: Core, since: float, now: Now) -> Fault | None:
-    """Fault of nodes of the placement that are silent: of one, or of the network between."""
-    found = core.witnesses.silence(now, since)
+    """Fault of nodes of the placement that are silent: of one, of the network between, or of their step."""
+    ended = core.starts.step_ended(core.state.slots, now)
+    silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
+    if silent_s > core.config.timings.node_dead_s:
+        detail = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
+        return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
+    found = unexplained_silence(core, since, now)
     silent = [node for node in core.state.slots if found is not None and node in found.nodes]
     if found is None or not silent:
         return None
@@ -64,6 +70,12 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
         return Fault(symptom=Symptom.UNREACHABLE, detail=found.cause, detect_s=longest)
     detail = f"{fold(silent)} has not responded for {longest:.1f} s"
     return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=longest)
+
+
+def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
+    """The silence of nodes, but for those whose agents ended with their step."""
+    nodes = (*core.state.slots, *core.state.spares)
+    return core.witnesses.silence(now, since, core.starts.step_ended(nodes, now))
 
 
 def standbys_heard(core: Core, now: Now) -> list[str]:
@@ -103,6 +115,8 @@ def ended_with(
     lost: tuple[str, ...],
     unable: dict[str, str],
     stuck: tuple[str, ...] = (),
+    *,
+    now: Now,
 ) -> Fault:
     """``fault`` with all that is known of the end of this generation, for the policy."""
     state = core.state
@@ -118,6 +132,7 @@ def ended_with(
         alive=tuple(n for n in state.slots if n not in lost),
         restore=state.restored,
         ended=core.starts.ended(lost),
+        step_ended=core.starts.step_ended((*lost, *state.spares), now),
         oom=core.starts.out_of_memory(lost),
         cause=classify_exit(root.exit, core.log_rules) if root is not None else None,
     )
@@ -133,10 +148,13 @@ def conclude(core: Core, fault: Fault, now: Now, *, waited: bool = False) -> Tra
 
 def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
     """``fault`` with what the silence of all lost nodes has in common, if that is anything."""
-    silence = core.witnesses.silence(now, core.started)
-    if silence is None or not fault.lost or not set(fault.lost) <= set(silence.nodes):
+    silence, unexplained = (
+        unexplained_silence(core, core.started, now),
+        set(fault.lost) - fault.step_ended.keys(),
+    )
+    if silence is None or not unexplained <= set(silence.nodes):
         return fault
-    if set(fault.lost) <= fault.ended.keys():
+    if unexplained <= fault.ended.keys():
         return fault  # of each of them it is known why
     return structs.replace(fault, unreachable=silence.cause)
 

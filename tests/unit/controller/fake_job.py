@@ -189,6 +189,16 @@ class Job:
         """The srun of the agents on ``nodes`` ends, with the output ``message``."""
         self.core.on_step_end(step_end(nodes, code, message.splitlines()), self.now())
 
+    def step_dies(self, *nodes: str, message: str, heard_s: float = 1.0, apart_s: float = 0.0) -> None:
+        """The srun of the agents on ``nodes`` ends, and these with it, one ``apart_s`` after the other.
+
+        ``heard_s``: for how long the first lives on. What they keep in memory is there for the next agents.
+        """
+        self.step_ends(*nodes, message=message)
+        for number, node in enumerate(nodes):
+            self.pass_time(apart_s if number else heard_s)
+            self.copies[node] = self.heartbeats.pop(node).copies
+
     def task_ends(self, node: str, message: str) -> None:
         """The agent on ``node`` ends, and srun says so with ``message``."""
         for end in task_ends((node,), [message], [message]):
@@ -232,6 +242,8 @@ class Job:
             case Stop() if node in (*self.stubborn, *self.slow) and heartbeat.phase in BUSY:
                 self._dying.setdefault(node, self.mono)
                 self.change(node, phase=Phase.STOPPING)
+            case Stop(generation=generation) if generation < heartbeat.generation:
+                pass  # of workers that are long gone
             case Stop(generation=generation) if heartbeat.phase is Phase.RUNNING:
                 killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in heartbeat.progress)
                 ended = {e.rank for e in heartbeat.exits}

@@ -96,3 +96,8 @@ def test_tasks_that_end_while_srun_goes_on() -> None:
     assert first.named == {"n1": first.message}
     assert (second.nodes, second.message) == (("n2",), lines[1])
     assert (third.nodes, third.code) == (("n3",), -1)
+
+
+def test_a_warning_of_srun_at_its_start_is_not_why_it_ended() -> None:
+    end = step_end(("n1",), -9, ["srun: cluster configuration lacks support for cpu binding"])
+    assert (end.message, end.named) == ("", {})
