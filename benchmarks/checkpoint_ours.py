@@ -40,7 +40,7 @@ class Ours(Contender):
         record = shm / "record-00000"
         StepRecord.create(record, generation=generation, rank=0).close()
         environment = WorkerEnvironment(
-            job_dir=str(disk),
+            job_dir=str(disk / "job"),  # none: checkpoints are beside it
             run_id=RUN,
             generation=generation,
             record=str(record),

@@ -97,6 +97,7 @@ def test_the_first_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepRecord:
     """That of the only worker under ``srobust run``."""
     made = StepRecord.create(tmp_path / "record", generation=1, rank=0)
+    (tmp_path / "job.json").write_text('{"run_id": "run"}')
     place = WorkerEnvironment(
         job_dir=str(tmp_path),
         run_id="run",

@@ -68,6 +68,7 @@ class ManagedWorker:
 
     def launch(self, generation: int, restore: str = "", run_id: str = "run", world_size: int = 1) -> None:
         self.record = StepRecord.create(self.folder / f"record-{generation}", generation=generation, rank=0)
+        (self.folder / "job.json").write_text(f'{{"run_id": "{run_id}"}}')
         environment = WorkerEnvironment(
             job_dir=str(self.folder),
             run_id=run_id,

@@ -43,6 +43,7 @@ def shown(record: StepRecord) -> str:
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepRecord]:
     """That of the only worker of a generation without memory for snapshots."""
     made = StepRecord.create(tmp_path / "record", generation=1, rank=0)
+    (tmp_path / "job.json").write_text('{"run_id": "run"}')
     environment = WorkerEnvironment(
         job_dir=str(tmp_path),
         run_id="run",

@@ -19,6 +19,7 @@ class Node:
 
     def __init__(self, folder: Path, memory: Path, world_size: int = 1) -> None:
         self.folder = folder
+        (folder / "job.json").write_text(f'{{"run_id": "{RUN}"}}')
         self.copies = MemoryFolder.create(RUN, memory)
         self.copies.seal_key.write_bytes(seal_key("secret"))
         self.store = CheckpointStore(folder / "ckpt")
