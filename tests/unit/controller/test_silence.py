@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict
-from tests.unit.controller.fleetwork import Job
+from tests.unit.controller.fake_job import Job
 
 INSANE = "srun: error: slurm_msg_recvfrom_timeout: Insane message length"
 KILLED = ""  # nothing is left to say anything
