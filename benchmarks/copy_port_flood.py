@@ -19,10 +19,10 @@ from typing import Any, cast
 
 import psutil
 from rich.table import Table
-from slurm_robust.agent.copies.notes import Notes
 
 from benchmarks import common
 from slurm_robust.agent.copies.server import CopyServer
+from slurm_robust.agent.copies.threads import Notes
 from slurm_robust.agent.network import bind_free
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.util import openfiles

@@ -29,10 +29,9 @@ from slurm_robust.nodes.check import Context
 from slurm_robust.nodes.hooks import drainer
 from slurm_robust.nodes.hooks.hook import Hook, is_refused
 from slurm_robust.nodes.verdict import Conclusion, Report
-from slurm_robust.testing.clock import FakeClock
+from slurm_robust.testing.clock import FakeClock, VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurmctld import FakeSlurmctld, HookSlurm, Rpc
-from slurm_robust.testing.virtual_time import VirtualTime
 
 NODES = 10_000
 MINUTES = 12

@@ -71,7 +71,7 @@ class Soak:
                 if drained.get(node) != PERSON:
                     self.wrong.append(f"{node}: the administrator's drain became {drained.get(node)!r}")
             elif fault is None:
-                # An order comes USED_S after the run that saw the fault, or sooner; the next run undoes it.
+                # An order follows the run that saw the fault, by USED_S at most; the next run resumes it.
                 if node in drained and now - self._healed[node] <= USED_S + INTERVAL_S:
                     self.overtaken.add((node, self._healed[node]))
                 elif node in drained:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -60,7 +61,7 @@ class JobRun:
 
 
 @dataclass(frozen=True)
-class Trick:
+class PlannedFault:
     """A fault to be made when rank 0 has printed ``at_step``."""
 
     at_step: int
@@ -92,11 +93,11 @@ def submit(sandbox: Sandbox, home: Path, name: str, options: argparse.Namespace)
 
 
 def follow(
-    sandbox: Sandbox, job: JobRun, steps: int, progress: Progress, title: str, tricks: Sequence[Trick]
+    sandbox: Sandbox, job: JobRun, steps: int, progress: Progress, title: str, planned: Sequence[PlannedFault]
 ) -> None:
-    """Show the progress of ``job`` until it has ended, and play the tricks on the way."""
+    """Show the progress of ``job`` until it has ended, and make the planned faults on the way."""
     bar = progress.add_task(title, total=steps, note="waiting for the first step")
-    waiting, deadline = list(tricks), time.monotonic() + LIMIT_S
+    waiting, deadline = list(planned), time.monotonic() + LIMIT_S
     shown = ""
     while True:
         state, step = job.state(), job.step()
@@ -109,9 +110,9 @@ def follow(
             shown = line  # a log has no bar that moves
             progress.console.print(line)
         if waiting and step >= waiting[0].at_step and state.incident is None:
-            trick = waiting.pop(0)
-            progress.console.print(f"[yellow]fault:[/] {trick.name} at step {step}")
-            trick.make(job)
+            fault = waiting.pop(0)
+            progress.console.print(f"[yellow]fault:[/] {fault.name} at step {step}")
+            fault.make(job)
         if state.ended is not None:
             progress.update(bar, completed=step + 1, note=state.ended.reason)
             break
@@ -123,7 +124,7 @@ def follow(
         raise SystemExit(f"job {job.job_id} left no result; its output:\n{log.read_text(errors='replace')}")
 
 
-def tricks_for(sandbox: Sandbox, steps: int) -> list[Trick]:
+def planned_faults(sandbox: Sandbox, steps: int) -> list[PlannedFault]:
     """A rank is killed after a third of the steps; the power of the last slot's node is cut later."""
 
     def kill_rank(job: JobRun) -> None:
@@ -133,8 +134,8 @@ def tricks_for(sandbox: Sandbox, steps: int) -> list[Trick]:
         sandbox.fault.power_cut(job.state().slots[-1])
 
     return [
-        Trick(steps // 3, "rank 2 is killed (SIGKILL)", kill_rank),
-        Trick(2 * steps // 3, "power cut of the last slot's node", power_cut),
+        PlannedFault(steps // 3, "rank 2 is killed (SIGKILL)", kill_rank),
+        PlannedFault(2 * steps // 3, "power cut of the last slot's node", power_cut),
     ]
 
 
@@ -144,14 +145,14 @@ def fault_times(sandbox: Sandbox) -> list[float]:
     return [json.loads(line)["t"] for line in lines]
 
 
-def report(console: Console, facts: dict[str, object], found: Sequence[IncidentRow]) -> None:
+def report(console: Console, facts: dict[str, Any], found: Sequence[IncidentRow]) -> None:
     """The table of incidents and the three sentences that count."""
     table = Table(title="What happened", title_justify="left")
     for name in ("seen", "blamed", "done"):
         table.add_column(name, overflow="fold")
     for name in ("detect s", "localise s", "recover s"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in facts["incidents"]:  # type: ignore[attr-defined]  # a list of dicts, made below
+    for row in facts["incidents"]:
         numbers = [
             "-" if row[key] is None else f"{row[key]:.2f}" for key in ("detect_s", "localise_s", "recover_s")
         ]
@@ -163,7 +164,7 @@ def report(console: Console, facts: dict[str, object], found: Sequence[IncidentR
     console.print(f"final weights: {same} to those of the run without faults (sha256 {facts['sha256']})")
 
 
-def collect(reference: JobRun, faulty: JobRun, faults: Sequence[float], started: float) -> dict[str, object]:
+def collect(reference: JobRun, faulty: JobRun, faults: Sequence[float], started: float) -> dict[str, Any]:
     """Everything that ``build/demo.json`` holds. ``detect_s`` counts from the moment of the fault."""
     events = faulty.events()
     found = incident_rows(events)
@@ -213,8 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             reference = submit(sandbox, home, "reference", options)
             follow(sandbox, reference, options.steps, progress, "reference run", [])
             faulty = submit(sandbox, home, "faulty", options)
-            tricks = tricks_for(sandbox, options.steps)
-            follow(sandbox, faulty, options.steps, progress, "faulty run", tricks)
+            planned = planned_faults(sandbox, options.steps)
+            follow(sandbox, faulty, options.steps, progress, "faulty run", planned)
         facts = collect(reference, faulty, fault_times(sandbox), started)
         found = incident_rows(faulty.events())
     options.json.parent.mkdir(parents=True, exist_ok=True)

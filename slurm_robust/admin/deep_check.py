@@ -33,18 +33,21 @@ _DMI = ("sys_vendor", "product_name", "product_serial", "board_serial", "bios_ve
 
 
 class Examination(Record):
-    """What one deep test found. ``serials``: names of parts and what is written on them.
-
-    ``reasons``: those that the node knows to be of its hooks or of an earlier test. ``remembered``: whether
-    it still knows what it was drained for; ``open``: those causes that have not passed now.
-    """
+    """What one deep test found."""
 
     report: Report
     conclusion: Conclusion
     reasons: tuple[str, ...] = ()
+    """Reasons of drains that the node knows to be of its hooks or of an earlier test."""
+
     remembered: bool = False
+    """Whether the node still knows what it was drained for."""
+
     open: tuple[Cause, ...] = ()
+    """The causes of its drain that have not passed now."""
+
     serials: dict[str, str] = {}
+    """Names of parts and what is written on them."""
 
     @property
     def fault(self) -> str:

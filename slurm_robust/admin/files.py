@@ -1,7 +1,7 @@
 """Files that an installation writes, and the manifest that makes repeating, upgrading and removing exact.
 
 What the manifest remembers of a file is the checksum of what we wrote. A file that still has it is ours to
-replace or remove; one that has another belongs to whoever changed it, and stays.
+replace or remove; one that has another belongs to the person who changed it, and stays.
 """
 
 from __future__ import annotations

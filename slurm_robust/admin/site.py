@@ -40,7 +40,7 @@ class Site:
         command = node_command or find_node_command()
         # A link that somebody turns later changes nothing of what the hooks run.
         self.node_command = os.path.realpath(command)
-        # All that a hook runs: whoever can write there is root in the end.
+        # All that a hook runs: a user who can write there is root in the end.
         self.program: tuple[str, ...] = (command,)
         self.modules: tuple[str, ...] = ()
         if not node_command:

@@ -29,9 +29,9 @@ class Parser(argparse.ArgumentParser):
     Options are never abbreviated: an option that is added later must not change what a script says.
     """
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through as they came
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""

@@ -179,7 +179,7 @@ class Paths(Section):
     """Folder of locks and caches, which a reboot may remove."""
 
     syslog: bool = True
-    """Send events to syslog as well."""
+    """Also send events to syslog."""
 
 
 class GpuLimits(Section):

@@ -428,8 +428,9 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, value in over.items():
         below = merged.get(name)
-        both = isinstance(below, dict) and isinstance(value, dict)
-        merged[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
+        if isinstance(below, dict) and isinstance(value, dict):
+            value = _merged(below, value)
+        merged[name] = value
     return merged
 
 

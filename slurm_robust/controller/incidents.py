@@ -53,7 +53,7 @@ class Incidents:
                     best_step=state.best_step,
                 )
             )
-        context.emit(Say(text=f"incident {number}: {detail} (seen after {detect_s:.2f} s)"))
+        context.emit(Say(text=f"incident {number}: {detail} (detected after {detect_s:.2f} s)"))
 
     def detected_s(self, now: Now) -> float:
         """Seconds since the open incident was detected; 0 without one, or where another controller did."""

@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
     """The script to run, or a job, node or file named on the command line, is not there (EX_NOINPUT)."""
 
     SLURM = 69
-    """Slurm does not answer (EX_UNAVAILABLE)."""
+    """Slurm does not answer, or a Slurm command failed (EX_UNAVAILABLE)."""
 
     INTERNAL = 70
     """An error in srobust itself (EX_SOFTWARE)."""

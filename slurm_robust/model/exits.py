@@ -25,22 +25,21 @@ class WorkerError(Record):
 
 
 class WorkerExit(Record):
-    """End of one worker process. Exactly one of ``code`` and ``signal`` is set.
-
-    ``age_s`` is how long ago it ended when the agent sent the record (the node's monotonic clock), so that
-    the controller orders exits of different nodes without trusting their wall clocks. ``oom``: the kernel had
-    killed it, or a child, for want of memory. ``taken``: of rank 0, which other process listened on its
-    ``MASTER_PORT``.
-    """
+    """End of one worker process. Exactly one of ``code`` and ``signal`` is set."""
 
     rank: int
     code: int | None = None
     signal: int | None = None
     age_s: float = 0.0
+    """How long ago it ended when the agent sent the record, by the node's monotonic clock: so the controller
+    orders exits of different nodes without trusting their wall clocks."""
     error: WorkerError | None = None
     tail: tuple[str, ...] = ()
+    """The last lines of its output."""
     oom: str = ""
+    """The kernel had killed it, or a child, for want of memory: how that is known."""
     taken: str = ""
+    """Of rank 0: which other process listened on its ``MASTER_PORT``."""
 
     @property
     def failed(self) -> bool:
@@ -70,29 +69,28 @@ class Outlook(str, Enum):
 
 
 class StepEnd(Record):
-    """The end of agents on ``nodes`` as Slurm reports it: of one srun, or of some of its tasks.
-
-    ``code`` is srun's exit code, or a task's where Slurm reports that (-1: it does not). ``named`` are nodes
-    that the message itself holds responsible. ``fix``: what the reader can do, "" where the message does not
-    say enough. ``is_task``: the agent itself ended, and Slurm still speaks with its node.
-    """
+    """The end of agents as Slurm reports it: of one srun, or of some of its tasks."""
 
     nodes: tuple[str, ...]
     code: int
+    """srun's exit code, or a task's where Slurm reports that, else -1."""
     message: str = ""
     outlook: Outlook = Outlook.UNKNOWN
     fix: str = ""
+    """What the reader can do, "" where the message does not say enough."""
     named: dict[str, str] = {}
+    """Nodes that the message itself holds responsible, with the message."""
     is_task: bool = False
+    """The agent itself ended, and Slurm still reaches its node."""
 
 
 class Witness(Record):
-    """What Slurm says of one node: its state and reason, and whether that speaks ``against`` using it.
-
-    ``gone``: Slurm has given the node up, or has taken it from the job.
-    """
+    """What Slurm says of one node."""
 
     node: str
     message: str
+    """Its state and reason."""
     against: bool
+    """Whether that speaks against using the node."""
     gone: bool = False
+    """Slurm has given the node up, or has taken it from the job."""

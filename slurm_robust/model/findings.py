@@ -111,26 +111,27 @@ class Effect(str, Enum):
 
 
 class Finding(Record):
-    """One result. Texts are for people, in one line; numbers in them have their unit.
-
-    ``check`` is the check's name (``gpu.ecc``) and ``subject`` the part that was checked (``gpu3``,
-    ``mlx5_0/1``, ``/scratch``; empty: the node). ``value`` was measured, ``limit`` allowed, ``source`` says
-    where the value is from. ``text`` says briefly what is wrong (``XID 79, fell off the bus``).
-    ``count``: how often it happened lately, where the check counts that; 0 elsewhere. ``confirm``: in how
-    many periodic runs in a row it must be so before it keeps jobs away; never less than the check's.
-    """
+    """One result. Texts are for people, in one line; numbers in them have their unit."""
 
     check: str
+    """Name of the check (``gpu.ecc``)."""
     outcome: Outcome
     subject: str = ""
+    """The part that was checked (``gpu3``, ``mlx5_0/1``, ``/scratch``; empty: the node)."""
     text: str = ""
+    """Says briefly what is wrong (``XID 79, fell off the bus``)."""
     value: str = ""
+    """Measured."""
     limit: str = ""
+    """Allowed."""
     source: str = ""
+    """Where the value is from."""
     blame: Party = Party.NODE
     suggestion: Suggestion = Suggestion.NONE
     count: int = 0
+    """How often it happened lately, where the check counts that; 0 elsewhere."""
     confirm: int = 1
+    """Periodic runs in a row that must find it before it keeps jobs away; never less than the check's."""
 
 
 MOST_ALERTS = 32
@@ -171,15 +172,15 @@ MOST_TEXT = 500
 
 
 class Suspect(Record, forbid_unknown_fields=True):
-    """``suspects/<node>.json`` in the job directory. ``t``: seconds since 1970, by the controller's clock.
-
-    ``reason`` says why the job stopped using the node, ``symptom`` what was seen first; ``evidence``
-    are lines for the person who repairs it.
-    """
+    """``suspects/<node>.json`` in the job directory."""
 
     node: str
     job_id: int
     t: float
+    """Seconds since 1970, by the controller's clock."""
     reason: str
+    """Why the job stopped using the node."""
     symptom: str = ""
+    """What was seen first."""
     evidence: tuple[str, ...] = ()
+    """Lines for the person who repairs it."""

@@ -84,25 +84,24 @@ FINISHED = "after training"
 
 
 class PaceHistory(Record):
-    """``steps`` were measured; their times in seconds: median, 99th percentile, longest.
-
-    ``first_step_s``: the longest time from a launch to the first step; ``phases``: the longest of each phase
-    that the script announces; ``pause_s``: the longest time without a step that looked like a hang and then
-    ended by itself. 0 and absent: not seen yet, or no longer believed since it was exceeded. ``hung_after``:
-    the step after which the training was last taken for hanging, -1 once it got beyond. ``doubts``: how often
-    it was between steps, since it last went on for hours without. Whoever finds the cause of a hang may set
-    it to 0: then it was none of the script's own doing.
-    """
+    """What is known of the training's pace, in seconds. 0 and absent: not seen yet, or exceeded since."""
 
     steps: int = 0
+    """Steps that were measured."""
     p50_s: float = 0.0
     p99_s: float = 0.0
     longest_s: float = 0.0
     first_step_s: float = 0.0
+    """The longest time from a launch to the first step."""
     phases: dict[str, float] = {}
+    """The longest of each phase that the script announces."""
     pause_s: float = 0.0
+    """The longest time without a step that seemed to be a hang and then ended by itself."""
     hung_after: int = -1
+    """The step after which the training was last taken for hanging, -1 once it got beyond."""
     doubts: int = 0
+    """How often it was between steps, since it last went on for hours without. 0 again where the cause of a
+    hang is found: then it was none of the script's own doing."""
 
 
 class Traffic(Record):

@@ -8,7 +8,7 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.incident import Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
+from slurm_robust.model.incident import Blame, Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
@@ -26,16 +26,16 @@ _NEAR_S = 600.0  # hardly anybody has Slurm warn earlier before a time limit
 
 
 class Attempt(Record):
-    """One answer to a fault: its signature, when (wall clock), and how far training was.
-
-    ``step``: newest step completed by all ranks in any generation; ``work``: steps that the generation
-    which failed had completed where the script does not report them (-1: it does, or made none).
-    """
+    """One answer to a fault, and how far training was."""
 
     signature: Signature
     t: float
+    """When, by the wall clock."""
     step: int
+    """Newest step completed by all ranks in any generation."""
     work: int = -1
+    """Steps that the generation which failed had completed where the script does not report them, else -1."""
+    blame: Blame = Blame.NOBODY
 
 
 class OpenIncident(Record):
@@ -52,24 +52,7 @@ class OpenIncident(Record):
 
 
 class JobState(Record, dict=True):
-    """All that decisions depend on.
-
-    ``own_node``: where the newest controller runs. ``best_step``: newest step completed by all ranks in any
-    generation, as numbered by the script, -1 before the first. ``steps_here``: the newest of this generation,
-    which is a count of its optimizer steps where the script does not report any (``reports``).
-    ``places``: where stacks placed the faults of earlier generations. ``sealed``: per ended generation the
-    step of the newest checkpoint that counts; ``unsealed``: ended generations for which that is not known
-    yet; ``good_steps``: the newest step that may count of those that ended with numbers that are not finite;
-    ``shared``: generations with a part that is equal on all ranks; ``layouts``: identity of each
-    generation's parallel layout;
-    ``banned``: checkpoints not to be restored again. ``running``: the generation was launched and has not
-    ended; ``restored``: the checkpoint that it began with, None for a fresh start, from ``restored_tiers``.
-    ``stride``: which steps go to peers. ``stored``: the newest that went from memory to storage. ``pace``:
-    how fast training is. ``aside``: those of ``spares`` that do not answer. ``allocated``: when this run of
-    the Slurm job got its nodes, ``time_limit_s``: how long it has them, None if not known; ``got_on``: it has
-    made a new step; ``runs_in_vain``: how many runs before it, one after the other, were :meth:`is_in_vain`
-    at their end.
-    """
+    """All that decisions depend on."""
 
     run_id: str = ""
     job_id: int = 0
@@ -78,34 +61,55 @@ class JobState(Record, dict=True):
     restart_count: int = -1
     epoch: int = 0
     own_node: str = ""
+    """Where the newest controller runs."""
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
+    """Those of ``spares`` that do not answer."""
     evicted: dict[str, str] = {}
     generation: int = 0
     running: bool = False
+    """The generation was launched and has not ended."""
     best_step: int = -1
+    """Newest step completed by all ranks in any generation, by the script's numbers; -1 before the first."""
     steps_here: int = -1
+    """The newest of this generation: a count of its optimizer steps where the script does not report any."""
     reports: bool = False
+    """The script reports its steps."""
     attempts: tuple[Attempt, ...] = ()
     places: tuple[Place, ...] = ()
+    """Where stacks placed the faults of earlier generations."""
     incidents: int = 0
+    """The number of the last incident, also while it is open."""
     incident: OpenIncident | None = None
     sealed: dict[int, int] = {}
+    """For each ended generation the step of the newest checkpoint that counts."""
     unsealed: tuple[int, ...] = ()
+    """Ended generations for which that is not known yet."""
     good_steps: dict[int, int] = {}
+    """The newest step that may count of generations that ended with non-finite numbers."""
     shared: tuple[int, ...] = ()
+    """Generations with a part that is equal on all ranks."""
     layouts: dict[int, str] = {}
+    """Identity of each generation's parallel layout."""
     banned: tuple[CheckpointId, ...] = ()
+    """Checkpoints not to be restored again."""
     restored: CheckpointId | None = None
+    """The checkpoint that the generation began with, None for a fresh start."""
     restored_tiers: dict[str, int] = {}
     stride: int = 1
+    """Snapshots of steps that are multiples of it go to peers."""
     stored: ev.StorageWritten | None = None
+    """The newest that went from memory to storage."""
     pace: PaceHistory = PaceHistory()
     allocated: float = 0.0
+    """When this run of the Slurm job got its nodes."""
     time_limit_s: float | None = None
+    """How long it has them, None if not known."""
     got_on: bool = False
+    """It has made a new step."""
     runs_in_vain: int = 0
+    """How many runs before it, one after the other, were :meth:`is_in_vain` at their end."""
     requeueing: ev.RequeueStarted | None = None
     ended: ev.RunEnded | None = None
 
@@ -312,7 +316,13 @@ def _(event: ev.Decided, state: JobState) -> JobState:
         incident = msgspec.structs.replace(incident, decided=event.t)
     # A decision to find out more is no attempt; the one that follows it is.
     if event.verdict is not None and not finds_out_more(event.actions):
-        attempt = Attempt(signature=event.verdict.signature, t=event.t, step=state.best_step, work=state.work)
+        attempt = Attempt(
+            signature=event.verdict.signature,
+            t=event.t,
+            step=state.best_step,
+            work=state.work,
+            blame=event.verdict.blame,
+        )
         attempts = (*attempts, attempt)
     places = (*state.places, event.place)[-MOST_PLACES:] if event.place is not None else state.places
     return msgspec.structs.replace(

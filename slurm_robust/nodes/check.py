@@ -1,4 +1,4 @@
-"""What a check is: a source that reads the machine, and a pure judgement of what it read.
+"""A check: a source that reads the machine, and a pure judgement of what it read.
 
 Several checks may judge the facts of one source, since asking a driver once is cheaper than a dozen times.
 A new check is a function from :class:`View` and the site's configuration to findings, and a :class:`Check` in
@@ -61,23 +61,24 @@ class Hang(Record, kw_only=False):
 
 
 class Source(Record, Generic[F], kw_only=False):
-    """Reads one part of the machine.
-
-    ``gather`` runs in a child process that is abandoned after ``timeout_s``, because a system call on a dead
-    mount or a hung driver cannot be interrupted; it returns facts that are absent (empty, None) for hardware
-    that is not there, and raises ``OSError`` or ``RuntimeError`` with the reason for what cannot be read.
-    ``fresh_s``: a result that is not older may be used again by a prolog (0: never). ``history_s``: how long
-    earlier facts are kept for the judges, at most :data:`HISTORY` of them. ``hang`` is the finding of every
-    check of this source that has ``hangs``, when there was no answer.
-    """
+    """Reads one part of the machine."""
 
     name: str
     facts: type[F]
     gather: Callable[[Host, NodeConfig], F]
+    """Runs in a child process that is abandoned after ``timeout_s``, because a system call on a dead mount or
+    a hung driver cannot be interrupted. Facts are absent (empty, None) for hardware that is not there; what
+    cannot be read raises ``OSError`` or ``RuntimeError`` with the reason."""
+
     timeout_s: float = 5.0
     fresh_s: float = 60.0
+    """A result that is not older may be used again by a prolog; 0: never."""
+
     history_s: float = 0.0
+    """How long earlier facts are kept for the judges, at most :data:`HISTORY` of them."""
+
     hang: Hang = Hang()
+    """The finding of each check of this source that has ``hangs``, when there was no answer."""
 
 
 HISTORY = 64
@@ -92,22 +93,22 @@ class Sample(Record, Generic[F], kw_only=False):
 
 
 class View(Record, Generic[F], kw_only=False):
-    """What a judge sees: the facts at ``at``, earlier ones (oldest first), and the site's baseline.
-
-    ``job_gone`` is True where no job is meant to run on the node (prolog, epilog, an idle node), so that
-    whatever still runs is left over; None where that is not known.
-    """
+    """What a judge sees: the facts of now, earlier ones, and the site's baseline."""
 
     facts: F
     at: float
     boot_id: str = ""
     before: tuple[Sample[F], ...] = ()
+    """Oldest first."""
+
     baseline: F | None = None
     job_gone: bool | None = None
+    """Whether no job is meant to run on the node (prolog, epilog, an idle node), so that what still runs is
+    left over; None where that is not known."""
 
 
 CONFIRM = 3
-"""In so many periodic runs in a row it must be so before a failure that users can write keeps jobs away."""
+"""Periodic runs in a row in which it must be so before a failure that users can write keeps jobs away."""
 
 
 class Check(Record, Generic[F], kw_only=False):

@@ -18,7 +18,7 @@ NETWORK = frozenset((
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "orangefs", "glusterfs",
     "afs", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ocfs2", "gfs2", "cvmfs", "fuse",
 ))  # fmt: skip
-"""Kinds of file systems that something beyond this kernel has to answer for; ``fuse.*`` as well."""
+"""Kinds of file systems that something beyond this kernel has to answer for; also ``fuse.*``."""
 
 NEVER_WRITABLE = frozenset(("iso9660", "squashfs", "erofs", "cramfs", "romfs", "udf", "cvmfs", "fuse.cvmfs2"))
 """Kinds that are read-only whether their line in ``/etc/fstab`` says so or not."""

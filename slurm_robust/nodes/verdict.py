@@ -27,20 +27,27 @@ OUT_OF_TIME = "budget"
 
 
 class Report(Record):
-    """One run. ``took_s``: seconds per source; ``reused``: sources whose facts were an earlier run's;
-    ``left_out``: checks that did not run, with the reason; ``errors``: checks or sources that are broken
-    themselves. ``at`` is seconds since 1970.
-    """
+    """One run of the checks."""
 
     node: str
     at: float
+    """Seconds since 1970."""
+
     boot_id: str
     context: Context
     findings: tuple[Finding, ...]
     took_s: dict[str, float] = {}
+    """Seconds by source."""
+
     reused: tuple[str, ...] = ()
+    """Sources whose facts were an earlier run's."""
+
     left_out: dict[str, str] = {}
+    """Checks that did not run, with the reason."""
+
     errors: dict[str, str] = {}
+    """Checks or sources that are broken themselves."""
+
     wall_s: float = 0.0
 
     @property
@@ -50,17 +57,19 @@ class Report(Record):
 
 
 class Conclusion(Record):
-    """Whether a node may run jobs, and why not.
-
-    ``causes`` are the findings that keep jobs away, worst first; ``reason`` names them in one short line
-    without control characters. ``warnings`` are failures that do not keep jobs away.
-    """
+    """Whether a node may run jobs, and why not."""
 
     fit: bool
     reason: str = ""
+    """Names the causes in one short line without control characters."""
+
     suggestion: Suggestion = Suggestion.NONE
     causes: tuple[Finding, ...] = ()
+    """Findings that keep jobs away, worst first."""
+
     warnings: tuple[Finding, ...] = ()
+    """Failures that do not keep jobs away."""
+
     unknown: tuple[Finding, ...] = ()
 
 

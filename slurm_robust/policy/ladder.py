@@ -34,7 +34,6 @@ MOST_PORTS = 5
 
 _GPU_OOM = "gpu_oom"
 _LAST_LINES = 5
-_OF_NODES = (FaultKind.NODE, FaultKind.DISK_FULL)
 _NUMBERS_WRONG = (Symptom.NON_FINITE, Symptom.SPIKE)
 _BY_STACKS = (Symptom.HANG, Symptom.SLOW)
 
@@ -47,7 +46,7 @@ class Unexplained(Record):
 
 
 def unexplained(fault: Fault) -> Unexplained:
-    """The outward sign, where nothing names a culprit."""
+    """The outward sign, where the cause is unknown."""
     if fault.symptom in (*_NUMBERS_WRONG, *_BY_STACKS):
         found = fault.localisation
         why = f"; {found.reason}" if found is not None and found.reason else ""
@@ -59,7 +58,7 @@ def unexplained(fault: Fault) -> Unexplained:
         )
     exit = fault.root.exit
     what = exit.describe().partition(": ")[2]
-    reason = f"{exit.describe()} on {fault.root.node}, nothing names a culprit"
+    reason = f"{exit.describe()} on {fault.root.node}, the cause is unknown"
     return Unexplained(signature=Signature(kind=FaultKind.EXIT, key=what), reason=reason)
 
 
@@ -73,7 +72,7 @@ def against(fault: Fault, node: str) -> tuple[str, ...]:
     lines += [f"unable: {fault.unable[node]}"] if node in fault.unable else []
     lines += [STUCK] if node in fault.stuck else []
     lines += [f"its agent ended: {fault.ended[node]}"] if node in fault.ended else []
-    lines += ["no sign of life"] if node in fault.lost else []
+    lines += ["does not respond"] if node in fault.lost else []
     lines += [fault.unstarted[node]] if node in fault.unstarted else []
     for found in filter(None, (fault.diagnosis, fault.replayed)):
         lines += [_format_result(r) for r in found.results if r.node == node and r.outcome is Outcome.FAIL]
@@ -113,7 +112,7 @@ def nodes_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 def _lost(fault: Fault, node: str) -> str:
     ended = fault.ended.get(node)
-    return f"the agent on {node} ended again ({ended})" if ended else f"{node} gives no sign of life"
+    return f"the agent on {node} ended again ({ended})" if ended else f"{node} does not respond"
 
 
 def unstarted(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
@@ -272,8 +271,7 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
     if fault.diagnosis is not None or not rules.diagnose:
         return None
     found = unexplained(fault)
-    before = [attempt.signature for attempt in state.in_vain]
-    again = found.signature in before or any(signature.kind in _OF_NODES for signature in before)
+    again = any(a.signature == found.signature or a.blame is Blame.NODE for a in state.in_vain)
     if not again and fault.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
         return None
     return Verdict(
@@ -297,7 +295,7 @@ def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         rung=1,
         blame=Blame.NOBODY,
         signature=Signature(kind=FaultKind.AGENTS_LOST),
-        reason=f"all {len(fault.lost)} agents went silent at once, so it is not the nodes",
+        reason=f"all {len(fault.lost)} agents fell silent at once, so no node is blamed",
         confidence=0.7,
         allowed=rules.limits.per_signature,
     )

@@ -114,7 +114,7 @@ def judge(
         behind = f" behind switch {leaf}" if leaf else ""
         return Silence(
             nodes=tuple(sorted(silent)),
-            cause=f"{some_of(sorted(silent))}{behind} fell silent together: rather the network",
+            cause=f"{some_of(sorted(silent))}{behind} fell silent together: probably the network",
         )
     return Silence(nodes=tuple(sorted(node for node, silence in silent_s.items() if silence > dead_s)))
 

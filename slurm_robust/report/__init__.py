@@ -1,5 +1,5 @@
-"""All that a person reads about a job.
+"""Everything that a person reads about a job.
 
-The controller uses ``incidents``, ``incident_text``, ``stacks``, ``ettr`` and ``bundle`` as well, which print
+The controller also uses ``incidents``, ``incident_text``, ``stacks``, ``ettr`` and ``bundle``, which print
 nothing. The other modules are commands, which print through ``console``.
 """

@@ -1,6 +1,6 @@
 """``srobust checkpoint``: which checkpoints of a job there are, in which tiers, and whether they are whole.
 
-It sees storage, and what lies in memory and on the disk of the node on which it runs; it asks no agent, so
+It sees storage, and what is in memory and on the disk of the node on which it runs; it asks no agent, so
 it works for an ended job too. On another node: ``srun --jobid=JOB --overlap -w NODE srobust checkpoint …``.
 """
 
@@ -55,7 +55,7 @@ def friendly() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # whoever read our output is gone: no error of a file
+        raise  # the reader of our output is gone, which is not an error of a file
     except OSError as error:
         raise NoAccess(
             str(error),

@@ -106,7 +106,7 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
 def _copy_etc(folder: StateFolder, config: SandboxConfig) -> None:
     """The machine's /etc as it is now: what is installed there while the sandbox runs does not reach it."""
     command = ["cp", "--archive", "--one-file-system", "/etc", str(folder.node_etc)]
-    # A file that goes while it is copied is no harm; whatever the sandbox needs is written below.
+    # A file that disappears meanwhile does no harm: what the sandbox needs is written below.
     subprocess.run(command, check=False, capture_output=True, timeout=COPY_S)
     texts = {
         "passwd": etcfiles.passwd(config, Path("/etc/passwd").read_text()),

@@ -82,8 +82,8 @@ class Faults:
     def boot(self, node: str) -> Fault:
         """Power a dead node on; returns when its slurmd listens. Raises :class:`BootFailed`."""
         self._need_node(node, on=False)
-        # Slurm compares whole seconds: a boot in the second of the node's last answer is none to it. No
-        # real machine is that fast.
+        # Slurm compares whole seconds, and does not see a boot within the second of the node's last
+        # answer. No real machine is that fast.
         time.sleep(1.0 - time.time() % 1.0)
         fault = self._record("boot", node)
         self._view.control.boot(node)

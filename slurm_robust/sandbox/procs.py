@@ -166,7 +166,7 @@ def listens(pid: int, port: int) -> bool:
 
 
 def find_rank(processes: Iterable[Process], job_id: int, rank: int) -> Process | None:
-    """The worker of one rank: of all processes that carry its mark, the one that is no other's child.
+    """The worker of one rank: of all processes that carry its mark, the one whose parent does not.
 
     The mark is ``RANK`` in the environment, or the name ``srobust-rank<R>`` that forked workers give
     themselves, together with ``SLURM_JOB_ID``. Helpers that a worker forks carry the same mark.

@@ -42,6 +42,7 @@ class SlurmError(SrobustError):
 class NotInAllocation(SlurmError):
     """The environment is not that of a Slurm job."""
 
+    exit_code = ExitCode.ALLOCATION
     fix = "submit the job with sbatch, or start a shell in an allocation with salloc"
 
 
@@ -58,6 +59,7 @@ class SlurmCommandError(SlurmError):
     ``exit_code``) is None when it did not end by itself.
     """
 
+    exit_code = ExitCode.SLURM
     fix = "run the command by hand to see more"
 
     def __init__(
@@ -97,14 +99,12 @@ class SlurmCommandMissing(SlurmCommandError):
 class SlurmTimeout(SlurmCommandError):
     """No answer in time. The order may or may not have been carried out: ask before repeating it."""
 
-    exit_code = ExitCode.SLURM
     fix = "see whether slurmctld is overloaded (sdiag), or raise slurm.timeout_s"
 
 
 class ControllerUnreachable(SlurmCommandError):
     """Slurm's daemon does not answer. Running jobs go on; nothing can be changed until it is back."""
 
-    exit_code = ExitCode.SLURM
     fix = "see 'scontrol ping'; commands are answered again when slurmctld is back"
 
 

@@ -81,7 +81,7 @@ class Memory(Record):
     started: bool = False
     pending_for_s: float = 0.0
     waits: int = 0  # polls of the pending job since the last order to start
-    nudge_at: int = 8  # order it again after so many; doubled each time
+    nudge_at: int = 8  # after that many waits the order is repeated; doubled each time
     refusal: str = ""  # Slurm's newest one
     releases: int = 0
     extra_exclude: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory
     if error is None:
         started = stage is Stage.START or (memory.started and stage is not Stage.RELEASE)
         releases = memory.releases + (stage is Stage.RELEASE)
-        # An order that was due anyway is no nudge.
+        # An order that was due anyway does not count as a nudge.
         nudged = stage is Stage.START and memory.waits >= memory.nudge_at
         return msgspec.structs.replace(
             memory,

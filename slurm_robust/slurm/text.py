@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from slurm_robust.slurm.commands import NODE_COLUMNS
 from slurm_robust.slurm.errors import UnparsableOutput
@@ -182,7 +183,7 @@ def parse_node_state(text: str) -> Node | None:
     if not rows:
         return None
     values = rows[0]
-    allocated, total = _CPUS.fullmatch(values["CPUsState"]).groups()  # type: ignore[union-attr]  # matched above
+    allocated, *_, total = values["CPUsState"].split("/")
     reason = values["Reason"]
     return Node(
         name=values["NodeList"],
@@ -314,7 +315,7 @@ def _step(block: str) -> Step:
     fields = fields_of(rest)
     job, _, step = fields["StepId"].partition(".")
     return Step(
-        job_id=int(re.match(r"\d*", job)[0] or 0),  # type: ignore[index]  # \d* always matches
+        job_id=int("".join(takewhile(str.isdecimal, job)) or 0),
         step_id=step,
         name=name[1] if name else "",
         nodes=parse_names(fields.get("NodeList", "")),

@@ -48,10 +48,10 @@ class _FakePlace:
 
     def launch(self, nodes: Sequence[str], command: tuple[str, ...], folder: Path) -> Launched:
         programs = command[command.index("slurm_robust.diagnostics") + 1].split(",")
-        groups = [(node,) for node in nodes]
+        groups: list[tuple[str, ...]] = [(node,) for node in nodes]
         if "--groups" in command:
             given = command[command.index("--groups") + 1].split()
-            groups = [tuple(group.partition("=")[2].split(",")) for group in given]  # type: ignore[misc]
+            groups = [tuple(group.partition("=")[2].split(",")) for group in given]
         return _Ended([self._line(p, n, group) for group in groups for n in group for p in programs])
 
     def _line(self, test: str, node: str, group: tuple[str, ...]) -> str:

@@ -14,9 +14,9 @@ from typing import TypeVar
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest
+from slurm_robust.testing.clock import VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from slurm_robust.testing.virtual_time import VirtualTime
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -48,7 +49,7 @@ class _Stream:
         for target, source in pairs:
             waits = not all(self.gpus.is_registered(t) for t in (target, source) if not self.gpus.has(t))
             for into, out_of in zip(_cut(target), _cut(source), strict=True):
-                self.gpus.enqueue(self, _Work(lambda into=into, out_of=out_of: into.copy_(out_of)))  # type: ignore[misc]
+                self.gpus.enqueue(self, _Work(partial(into.copy_, out_of)))
             if self.gpus.refuses_copies:
                 raise RuntimeError("CUDA error: invalid argument")
             if waits:

@@ -295,7 +295,7 @@ class _Child:
         return {name: answer}
 
     def _kill(self) -> None:
-        # The group as well, for what the call may have started. Before setsid() there is no such group, and
+        # The group, too, for what the call may have started. Before setsid() there is no such group, and
         # while the child is not reaped nobody else can have its number.
         for kill in (os.kill, os.killpg):
             try:

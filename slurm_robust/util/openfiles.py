@@ -24,7 +24,7 @@ def raise_limit() -> None:
 
 
 def shortage(connections: int, of_what: str) -> str:
-    """What to say where the limit is too low for so many connections, with the fix; "" where it is not."""
+    """The message, with the fix, if the limit is too low for ``connections``; "" if it is not."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + OTHERS
     if _number(soft) >= needed:
@@ -37,7 +37,7 @@ def shortage(connections: int, of_what: str) -> str:
 
 
 def spare(connections: int) -> int:
-    """How many more files this process may open beside so many connections; at least 0."""
+    """How many more files this process may open beside ``connections``; at least 0."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(0, _number(soft) - connections - OTHERS)
 

@@ -1,4 +1,4 @@
-"""Files and folders that count only if they are this user's own, whoever may write around them.
+"""Files and folders that count only if they are this user's own, where others may write beside them.
 
 In folders that others may write to (shared submit folders, /tmp, scratch) somebody else can put a folder, a
 link or a pipe where ours is expected. What is opened here is neither followed nor waited for.

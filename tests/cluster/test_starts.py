@@ -81,7 +81,7 @@ def no_python(sandbox: Sandbox) -> Iterator[str]:
 
 def test_a_standby_without_python_is_told_and_never_chosen(sandbox: Sandbox, no_python: str) -> None:
     job = ProtectedJob(sandbox, f"--spares 2 {TINY} 40 --step-s 0.2", nodes=4)
-    job.wait(lambda: f"standby {no_python} is not counted on" in job.log, 60, "word on the standby")
+    job.wait(lambda: f"standby {no_python} is set aside" in job.log, 60, "word on the standby")
     job.wait_step(3)
     aside = job.state.aside[no_python]
     assert "Permission denied" in aside.reason

@@ -98,7 +98,7 @@ class LauncherContract:
         assert [type(m) for m in reader.seen] == [Fatal, Gone]
         assert launcher.fileno() == -1
 
-    def test_workers_start_and_their_ends_are_told(self, world: LauncherWorld) -> None:
+    def test_workers_start_and_their_ends_are_reported(self, world: LauncherWorld) -> None:
         """Each worker is told of with its pid and its exit code."""
         launcher = world.ready()
         reader = MessageReader(launcher)

@@ -11,7 +11,7 @@ _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d+)')
 # Code that was installed, the interpreter's own, and what has no file.
 _FOREIGN = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python\d|^<(?!stdin|string)|/opt/conda/lib/")
 _SPAN = 400
-"""A traceback is so many lines long at most."""
+"""Maximum number of lines of a traceback."""
 
 # Nobody learns what destructors and the like raise; a handler's failure to write a log line neither.
 _ANNOUNCED = ("exception ignored in", "--- logging error ---")

@@ -16,7 +16,7 @@ from slurm_robust.analysis.logs.text import Line
 from slurm_robust.nodes.kernel import shapes, xid
 
 MOST_LINES = 400
-"""Of the lines with one literal so many are read: the first half of them, and the last."""
+"""At most this many lines with one literal are read, half of them the first and half the last ones."""
 
 MOST_TROUBLE = 5
 """Number of last lines that are shown of a log that no rule knows."""

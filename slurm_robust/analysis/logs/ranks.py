@@ -30,11 +30,11 @@ _NAMED = re.compile(r"collectives? on ranks?\..{0,2000}\bbut Rank (\d{1,9}) is r
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 TOGETHER_S = 2.0
-"""What ranks log within so many seconds is at the same time: their clocks are not the same."""
+"""Log lines of ranks within this many seconds count as simultaneous: clocks differ."""
 
 _OF_OTHERS = ("secondary", "network_error")
 
-# Whoever ends a job sends these to all of it.
+# The signals by which Slurm and people end a whole job.
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -64,7 +64,7 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     The tier decides first (``_ROOTS``), then the weight, then who is behind in the collectives and then the
     time of the deciding line, each where all contenders have it, then the order in which they are given.
     Several ranks are roots if each names the same cause of its own at about the same time. Where they name
-    somebody else who is in another collective, that one is it.
+    another rank, which is in another collective, that one is the root.
     """
     failed = {key: reading for key, reading in readings.items() if reading.tier is not None}
     if not failed:

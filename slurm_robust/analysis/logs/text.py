@@ -7,7 +7,7 @@ from typing import NamedTuple
 from slurm_robust.util.text import without_controls
 
 HEAD, TAIL = 1024 * 1024, 4 * 1024 * 1024
-"""Of a huge log so many characters of its beginning and of its end are read: causes stand in either."""
+"""Characters that are read of the beginning and of the end of a huge log: causes are in either."""
 
 LINE = 2000
 """Of a longer line its beginning and its end are kept, in characters."""

@@ -157,7 +157,7 @@ def _limited(text: str, seconds: float, floor: float, limit: float, setting: str
 
 def _at_least(text: str, seconds: float, floor: float) -> Bound:
     if seconds < floor:
-        return Bound(seconds=floor, why=f"the least there is; {text}, would be less")
+        return Bound(seconds=floor, why=f"the minimum; {text}, would be less")
     return Bound(seconds=seconds, why=text)
 
 

@@ -126,7 +126,7 @@ class Gathering:
         waiting = any((b := core.fleet.heartbeat(n)) is None or not (b.ready or b.fatal) for n in undecided)
         if not (over or unable) or (waiting and not over):
             return None
-        reasons = [f"the agent of {n} gives no sign of life" for n in lost]
+        reasons = [f"the agent of {n} does not respond" for n in lost]
         reasons += [
             f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()
         ]

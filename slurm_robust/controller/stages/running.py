@@ -62,7 +62,7 @@ class Launching:
             text = f"resumes from step {plan.ref.step}, from {format_tiers(plan.tiers)}"
             core.emit(Say(text=f"generation {core.state.generation} {text}"))
         elif state.generation:
-            text = "begins anew from step 0: no checkpoint is in reach"
+            text = "starts again from step 0: no checkpoint can be reached"
             core.note(f"generation {core.state.generation} {text}", "", now)
             core.emit(Say(text=f"generation {core.state.generation} {text}"))
         self._write_orders(core, plan, first)

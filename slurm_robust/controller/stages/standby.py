@@ -36,7 +36,7 @@ def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
         return
     core.record(ev.SpareSetAside(t=now.wall, node=node, reason=why, usable=usable))
     if why != _NOT_YET:
-        core.emit(Say(text=f"standby {node} is not counted on until it answers: {why}"))
+        core.emit(Say(text=f"standby {node} is set aside until it answers: {why}"))
 
 
 def _count_on(core: Core, node: str, now: Now) -> None:
@@ -52,4 +52,4 @@ def _drop(core: Core, node: str, why: str, now: Now) -> None:
     """Count on ``node`` no more; ``why`` follows its name."""
     reason = f"spare {node} {why}"
     core.evict(node, reason, now)
-    core.emit(Say(text=f"{reason}: it is no longer counted on"))
+    core.emit(Say(text=f"{reason}: it is not used any more"))

@@ -52,7 +52,7 @@ class Unreachable:
             return self._go_on(core, "all nodes are heard again", now)
         if not found.cause:
             if self._all_had_their_time(core, now):
-                return self._go_on(core, f"{fold(silent)} alone gives no sign of life", now)
+                return self._go_on(core, f"only {fold(silent)} does not respond", now)
         elif why := self._is_over(core, silent, now):
             return self._go_without(core, why, now)
         if now.mono - self._asked_at > ASK_EVERY_S:

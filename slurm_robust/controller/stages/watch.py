@@ -62,7 +62,7 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
     longest = max(core.fleet.silence(node, now.mono, since) for node in silent)
     if found.cause:
         return Fault(symptom=Symptom.UNREACHABLE, detail=found.cause, detect_s=longest)
-    detail = f"{fold(silent)} gives no sign of life for {longest:.1f} s"
+    detail = f"{fold(silent)} has not responded for {longest:.1f} s"
     return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=longest)
 
 

@@ -246,7 +246,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         probe=Probe.NETWORK,
         hangs=True,
         explain="Physical Ethernet interfaces must have a link: those that network.ethernet names (these "
-        "may be bonds or bridges as well), else those of the baseline, else those that had one before in "
+        "may also be bonds or bridges), else those of the baseline, else those that had one before in "
         "this boot. Look at the cable and the switch port; `ethtool IF` tells what the driver sees. Name "
         "interfaces that do not matter in network.ignore.",
     ),

@@ -1,7 +1,7 @@
 """Mounts: that they are there, that they answer, and that they can be written.
 
-A file system whose server is gone keeps whoever touches it in the kernel for ever. So each one is asked in a
-process of its own, which is left behind if it does not come back.
+A file system whose server is gone keeps every process that touches it in the kernel for ever. So each one is
+asked in a process of its own, which is left behind if it does not come back.
 """
 
 from __future__ import annotations

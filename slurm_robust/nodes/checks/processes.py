@@ -23,7 +23,7 @@ STUCK_S = 60.0
 _HISTORY_S = 600.0
 _MOST = 256
 COMM = 15
-"""The kernel keeps so many bytes of a program's name."""
+"""How many bytes of a program's name the kernel keeps."""
 
 # Kernel threads have this flag; some of them sleep uninterruptibly all their life.
 _KERNEL_THREAD = 0x00200000
@@ -308,7 +308,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         explain=(
             "Processes in uninterruptible sleep in two runs more than a minute apart: they wait for "
             "storage or a driver that does not answer. Look at mounts and the kernel log first. Where no job "
-            "runs, and so many of them are root's or were killed and wait all the same, reboot."
+            "runs, and that many of them are root's or were killed and wait all the same, reboot."
         ),
     ),
     Check(

@@ -14,7 +14,7 @@ REMAP = "gpu.remap"
 RETIRED = "gpu.retired_pages"
 RECOVERY = "gpu.recovery"
 
-# NVIDIA exchanges a GPU with so many retired pages ("Dynamic Page Retirement", RMA policy).
+# NVIDIA exchanges a GPU with this many retired pages ("Dynamic Page Retirement", RMA policy).
 _MAX_RETIRED_PAGES = 60
 
 _REMEDIES = {

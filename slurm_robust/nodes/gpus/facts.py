@@ -1,4 +1,4 @@
-"""What is known of a node's GPUs, whoever made them. None: this GPU or driver does not say."""
+"""What is known of a node's GPUs, of any vendor. None: this GPU or driver does not say."""
 
 from __future__ import annotations
 

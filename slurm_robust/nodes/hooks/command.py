@@ -138,7 +138,7 @@ def _watch(file: str, environ: Mapping[str, str]) -> int:
 
 
 def _begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tuple[NodeConfig, float]:
-    """The configuration, and how long the hook may still take, which the parent learns as well.
+    """The configuration, and how long the hook may still take, which the parent learns, too.
 
     ``begun``: when the hook did. Raises ``RuntimeError`` where the start has used up its time.
     """

@@ -215,7 +215,7 @@ class DrainFile:
         _write(self.path, self.path.with_name("drain.json.new"), record)
 
     def leave(self, left: Left) -> None:
-        """Leave something for whoever gets the lock next; the newest counts. Needs no lock itself."""
+        """Leave something for the hook that gets the lock next; the newest counts. Needs no lock itself."""
         try:
             _write(self._left, self._left.with_name(f"drain.left.{os.getpid()}"), left)
         except OSError:

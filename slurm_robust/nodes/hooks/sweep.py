@@ -214,7 +214,7 @@ def _comes_back(
 
 
 def _run_of(folder: Path) -> bytes:
-    """The number that the agent left; empty if it is none."""
+    """The number that the agent left; empty if it is not a number."""
     fd = os.open(folder / "run", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     text = os.read(fd, 12)
     return text if re.fullmatch(_RUN, text) else b""
@@ -278,6 +278,6 @@ def _flatten(top: int, name: str, moved: int) -> int:
 
 
 def _some_names(folder: int) -> list[tuple[str, bool]]:
-    """Names in an open folder, and whether they are folders: so many as memory and time do not mind."""
+    """Names in an open folder, and whether they are folders: as many as memory and time allow."""
     with os.scandir(folder) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _FEW_NAMES)]

@@ -105,7 +105,7 @@ SOURCE = Source(name="kernel", facts=KernelFacts, gather=gather, fresh_s=0.0, hi
 
 
 def events_of(view: View[KernelFacts]) -> tuple[KernelEvent, ...]:
-    """Since the boot: the log forgets when it is full, so what earlier runs saw counts as well."""
+    """Since the boot: the log forgets when it is full, so what earlier runs saw counts, too."""
     earlier = [sample.facts.log for sample in view.before if sample.boot_id == view.boot_id]
     return with_earlier(view.facts.log, earlier)
 

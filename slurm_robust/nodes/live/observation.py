@@ -45,7 +45,7 @@ def sort(
 ) -> Observation:
     """Sort the findings of one run of ``checks``.
 
-    Unknown is never a reason for an alert. Evidence that users can write is none against the node.
+    Unknown is never a reason for an alert. Evidence that users can write does not count against the node.
     """
     by_name = {check.name: check for check in checks}
     causes = (

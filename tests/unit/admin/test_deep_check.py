@@ -1,4 +1,4 @@
-"""The deep test of a node, on a folder tree: what the repair desk is told, and what is still unproven."""
+"""The deep test of a node, on a folder tree: what the repair desk gets, and what is still unproven."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_what_drained_it_must_pass_by_name(config: NodeConfig, tmp_path: Path) -
     assert found.remembered
 
 
-def test_which_words_are_ours_the_node_says_itself(config: NodeConfig, tmp_path: Path) -> None:
+def test_the_node_itself_says_which_reasons_are_ours(config: NodeConfig, tmp_path: Path) -> None:
     file = DrainFile(Path(config.paths.state))
     file.path.parent.mkdir()
     file.save(OwnDrain(reason="srobust: fan stands still", causes=(Cause(check="site.fan"),)))
     (tmp_path / "broken").touch()
     found = examine(config, Host(tmp_path / "root"), 1000.0)
-    assert found.words == ("srobust: fan stands still",)
+    assert found.reasons == ("srobust: fan stands still",)
     assert found.reason == "srobust: quarantine: fan stands still"
     (tmp_path / "broken").unlink()
     found = examine(config, Host(tmp_path / "root"), 1000.0)
-    assert found.words == ("srobust: fan stands still", "srobust: quarantine: fan stands still")
+    assert found.reasons == ("srobust: fan stands still", "srobust: quarantine: fan stands still")
     assert found.fault == ""

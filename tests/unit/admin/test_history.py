@@ -181,7 +181,7 @@ def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lemons", [False, True])
-def test_a_node_that_does_not_exist_is_no_node_to_which_nothing_happened(
+def test_a_node_that_does_not_exist_is_an_error_and_not_an_empty_history(
     lemons: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "log").touch()

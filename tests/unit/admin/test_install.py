@@ -163,7 +163,7 @@ def test_slurm_conf_is_never_touched_without_the_word_for_it(machine: Machine) -
     assert machine.conf.read_text() == machine.scontrol.in_force == "ClusterName=c\nPrologFlags=Contain\n"
 
 
-def test_what_slurmctld_refuses_is_undone_and_told(machine: Machine) -> None:
+def test_what_slurmctld_refuses_is_undone_and_reported(machine: Machine) -> None:
     before = machine.conf.read_bytes()
     machine.scontrol.refuses = "nohold"
     with pytest.raises(InstallError, match=r"slurm\.conf is as it was: scontrol reconfigure"):
@@ -303,7 +303,9 @@ def test_a_link_of_a_user_to_the_program_is_refused(machine: Machine, tmp_path: 
     assert machine.tree() == before
 
 
-def test_a_module_of_a_user_is_refused_and_told(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_a_user_is_refused_and_reported(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.apply()
     module = machine.path("/opt/lib/slurm_robust/nodes/hooks/sweep.py")
     module.parent.mkdir(parents=True)
@@ -350,7 +352,7 @@ def test_what_the_site_changed_is_kept_and_named(
     assert items.CONFIG in capsys.readouterr().out.partition("left as they are")[2]
 
 
-def test_a_file_that_was_there_before_is_nobodys_to_remove(machine: Machine) -> None:
+def test_a_file_that_was_there_before_is_not_removed(machine: Machine) -> None:
     unit = machine.path("/etc/logrotate.d/slurm-robust")
     unit.parent.mkdir(parents=True)
     unit.write_text((items.DATA / "logrotate").read_text())
@@ -359,7 +361,7 @@ def test_a_file_that_was_there_before_is_nobodys_to_remove(machine: Machine) -> 
     assert unit.exists()
 
 
-def test_an_upgrade_replaces_what_nobody_changed_and_removes_what_is_no_more(tmp_path: Path) -> None:
+def test_an_upgrade_replaces_unchanged_files_and_removes_obsolete_ones(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     old = [Item(path="/a", text="1"), Item(path="/b", text="1"), Item(path="/c", text="1")]
     tree.carry_out(tree.steps(old), old, "1")
@@ -402,7 +404,7 @@ def test_an_interrupted_installation_is_removed_as_well(tmp_path: Path) -> None:
     assert not tree.path(MANIFEST).exists()
 
 
-def test_a_damaged_manifest_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_an_error_with_its_reason(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.path(MANIFEST).parent.mkdir(parents=True)
     tree.path(MANIFEST).write_text("{")
@@ -490,7 +492,7 @@ def test_verify_tells_what_is_wrong_and_why(
     assert any(said in line for line in bad), bad
 
 
-def test_a_rule_for_no_check_is_told_with_the_nearest_name() -> None:
+def test_a_rule_for_no_check_is_reported_with_the_nearest_name() -> None:
     rules = {"gpu.*": CheckRule(), "gpu.ecc": CheckRule(), "gpu.ec": CheckRule()}
     (found,) = verify.rule_points(NodeConfig(checks=rules), ["gpu.ecc", "site.own"])
     assert (found.good, found.what) == (False, "configuration: no check matches checks.gpu.ec")

@@ -40,7 +40,7 @@ XID = Finding(
 
 
 def found(
-    *causes: Finding, still_open: tuple[Cause, ...] = (), words: tuple[str, ...] = (REASON,)
+    *causes: Finding, still_open: tuple[Cause, ...] = (), reasons: tuple[str, ...] = (REASON,)
 ) -> Examination:
     findings = causes or (Finding(check="gpu.xid", outcome=Outcome.PASS, subject="gpu3"),)
     report = Report(node="n1", at=1.0, boot_id="b", context=Context.DEEP, findings=findings)
@@ -49,7 +49,7 @@ def found(
     return Examination(
         report=report,
         conclusion=conclusion,
-        words=words,
+        reasons=reasons,
         remembered=bool(still_open),
         open=still_open,
         serials={"product_serial": "42"},
@@ -120,21 +120,21 @@ def test_what_failed_must_have_been_seen_to_pass(ward: Ward) -> None:
     assert ward.reason("n1") == "srobust: quarantine: not proven: gpu.xid gpu3"
 
 
-def test_words_that_a_person_has_changed_stay_and_keep_the_node(ward: Ward) -> None:
-    words = f"{REASON} OPS-4711 keep for vendor"
-    ward.slurm.drain(["n1"], words)
+def test_a_reason_that_a_person_has_changed_stays_and_keeps_the_node(ward: Ward) -> None:
+    reason = f"{REASON} OPS-4711 keep for vendor"
+    ward.slurm.drain(["n1"], reason)
     for names in ([], ["n1"]):
         result = ward.run(*names)["n1"]
         assert not result.returned
         assert "a person keeps it" in result.why
         assert "scontrol update nodename=n1 state=resume" in result.why
-        assert ward.reason("n1") == words
+        assert ward.reason("n1") == reason
     assert ward.slurm.reservations() == ()
 
 
-def test_words_that_the_node_does_not_remember_may_be_a_person_s_unless_it_is_named(ward: Ward) -> None:
+def test_a_reason_that_the_node_does_not_remember_may_be_a_person_s_unless_it_is_named(ward: Ward) -> None:
     ward.slurm.drain(["n1"], REASON)
-    ward.answer = lambda _: found(words=())
+    ward.answer = lambda _: found(reasons=())
     result = ward.run()["n1"]
     assert (result.returned, ward.reason("n1")) == (False, REASON)
     assert "srobust admin quarantine n1" in result.why
@@ -142,12 +142,12 @@ def test_words_that_the_node_does_not_remember_may_be_a_person_s_unless_it_is_na
     assert ward.reason("n1") == ""
 
 
-def test_the_next_quarantine_knows_the_words_of_the_one_before(ward: Ward) -> None:
+def test_the_next_quarantine_knows_the_reason_of_the_one_before(ward: Ward) -> None:
     ward.slurm.drain(["n1"], REASON)
     ward.answer = lambda _: found(XID)
-    words = ward.run()["n1"].drained
-    assert ward.reason("n1") == words == "srobust: quarantine: gpu3 XID 79"
-    ward.answer = lambda _: found(words=(REASON, words))
+    reason = ward.run()["n1"].drained
+    assert ward.reason("n1") == reason == "srobust: quarantine: gpu3 XID 79"
+    ward.answer = lambda _: found(reasons=(REASON, reason))
     assert ward.run()["n1"].returned
 
 
@@ -162,7 +162,7 @@ def test_a_node_that_forgot_its_fault_must_not_have_anything_unknown(ward: Ward,
     assert ward.run()["n1"].returned is remembered
 
 
-def test_without_an_answer_the_old_words_stay(ward: Ward) -> None:
+def test_without_an_answer_the_old_reason_stays(ward: Ward) -> None:
     ward.slurm.drain(["n1"], REASON)
     ward.answer = lambda _: CompletedCommand(command=("x",), exit_code=1, stdout="", stderr="no such file")
     result = ward.run()["n1"]
@@ -200,9 +200,9 @@ def test_what_a_killed_run_left_is_finished_and_tested(ward: Ward) -> None:
     assert sorted(path.name for path in ward.notes.iterdir()) == ["lock"]
 
 
-def test_a_test_that_was_cut_off_gives_the_node_its_words_back(ward: Ward) -> None:
-    words = f"{REASON} OPS-4711"
-    ward.slurm.drain(["n2"], words)
+def test_a_test_that_was_cut_off_gives_the_node_its_reason_back(ward: Ward) -> None:
+    reason = f"{REASON} OPS-4711"
+    ward.slurm.drain(["n2"], reason)
 
     class Killed(BaseException):
         pass
@@ -220,8 +220,8 @@ def test_a_test_that_was_cut_off_gives_the_node_its_words_back(ward: Ward) -> No
         ward.run()
     assert ward.reason("n2") == ""
     ward.slurm, ward.answer = healthy, lambda _: found()
-    assert ward.run()["n2"].reason == words
-    assert ward.reason("n2") == words
+    assert ward.run()["n2"].reason == reason
+    assert ward.reason("n2") == reason
 
 
 def test_a_test_that_still_runs_is_ended_before_its_reservation_goes(ward: Ward) -> None:
@@ -273,7 +273,7 @@ def test_only_one_runs_on_a_host(ward: Ward) -> None:
     assert ward.run() == {}
 
 
-def test_an_ordinary_user_is_told_that_it_needs_root(ward: Ward) -> None:
+def test_an_ordinary_user_is_refused_since_it_needs_root(ward: Ward) -> None:
     ward.slurm.drain(["n1"], REASON)
     ward.notes.parent.chmod(0o500)
     try:
@@ -294,7 +294,7 @@ def test_an_administrators_drain_is_not_tested_even_when_named(ward: Ward) -> No
 
 
 @pytest.mark.parametrize(
-    ("states", "more", "words"),
+    ("states", "more", "obstacle"),
     [
         (("IDLE", "DRAIN"), {}, ""),
         (("IDLE", "DRAIN"), {"reason_user": "bob"}, "bob has taken it over"),
@@ -307,8 +307,8 @@ def test_an_administrators_drain_is_not_tested_even_when_named(ward: Ward) -> No
         (("IDLE",), {}, "not drained by srobust"),
     ],
 )
-def test_obstacles(states: tuple[str, ...], more: dict[str, object], words: str) -> None:
+def test_obstacles(states: tuple[str, ...], more: dict[str, object], obstacle: str) -> None:
     fields: dict[str, object] = {"reason": REASON, "reason_user": "root", **more}
     node = Node(name="n1", hostname="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
-    assert words in obstacle_of(node)
-    assert bool(obstacle_of(node)) is bool(words)
+    assert obstacle in obstacle_of(node)
+    assert bool(obstacle_of(node)) is bool(obstacle)

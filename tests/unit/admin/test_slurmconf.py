@@ -114,7 +114,7 @@ def test_what_the_site_has_stays_and_only_what_is_missing_is_added(
         assert said[key] == value.format("nohold_on_prolog_fail")
 
 
-def test_a_health_check_of_the_site_stays_and_is_told() -> None:
+def test_a_health_check_of_the_site_stays_and_is_reported() -> None:
     said, _, notes = planned("HealthCheckProgram=/usr/sbin/nhc\nHealthCheckInterval=300\n")
     assert said["healthcheckprogram"] == "/usr/sbin/nhc"
     assert "--systemd-timer" in notes

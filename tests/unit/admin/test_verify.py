@@ -127,7 +127,7 @@ def test_the_turn_to_drain_is_tried_and_given_back(cluster: FakeCluster) -> None
     assert cluster.reservations == {}
 
 
-def test_a_turn_that_is_refused_is_told_with_the_fix(cluster: FakeCluster) -> None:
+def test_a_turn_that_is_refused_is_reported_with_the_fix(cluster: FakeCluster) -> None:
     (point,) = verify.turn_points(FakeSlurm(cluster, operator=False), "n1")
     assert not point.good
     assert "refused: Invalid user id" in point.what
@@ -163,7 +163,7 @@ def test_a_trial_that_is_cut_off_leaves_nothing(cluster: FakeCluster, error: Bas
     assert cluster.reservations == {}
 
 
-def test_what_a_killed_trial_has_left_is_no_trouble_and_goes(cluster: FakeCluster) -> None:
+def test_what_a_killed_trial_has_left_is_removed(cluster: FakeCluster) -> None:
     slurm = FakeSlurm(cluster, user="root")
     slurm.create_reservation(ReservationRequest(name=TURN, nodes=("n1",)))
     (point,) = verify.turn_points(slurm, "n1")
@@ -171,7 +171,7 @@ def test_what_a_killed_trial_has_left_is_no_trouble_and_goes(cluster: FakeCluste
     assert cluster.reservations == {}
 
 
-def test_on_a_host_that_is_no_node_no_turn_is_tried(cluster: FakeCluster) -> None:
+def test_no_turn_is_tried_on_a_host_that_is_not_a_node(cluster: FakeCluster) -> None:
     (point,) = verify.turn_points(FakeSlurm(cluster, user="root"), "login")
     assert point.good
     assert "not tried" in point.what

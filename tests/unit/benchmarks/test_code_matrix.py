@@ -42,7 +42,7 @@ from slurm_robust.model.incident import (
 CRASH = Case("crash", REPORTED, EVERY_TIME, 0.5)
 ONE_CRASH = Case("crash", REPORTED, ONCE, 0.5)
 UNDISTURBED = Outcome(CRASH.undisturbed, job=1, commit="c", code=0, attempts=1, took_s=20.0, weights="w")
-SEGV = "rank 1: SIGSEGV on n2, nothing names a culprit"
+SEGV = "rank 1: SIGSEGV on n2, the cause is unknown"
 
 
 def launched(t: float, generation: int) -> ev.GenerationLaunched:

@@ -27,14 +27,14 @@ def test_a_person_reads_what_failed_and_what_to_do(
 ) -> None:
     assert main(["classify", *logs(tmp_path, log=f"start\n[b]one[/b]\n{OOM}\nlast\n")]) == 0
     said = capsys.readouterr().out
-    for words in (
+    for text in (
         "gpu_oom",
         "how the job was set up",
         "change the settings",
         "gpu-out-of-memory",
         f"3 {OOM}",
     ):
-        assert words in said
+        assert text in said
     assert "2 [b]one[/b]" in said
 
 
@@ -63,7 +63,7 @@ def test_an_empty_log_is_called_empty_and_a_harmless_one_without_failures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty, harmless = logs(tmp_path, a="\n", b="loaded the tokenizer\n")
-    for files, words in (
+    for files, text in (
         ([empty], "the log is empty"),
         ([harmless], "no line looks like a failure"),
         ([empty, harmless], "no rank shows a failure"),
@@ -71,7 +71,7 @@ def test_an_empty_log_is_called_empty_and_a_harmless_one_without_failures(
     ):
         assert main(["classify", *files]) == 0
         said = capsys.readouterr().out
-        assert words in said
+        assert text in said
         assert "below" not in said
         assert "rank none" not in said
 
@@ -134,7 +134,7 @@ def test_a_sites_rules_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("argv", "code", "message"),
     [
         (["classify"], ExitCode.USAGE, "nothing to classify"),
         (["classify", "--jsonl", "x"], ExitCode.USAGE, "--jsonl and --out belong together"),
@@ -150,9 +150,9 @@ def test_a_sites_rules_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_wrong_input_is_named_with_the_fix(
-    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == code
+    assert main(argv) == code
     said = capsys.readouterr().err
     assert message in said
     assert "\n  fix: " in said

@@ -38,7 +38,7 @@ def test_show_names_the_origin_of_each_value(
     assert "keep: 2 # default" in lines
 
 
-def test_check_tells_good_from_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_accepts_good_files_and_refuses_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("spares: 1\n")
     bad.write_text("spare: 1\n")
@@ -48,7 +48,7 @@ def test_check_tells_good_from_bad(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "bad.yaml, line 1: unknown key spare; did you mean spares" in capsys.readouterr().err
 
 
-def test_check_tells_the_problems_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_the_problems_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, good, second = tmp_path / "first.yaml", tmp_path / "good.yaml", tmp_path / "second.yaml"
     first.write_text("spare: 1\nnodes: four\n")
     good.write_text("spares: 1\n")

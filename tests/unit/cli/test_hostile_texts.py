@@ -100,16 +100,16 @@ def harmless(output: str) -> str:
     return output
 
 
-def told(*words: str) -> str:
-    """What ``srobust`` writes when it is called with these words; it must not stumble."""
+def output_of(*argv: str) -> str:
+    """What ``srobust`` writes when it is called with ``argv``; it must not stumble."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(words)
+        code = main(argv)
     output = out.getvalue() + err.getvalue()
     assert code != ExitCode.INTERNAL, output
-    if "--json" in words and out.getvalue():
+    if "--json" in argv and out.getvalue():
         assert out.getvalue().isascii()
-        for line in out.getvalue().splitlines() if words[0] == "logs" else [out.getvalue()]:
+        for line in out.getvalue().splitlines() if argv[0] == "logs" else [out.getvalue()]:
             json.loads(line)
     return harmless(output)
 
@@ -178,10 +178,10 @@ def test_a_job_and_its_incidents(job: JobDirectory, slurm: Answers, text: str) -
     slurm.say(
         "scontrol", f"JobId=4711 JobName=a{text}\n   JobState=RUNNING Reason=x{text}\n   Comment={text}\n"
     )
-    for words in (["status"], ["incidents"], *(["incident", str(number)] for number in range(1, 7))):
-        command = [words[0], str(job.path), *words[1:]]
-        told(*command)
-        told(*command, "--json")
+    for argv in (["status"], ["incidents"], *(["incident", str(number)] for number in range(1, 7))):
+        command = [argv[0], str(job.path), *argv[1:]]
+        output_of(*command)
+        output_of(*command, "--json")
 
 
 @fuzz
@@ -193,7 +193,7 @@ def test_the_evidence_of_an_incident(job: JobDirectory, text: str) -> None:
     for name in ("stacks.txt", "logs/gen-003/rank-00001.out", "alerts.json", "stacks.json"):
         (evidence / name).parent.mkdir(parents=True, exist_ok=True)
         (evidence / name).write_text(text)
-    told("incident", str(job.path), "3", "--logs", "--stacks")
+    output_of("incident", str(job.path), "3", "--logs", "--stacks")
 
 
 @fuzz
@@ -205,10 +205,10 @@ def test_the_logs_of_a_training(job: JobDirectory, text: str, bytes_: bytes) -> 
         log.parent.mkdir(parents=True, exist_ok=True)
         # Lines of the training are lines here.
         log.write_bytes(text.replace(MARK, "").encode() + b"\n" + bytes_ + b"\nRuntimeError: " + bytes_)
-    told("logs", str(job.path))
-    told("logs", str(job.path), "--rank", "all", "--err", "--json")
-    told("classify", str(job.worker_log(1, 0, "out")))
-    told("classify", str(job.worker_log(1, 0, "out")), str(job.worker_log(1, 0, "err")), "--json")
+    output_of("logs", str(job.path))
+    output_of("logs", str(job.path), "--rank", "all", "--err", "--json")
+    output_of("classify", str(job.worker_log(1, 0, "out")))
+    output_of("classify", str(job.worker_log(1, 0, "out")), str(job.worker_log(1, 0, "err")), "--json")
 
 
 @fuzz
@@ -220,9 +220,9 @@ def test_checkpoints(job: JobDirectory, text: str) -> None:
         copies=CopySpec(), checkpoint_dir=str(job.path / text.replace("/", "").replace("\0", "")[:50]),
     )  # fmt: skip
     job.spec.write_bytes(msgspec.json.encode(spec))
-    for words in (["ls"], ["verify"], ["export", "latest", "--to", str(job.path / "to")]):
-        told("checkpoint", words[0], str(job.path), *words[1:])
-        told("checkpoint", words[0], str(job.path), *words[1:], "--json")
+    for argv in (["ls"], ["verify"], ["export", "latest", "--to", str(job.path / "to")]):
+        output_of("checkpoint", argv[0], str(job.path), *argv[1:])
+        output_of("checkpoint", argv[0], str(job.path), *argv[1:], "--json")
 
 
 @fuzz
@@ -235,9 +235,9 @@ def test_the_stacks_of_a_running_job(tmp_path: Path, slurm: Answers, text: str) 
     directory = JobDirectory(tmp_path / f"job-{len(list(tmp_path.iterdir()))}")
     test_live.prepare(directory, training)
     with test_live.controller(directory, training):
-        told("stacks", str(directory.path), "--raw")
+        output_of("stacks", str(directory.path), "--raw")
     with test_live.controller(directory, training):
-        told("stacks", str(directory.path), "--json")
+        output_of("stacks", str(directory.path), "--json")
 
 
 def poisoned_stack(stack: Any, text: str) -> Any:
@@ -255,7 +255,7 @@ def test_a_drill(tmp_path: Path, slurm: Answers, text: str, ok: bool) -> None:
             directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
         )
         with test_live.serving(server, lambda wish: DrillReply(ok=ok, text=text)):
-            told("drill", str(directory.path), "kill-rank")
+            output_of("drill", str(directory.path), "kill-rank")
 
 
 @fuzz
@@ -276,7 +276,7 @@ def test_the_history_of_nodes(tmp_path: Path, slurm: Answers, text: str) -> None
         )
     )
     for more in ([], ["--lemons"], ["n1"], ["--json"], ["--lemons", "--json"]):
-        told("nodes", "--days", "100000", "--log", str(log), *more)
+        output_of("nodes", "--days", "100000", "--log", str(log), *more)
 
 
 @fuzz
@@ -292,9 +292,9 @@ def test_a_check_of_the_site(tmp_path: Path, text: str, code: int) -> None:
     }
     file = tmp_path / "node.yaml"
     file.write_text(json.dumps(config))
-    told("check", "--only", "site.odd", "--config", str(file))
-    told("check", "--only", "site.odd", "--config", str(file), "--json")
-    told("check", "--only", text, "--config", str(file))
+    output_of("check", "--only", "site.odd", "--config", str(file))
+    output_of("check", "--only", "site.odd", "--config", str(file), "--json")
+    output_of("check", "--only", text, "--config", str(file))
 
 
 @fuzz
@@ -302,24 +302,24 @@ def test_a_check_of_the_site(tmp_path: Path, text: str, code: int) -> None:
 def test_configurations(tmp_path: Path, text: str) -> None:
     file = tmp_path / re.sub(r"[/\0]", "", text)[:60]
     file.write_text(f"job_dir: {json.dumps(text)}\nname{text}: 1\n")
-    told("config", "check", str(file))
-    told("config", "show", "--set", f"job_dir={text}")
-    told("config", "show", "--set", f"{text}=1")
+    output_of("config", "check", str(file))
+    output_of("config", "show", "--set", f"job_dir={text}")
+    output_of("config", "show", "--set", f"{text}=1")
 
 
 @fuzz
 @given(HOSTILE)
-def test_words_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str) -> None:
+def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str) -> None:
     slurm.say("scontrol", error=text, code=1)
     text = text.replace("\0", "")[:200]  # as long as a name of a file may be
-    for words in (
+    for argv in (
         [text], ["run", "--", text], ["run", "--nodes", text, "x"], ["run", text], ["status", text],
         ["status", "7"], ["logs", text], ["incidents", text], ["stacks", text], ["drill", text, text],
         ["classify", text], ["nodes", text], ["diagnose", "--tests", text], ["replay", text],
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
         ["version", text], ["checkpoint", "ls", text],
     ):  # fmt: skip
-        told(*words)
+        output_of(*argv)
 
 
 @fuzz
@@ -336,7 +336,7 @@ def test_diagnoses_and_replays(slurm: Answers, text: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
 @fuzz
 @given(HOSTILE)
-def test_what_an_administrator_is_told(tmp_path: Path, text: str) -> None:
+def test_messages_for_administrators_are_cleaned(tmp_path: Path, text: str) -> None:
     root = tmp_path / f"machine-{len(list(tmp_path.iterdir()))}"
     conf = root / "etc/slurm/slurm.conf"
     conf.parent.mkdir(parents=True)
@@ -384,7 +384,7 @@ def test_the_log_of_a_job_and_of_a_node(tmp_path: Path, text: str) -> None:
 def test_what_looks_like_markup_is_shown_as_it_is(job: JobDirectory, text: str) -> None:
     journal(job, [poisoned(event, f" {text}") for event in incident_journal.whole()])
     for command in ("status", "incidents"):
-        assert text in told(command, str(job.path))
+        assert text in output_of(command, str(job.path))
 
 
 def test_on_a_terminal_only_our_own_colours_command_it(
@@ -393,10 +393,10 @@ def test_on_a_terminal_only_our_own_colours_command_it(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     journal(job, [poisoned(event, "".join((*PIECES, *ENDS))) for event in incident_journal.whole()])
-    for words in (["status"], ["incidents"], ["incident", "1"], ["incident", "4"]):
+    for argv in (["status"], ["incidents"], ["incident", "1"], ["incident", "4"]):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            main([words[0], str(job.path), *words[1:]])
+            main([argv[0], str(job.path), *argv[1:]])
         assert "\x1b[1" in out.getvalue()
         left = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
         assert not {char for char in left if not char.isprintable() and char != "\n"}

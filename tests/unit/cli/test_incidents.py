@@ -70,7 +70,7 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("argv", "code", "message"),
     [
         (["incident", "JOB", "9"], ExitCode.NO_INPUT, "has no incident 9; it has 1-6"),
         (["incident", "JOB", "x"], ExitCode.USAGE, "'x' is not a number from 1"),
@@ -81,9 +81,9 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
     ],
 )
 def test_what_is_wrong_is_said(
-    words: list[str], code: int, message: str, job: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], code: int, message: str, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([job if word == "JOB" else word for word in words]) == code
+    assert main([job if arg == "JOB" else arg for arg in argv]) == code
     said = capsys.readouterr().err
     assert message in said
     assert "\n  fix: " in said

@@ -70,7 +70,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("argv", "code", "message"),
     [
         ([], ExitCode.USAGE, "required: COMMAND"),
         (["bogus"], ExitCode.USAGE, "invalid choice: 'bogus'"),
@@ -96,10 +96,10 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["status", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
     ],
 )
-def test_wrong_words_end_with_a_message_and_their_code(
-    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_ends_with_a_message_and_its_code(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == code
+    assert main(argv) == code
     said = capsys.readouterr().err
     assert said.startswith("srobust: error: ")
     assert message in said
@@ -108,7 +108,7 @@ def test_wrong_words_end_with_a_message_and_their_code(
 
 
 @pytest.mark.parametrize("command", ["run", "replay"])
-def test_all_that_is_wrong_with_a_command_line_is_told_at_once(
+def test_all_errors_of_a_command_line_are_reported_together(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad, options = tmp_path / "bad.yaml", ["--set", "nodes=q", "--set", "a=b", "--set", "spares"]
@@ -190,7 +190,7 @@ def test_a_reader_that_goes_away_costs_no_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("argv", "expected"),
     [
         ("train.py --lr 3", ("", "train.py --lr 3", False)),
         ("--nodes 2 train.py --nodes 9 -- x", ("--nodes 2", "train.py --nodes 9 -- x", False)),
@@ -203,8 +203,8 @@ def test_a_reader_that_goes_away_costs_no_traceback() -> None:
         ("", ("", "", False)),
     ],
 )
-def test_our_options_end_where_the_users_command_begins(words: str, expected: tuple[str, str, bool]) -> None:
-    own, command, verbatim = run.split_command(words.split())
+def test_our_options_end_where_the_users_command_begins(argv: str, expected: tuple[str, str, bool]) -> None:
+    own, command, verbatim = run.split_command(argv.split())
     assert (" ".join(own), " ".join(command), verbatim) == expected
 
 

@@ -46,7 +46,7 @@ def test_the_precedence_is_site_file_file_environment_options(site: Path, tmp_pa
     assert (config.limits.total, config.limits.per_hour) == (1, 2)
 
 
-def test_problems_of_all_sources_are_told_at_once(site: Path, tmp_path: Path) -> None:
+def test_problems_of_all_sources_are_reported_together(site: Path, tmp_path: Path) -> None:
     site.write_text("limits: [\n")
     file = tmp_path / "job.yaml"
     file.write_text("nodez: 1\n")
@@ -151,7 +151,7 @@ def test_a_bad_variable_is_named(variable: str, text: str, expected: str) -> Non
         ("x.y", "option --set x.y=1: unknown key x"),
     ],
 )
-def test_an_option_for_what_is_no_single_key_is_named(name: str, expected: str) -> None:
+def test_an_option_for_a_section_is_refused_with_its_name(name: str, expected: str) -> None:
     assert expected in str(refused(option(name, "1")))
 
 

@@ -145,7 +145,7 @@ def test_drop_ins_win_in_their_order_mappings_merge_and_lists_replace(site: Site
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place_and_the_fix(site: Site, text: str, said: list[str]) -> None:
+def test_an_error_is_reported_with_its_place_and_the_fix(site: Site, text: str, said: list[str]) -> None:
     message = site.refused(text)
     assert [part for part in said if part not in message] == []
 
@@ -159,13 +159,13 @@ def test_values_at_the_border_are_good(site: Site, text: str) -> None:
     assert site.load() != NodeConfig()
 
 
-def test_all_problems_of_all_files_are_told_at_once(site: Site) -> None:
+def test_all_problems_of_all_files_are_reported_together(site: Site) -> None:
     site.write("gpu: {count: x}\nnope: 1\n", "conf.d/10.yaml")
     message = site.refused("drain: {mode: maybe}\n")
     assert [message.count(word) for word in ("drain.mode", "gpu.count", "nope", "10.yaml")] == [1, 1, 1, 2]
 
 
-def test_a_wrong_value_is_told_although_a_drop_in_replaces_it(site: Site) -> None:
+def test_a_wrong_value_is_reported_although_a_drop_in_replaces_it(site: Site) -> None:
     site.write("gpu: {count: 8}\n", "conf.d/10.yaml")
     assert "config.yaml, line 1: gpu.count must be" in site.refused("gpu: {count: x}\n")
 
@@ -270,7 +270,7 @@ def test_root_takes_no_commands_from_a_file_that_others_write(tmp_path: Path) ->
         assert (nodefile.open_to_others(path, found) == []) == good
 
 
-def test_a_file_that_cannot_be_read_is_an_error_in_words(site: Site) -> None:
+def test_a_file_that_cannot_be_read_is_an_error_with_its_reason(site: Site) -> None:
     site.main.mkdir()
     with pytest.raises(InvalidSettings, match="cannot be read"):
         site.load()
@@ -316,7 +316,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(site: Site) -> None:
         ("[1", False),
     ],
 )
-def test_a_file_for_nodes_is_told_from_one_for_jobs(text: str, is_node: bool) -> None:
+def test_a_file_for_nodes_is_distinguished_from_one_for_jobs(text: str, is_node: bool) -> None:
     assert is_node_file(text.encode()) == is_node
 
 

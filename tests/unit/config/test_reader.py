@@ -120,7 +120,7 @@ def test_an_unknown_key_is_named_with_the_closest_ones(text: str, expected: str)
         ("nodes: 2026-01-01", "nodes must be an integer of 1 or more, or null, got the date 2026-01-01"),
     ],
 )
-def test_a_wrong_type_is_told_with_what_was_expected_and_an_example(text: str, expected: str) -> None:
+def test_a_wrong_type_is_reported_with_the_expected_type_and_an_example(text: str, expected: str) -> None:
     assert expected in refused(text)
 
 
@@ -128,7 +128,7 @@ def test_a_long_value_is_cut() -> None:
     assert len(refused(f"nodes: {'x' * 1000}")) < 300
 
 
-def test_problems_of_all_kinds_are_told_at_once() -> None:
+def test_problems_of_all_kinds_are_reported_together() -> None:
     message = refused(
         "nodes: 1\nnodes: 2\nnodez: 1\nspares: x\nslurm: 3\n"
         "final_exit_codes: [0]\npreload: ['a b']\nlimits: {per_hour: -1, total: -2}\n"
@@ -181,7 +181,7 @@ def test_duplicate_keys_are_refused(text: str, expected: str) -> None:
         *("<<: 3", "a: {<<: [1]}", "? [a]\n: b", "nodes: 9" + "9" * 5000),
     ],
 )
-def test_what_is_no_mapping_or_no_yaml_is_refused_with_the_file(text: str) -> None:
+def test_a_file_without_a_mapping_or_without_yaml_is_refused_by_name(text: str) -> None:
     assert refused(text).startswith("job.yaml")
 
 
@@ -196,7 +196,7 @@ def test_yaml_cannot_make_objects() -> None:
     assert "job.yaml, line 1" in refused("job_dir: !!python/object/apply:os.getcwd []")
 
 
-def test_a_refused_value_is_told_with_the_place_where_it_was_set() -> None:
+def test_a_refused_value_is_reported_with_the_place_where_it_was_set() -> None:
     message = refused("timings:\n  heartbeat_s: 10")
     assert "set by: timings.node_dead_s (default), timings.heartbeat_s (job.yaml, line 2)" in message
     assert "set node_dead_s to 20 or more" in message

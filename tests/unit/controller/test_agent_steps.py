@@ -35,7 +35,7 @@ def world(tmp_path: Path) -> Steps:
     return Steps(tmp_path)
 
 
-def test_an_srun_that_ends_is_told_once_with_its_words(world: Steps) -> None:
+def test_the_end_of_an_srun_is_reported_once_with_its_message(world: Steps) -> None:
     assert world.steps.news().ends == ()
     world.say("srun: error: Unable to create step for job 1: Invalid account")  # and no line end
     world.srun.end(1)
@@ -45,7 +45,7 @@ def test_an_srun_that_ends_is_told_once_with_its_words(world: Steps) -> None:
     assert world.steps.news().ends == ()
 
 
-def test_a_task_that_ended_before_is_not_told_again_with_srun(world: Steps) -> None:
+def test_a_task_that_ended_before_is_not_reported_again_with_srun(world: Steps) -> None:
     world.say("srun: error: n3: task 2: Exited with exit code 2\n")
     (end,) = world.steps.news().ends
     assert end.nodes == ("n3",)
@@ -62,7 +62,7 @@ def test_an_agent_that_cannot_begin_says_so_itself(world: Steps) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
-def test_an_end_is_judged_when_storage_tells_what_srun_said(
+def test_an_end_is_judged_when_storage_returns_the_output_of_srun(
     world: Steps, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*_: object) -> NoReturn:

@@ -76,7 +76,7 @@ def test_one_thread_does_what_comes_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, MemoryError])
-def test_whatever_work_raises_is_told_and_its_thread_serves_on(kind: type[BaseException]) -> None:
+def test_any_exception_of_the_work_is_reported_and_its_thread_goes_on(kind: type[BaseException]) -> None:
     background = Background()
     told: list[tuple[BaseException, str]] = []
     names: list[str] = []

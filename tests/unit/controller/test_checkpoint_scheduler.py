@@ -32,7 +32,7 @@ def test_the_times_of_completion_count_not_those_of_the_heartbeats() -> None:
     assert tempo.seconds_per_step == tempo.fastest == 1.5
 
 
-def test_when_a_step_was_completed_that_no_heartbeat_told_of() -> None:
+def test_when_a_step_was_completed_that_no_heartbeat_reported() -> None:
     tempo = seen((10.0, 5, 0.0), (14.0, 9, 0.5))
     assert tempo.completed(9) == 13.5
     assert tempo.completed(7) == 13.5 - 2 * 3.5 / 4
@@ -114,7 +114,7 @@ def test_a_step_to_come_goes_to_storage_when_the_newest_is_old() -> None:
     assert job.flush_step > step + 25
 
 
-def test_the_step_after_which_so_many_are_done_goes_to_storage() -> None:
+def test_every_n_steps_one_goes_to_storage() -> None:
     job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=4)))
     for _ in range(3):
         train(job, 6, 0.3)

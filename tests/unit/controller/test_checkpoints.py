@@ -64,7 +64,7 @@ def test_launch_orders_carry_peers_layout_and_stride() -> None:
     assert job.orders["n1"].stride == 1
 
 
-def test_peers_hang_on_another_switch_if_slurm_tells() -> None:
+def test_peers_are_behind_another_switch_if_slurm_shows_switches() -> None:
     job = Job(slots=FOUR, spares=())
     assert job.orders["n1"].peers[0].node == "n3"
     job.core.on_switches({"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
@@ -98,7 +98,7 @@ def test_while_the_journal_is_behind_nothing_is_decided() -> None:
     assert any("nothing was decided for 600 s" in text for text in job.said)
 
 
-def test_who_stood_still_with_the_storage_is_no_hang_but_who_goes_on_to_is() -> None:
+def test_standing_still_with_the_storage_is_no_hang_but_standing_still_after_it_is() -> None:
     job = Job()
     job.ages = True
     for step in range(20):
@@ -386,7 +386,7 @@ def test_a_damaged_checkpoint_on_storage_is_passed_over_at_once() -> None:
     assert where(job) == (2, {"storage": 2})
 
 
-def test_copies_of_another_parallel_layout_are_none() -> None:
+def test_copies_of_another_parallel_layout_do_not_count() -> None:
     job = Job(memory=True)
     job.train_to(3)
     left = {n: b.copies for n, b in job.heartbeats.items()}
@@ -396,7 +396,7 @@ def test_copies_of_another_parallel_layout_are_none() -> None:
         config=JobConfig(parallel=ParallelConfig(tp=2)),
     )  # fmt: skip
     assert where(later) == (-1, {})
-    assert "generation 2 begins anew from step 0: no checkpoint is in reach" in later.said
+    assert "generation 2 starts again from step 0: no checkpoint can be reached" in later.said
 
 
 def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:

@@ -114,7 +114,7 @@ def test_tests_that_never_answer_do_not_hold_the_job_for_ever() -> None:
     assert hung.events(ev.Decided)[-1].reason.endswith("; tests: no answer within 50 s: restart in place")
 
 
-def test_tests_that_could_not_begin_are_told_with_the_reason() -> None:
+def test_tests_that_could_not_begin_are_reported_with_the_reason() -> None:
     hung = job()
     hung.diagnosis = Diagnosis(reason="nothing could be tested", left_out={"gemm": "srun: error: n2: down"})
     hung.until(lambda: hung.core.state.generation == 2, 60)
@@ -122,7 +122,7 @@ def test_tests_that_could_not_begin_are_told_with_the_reason() -> None:
     assert unanswered.why == "nothing could be tested; gemm: srun: error: n2: down"
 
 
-def test_a_replay_that_was_not_possible_is_told() -> None:
+def test_a_replay_that_was_not_possible_is_reported() -> None:
     config = JobConfig(
         replay=ReplayConfig(args=()), limits=Limits(per_signature=1), detect=DetectConfig(diagnose=False)
     )
@@ -144,9 +144,9 @@ def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
     hung.until(lambda: hung.stage == "Localising", 60)
     begun = hung.mono
     hung.until(lambda: hung.stage == "Running" and hung.core.state.generation == 2, 20)
-    assert 6.0 < hung.mono - begun < 14.0  # two looks, each waits for it
+    assert 6.0 < hung.mono - begun < 14.0  # two sample rounds, each waits for it
     assert evicted(hung) == set(), "silence alone convicts nobody"
-    (unanswered,) = hung.events(ev.Unanswered)  # once, though it was silent in both looks
+    (unanswered,) = hung.events(ev.Unanswered)  # once, though it was silent in both rounds
     assert (unanswered.incident, unanswered.asked, unanswered.nodes) == (1, "stacks", ("n4",))
     assert unanswered.why == "no answer within 4 s"
     (report,) = incident_reports(hung.journal)
@@ -191,7 +191,7 @@ def looks(job: Job) -> int:
     return sum("the limit is" in event.text for event in job.events(ev.Noted))
 
 
-def test_a_slowdown_that_three_looks_do_not_place_is_tested_for() -> None:
+def test_a_slowdown_that_three_sample_rounds_do_not_place_is_tested_for() -> None:
     slow = declining()
     slow.diagnosis = Diagnosis(suspects=("n2",), reason="n2 fails all_gather")
     crawl(slow, 1500.0)
@@ -244,7 +244,7 @@ def silent_job(*nodes: str) -> Job:
     return made
 
 
-def test_a_silent_network_makes_the_controller_look_and_stacks_name_the_node() -> None:
+def test_a_silent_network_has_stacks_sampled_and_they_name_the_node() -> None:
     silent = silent_job(*NODES)
     stopped(silent, 2)
     silent.until(lambda: silent.core.state.generation == 2, 60)

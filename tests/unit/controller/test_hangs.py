@@ -128,7 +128,7 @@ def test_a_process_that_is_held_in_the_kernel_may_wait_for_shared_storage() -> N
     assert evicted(hung) == set()
 
 
-def test_the_second_look_shows_the_calls_in_libraries_of_the_few_in_question() -> None:
+def test_the_second_sample_shows_the_calls_in_libraries_of_the_few_ranks_in_question() -> None:
     hung = job()
     train(hung)
     stuck(hung, 1)
@@ -137,8 +137,8 @@ def test_the_second_look_shows_the_calls_in_libraries_of_the_few_in_question() -
     assert [native for _, native in looks] == [(), (1,)]
 
 
-def test_who_spins_in_a_wait_for_its_gpu_is_given_no_time_to_compute() -> None:
-    """The recorder names it; that it waits for its own GPU is what the second look shows."""
+def test_a_rank_that_spins_in_a_wait_for_its_gpu_gets_no_time_to_compute() -> None:
+    """The recorder names it; that it waits for its own GPU is what the second sample shows."""
     hung = job()
     train(hung)
     others = Collective(group="0", sequence=9, operation="nccl:all_reduce", state="started", ranks=(0, 1, 2))
@@ -229,7 +229,7 @@ def test_patience_has_an_end() -> None:
     assert evicted(hung) == set()
 
 
-def test_who_computes_always_at_the_same_place_is_restarted_once_and_then_given_time() -> None:
+def test_a_rank_that_computes_always_at_the_same_place_is_restarted_once_and_then_gets_time() -> None:
     hung = job(phase_s=500.0)
     for _ in range(2):
         train(hung)

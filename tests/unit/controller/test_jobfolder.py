@@ -67,7 +67,7 @@ def test_a_link_is_as_good_as_its_owner() -> None:
     assert judge(msgspec.structs.replace(link, owner=OTHER), ME) is not None
 
 
-def test_looks_from_the_jobs_folder_to_the_one_of_its_submission(tmp_path: Path) -> None:
+def test_folders_are_checked_from_the_jobs_to_that_of_its_submission(tmp_path: Path) -> None:
     submitted = tmp_path / "project" / "mine"
     job = submitted / "srobust-jobs" / "7"
     assert [f.path for f in jobfolder.folders(job, submitted)] == []
@@ -79,7 +79,7 @@ def test_looks_from_the_jobs_folder_to_the_one_of_its_submission(tmp_path: Path)
     assert [f.path for f in jobfolder.folders(elsewhere, submitted)] == [elsewhere, *elsewhere.parents[:2]]
 
 
-def test_looks_also_where_a_link_leads(tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_checked_too(tmp_path: Path) -> None:
     submitted, scratch = tmp_path / "submitted", tmp_path / "scratch" / "jobs"
     submitted.mkdir()
     scratch.mkdir(parents=True)

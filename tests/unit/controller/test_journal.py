@@ -139,7 +139,7 @@ def test_storage_that_hangs_holds_up_nobody_and_loses_nothing(
 
 
 @pytest.mark.parametrize("kind", [MemoryError, ValueError, SystemExit])
-def test_whoever_asks_learns_that_nobody_writes_any_more(tmp_path: Path, kind: type[BaseException]) -> None:
+def test_a_dead_writer_thread_is_reported(tmp_path: Path, kind: type[BaseException]) -> None:
     class Broken(Disk):
         def sync(self, fd: int) -> None:
             raise kind("no")

@@ -120,7 +120,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_journal_says_that_the_job_was_told_to_end(stage: str) -> None:
+def test_the_journal_says_that_the_job_was_ordered_to_end(stage: str) -> None:
     job = STAGES[stage]()
     assert job.stage == stage
     job.act(job.core.on_leave(ORDERED, job.now()))
@@ -138,7 +138,7 @@ def test_ctrl_c_while_slurm_is_asked_for_a_requeue_has_its_own_code() -> None:
     assert job.code == ExitCode.INTERRUPTED
 
 
-def test_a_job_that_was_told_to_end_may_be_started_again() -> None:
+def test_a_job_that_was_ordered_to_end_may_be_started_again() -> None:
     job = running()
     job.act(job.core.on_leave(ORDERED, job.now()))
     job.until(lambda: job.code is not None)

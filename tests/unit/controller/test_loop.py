@@ -192,7 +192,7 @@ def test_nothing_is_done_before_the_journal_has_what_it_follows_from(
 
 
 @pytest.mark.parametrize(("folder", "begin"), [("7", ""), ("7.eval", "[eval] ")])
-def test_runs_with_a_name_are_told_apart_in_the_jobs_log(
+def test_runs_with_a_name_can_be_distinguished_in_the_jobs_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], folder: str, begin: str
 ) -> None:
     directory = JobDirectory(tmp_path / folder)
@@ -360,14 +360,14 @@ def test_one_refusal_of_storage_does_not_end_the_fence(
 
 @pytest.mark.usefixtures("no_pause")
 @pytest.mark.parametrize("kind", [ValueError, MemoryError, SystemExit, KeyError])
-def test_a_controller_that_cannot_look_for_another_one_ends(
+def test_a_controller_that_cannot_check_for_another_one_ends(
     hands: Hands, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     def die(_: object) -> NoReturn:
         raise kind("no")
 
     monkeypatch.setattr("slurm_robust.controller.loop.newest_epoch", die)
-    with pytest.raises(RuntimeError, match="look at the agents' steps"):
+    with pytest.raises(RuntimeError, match="check the agents' steps"):
         hands.turn_until(lambda: False)
 
 

@@ -30,7 +30,7 @@ def evicted(found: ev.Decided) -> list[str]:
     return [action.node for action in found.actions if isinstance(action, Evict)]
 
 
-def test_the_decision_is_told_and_the_job_ends_with_the_code_of_the_first() -> None:
+def test_the_decision_is_printed_and_the_job_ends_with_the_code_of_the_first_exit() -> None:
     job = observed()
     job.kill_rank(1)
     job.kill_rank(0, signal=None, code=1, error=PEER_LOST)
@@ -43,7 +43,7 @@ def test_the_decision_is_told_and_the_job_ends_with_the_code_of_the_first() -> N
     assert job.core.state.generation == 1
 
 
-def test_who_lost_its_peer_is_not_judged_before_the_peers_node_is() -> None:
+def test_a_rank_that_lost_its_peer_is_not_judged_before_the_peers_node() -> None:
     job = observed()
     job.power_cut("n2")
     job.kill_rank(0, signal=None, code=1, error=PEER_LOST)

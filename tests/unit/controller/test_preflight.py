@@ -103,7 +103,7 @@ def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root looks everywhere, and only root can be another user")
 @pytest.mark.parametrize("kind", [CommandKind.SCRIPT, CommandKind.EXEC])
-def test_what_storage_does_not_tell_is_not_missing(kind: CommandKind, tmp_path: Path) -> None:
+def test_checkpoints_that_storage_does_not_list_are_not_missing(kind: CommandKind, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     assert run_as(65534, lambda: preflight.check_command(kind, ("./train",), closed)) == "None"

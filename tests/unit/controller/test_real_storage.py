@@ -1,4 +1,4 @@
-"""The journal on real file systems that refuse: what was told is on them once they take it, and only once."""
+"""The journal on real file systems that refuse: events are on them once they take it, and only once."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_full_file_system(tmp_path: Path) -> None:
     alone(scenario)
 
 
-def test_a_file_system_that_tells_only_at_the_end_that_it_is_full(tmp_path: Path) -> None:
+def test_a_file_system_that_reports_only_at_the_end_that_it_is_full(tmp_path: Path) -> None:
     """What it seems to hold after that is in memory, and gone with it."""
     (tmp_path / "small").mkdir()
     (tmp_path / "thin").mkdir()
@@ -178,7 +178,7 @@ def test_a_file_system_that_an_error_makes_read_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "seconds", [0.0, pytest.param(600.0, marks=[pytest.mark.soak, pytest.mark.timeout(700)])]
 )
-def test_a_file_server_that_tells_an_error(
+def test_a_file_server_that_reports_an_error(
     tmp_path: Path, seconds: float, number: int, *, only_sync: bool
 ) -> None:
     def scenario() -> None:

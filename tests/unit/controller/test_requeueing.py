@@ -67,7 +67,7 @@ def test_slurm_is_asked_until_it_answers() -> None:
     assert job.core.state.ended is None
 
 
-def test_a_refusal_ends_the_job_with_slurms_words() -> None:
+def test_a_refusal_ends_the_job_with_slurms_message() -> None:
     words = "Slurm does not requeue the job: Requested operation is presently disabled"
     job = leaving(SILENT)
     job.slurm_says = (RequeueAnswer(said=Said.REFUSED, detail=words),)
@@ -149,7 +149,7 @@ def test_another_controller_goes_on_asking(tmp_path: Path) -> None:
 
 
 class Asked:
-    """A requeuer over a Slurm in memory, and what it told."""
+    """A requeuer over a Slurm in memory, and what it reported."""
 
     def __init__(self, tmp_path: Path, *options: str) -> None:
         self.slurm = FakeSlurm()
@@ -178,7 +178,7 @@ def test_an_expedited_job_has_no_watcher(tmp_path: Path) -> None:
     assert [job.job_id for job in asked.slurm.jobs()] == [asked.id]
 
 
-def test_a_refusal_is_told_with_slurms_words(tmp_path: Path) -> None:
+def test_a_refusal_is_answered_with_slurms_message(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.slurm.forbid_requeue(asked.id)
     assert asked.ask() == [Said.REFUSED]

@@ -84,7 +84,7 @@ def lose_a_node(job: Job) -> Job:
     return job
 
 
-def test_who_is_told_to_end_meanwhile_asks_for_no_requeue() -> None:
+def test_a_controller_ordered_to_end_meanwhile_asks_for_no_requeue() -> None:
     job = lose_a_node(Job(memory=True, spares=()))
     job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
     job.until(lambda: job.code is not None)
@@ -118,7 +118,7 @@ def test_what_a_refused_requeue_has_written_is_not_written_again() -> None:
     assert len(job.events(ev.StorageWritten)) == 1
 
 
-def test_agents_are_told_to_end_without_their_copies_before_slurm_ends_them() -> None:
+def test_agents_are_ordered_to_end_without_their_copies_before_slurm_ends_them() -> None:
     job = train(Job(memory=True, spares=()), range(5))
     job.slurm_says = ()
     job.power_cut("n2")

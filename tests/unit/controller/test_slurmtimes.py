@@ -25,7 +25,7 @@ def test_a_slurm_that_waits_long_enough_is_well(timeout: str) -> None:
     assert list(too_short(DEFAULTS | {"UnkillableStepTimeout": timeout}, Timings(), gpus=True)) == []
 
 
-def test_a_kill_wait_that_is_shorter_than_leaving_is_told() -> None:
+def test_a_kill_wait_that_is_shorter_than_leaving_is_reported() -> None:
     (text,) = too_short(DEFAULTS | {"KillWait": "15 sec"}, Timings(), gpus=False)
     assert "KillWait is 15 s" in text
     assert "may need 22 s" in text

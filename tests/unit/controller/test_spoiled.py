@@ -101,7 +101,7 @@ def test_numbers_that_come_again_without_progress_end_the_job() -> None:
     assert job.core.state.best_step < 30
 
 
-def test_what_storage_tells_later_counts_up_to_there_too() -> None:
+def test_checkpoints_that_storage_lists_later_count_up_to_there_too() -> None:
     job = trained()
     job.hears_storage = False
     job.storage |= {CheckpointId(step=20, generation=1), CheckpointId(step=31, generation=1)}

@@ -1,4 +1,4 @@
-"""Standbys are looked at before they are needed, and a hiccup costs none of them."""
+"""Standbys are checked before they are needed, and a hiccup costs none of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Absent(Job):
 USABLE = ev.SpareSetAside(t=0.0, node="", reason="", usable=True)
 
 
-def test_a_standby_that_has_not_joined_is_told_and_not_chosen() -> None:
+def test_a_standby_that_has_not_joined_is_noted_and_not_chosen() -> None:
     job = Absent(spares=("n3", "n4"))
     job.train_to(3)
     job.pass_time(61)

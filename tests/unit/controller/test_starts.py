@@ -1,4 +1,4 @@
-"""Agents that do not start: told in Slurm's words, tried again where that helps, blamed on nobody."""
+"""Agents that do not start: reported with Slurm's message, tried again where that helps, blamed on nobody."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OneMissing(Unstarted):
     missing = ("n2",)
 
 
-def test_a_step_that_slurm_refuses_ends_the_job_at_once_in_its_words() -> None:
+def test_a_step_that_slurm_refuses_ends_the_job_at_once_with_its_message() -> None:
     job = Unstarted()
     job.pass_time(1)
     job.step_ends("n1", "n2", "n3", message=ACCOUNT)
@@ -46,7 +46,7 @@ def test_a_step_that_slurm_refuses_ends_the_job_at_once_in_its_words() -> None:
     assert any(ACCOUNT in text for text in job.said)
 
 
-def test_a_refusal_is_told_at_once_also_while_slurm_does_not_say_how_the_nodes_are() -> None:
+def test_a_refusal_is_reported_at_once_also_while_slurm_does_not_say_how_the_nodes_are() -> None:
     job = Unstarted()
     job.slurm_answers = False
     job.step_ends("n1", "n2", "n3", message=ACCOUNT)
@@ -118,7 +118,7 @@ def test_where_no_agent_comes_at_all_it_is_not_the_nodes() -> None:
     assert job.events(ev.NodeEvicted) == []
 
 
-def test_of_two_agents_of_one_node_the_second_is_told_to_end() -> None:
+def test_of_two_agents_of_one_node_the_second_is_ordered_to_end() -> None:
     job = OneMissing()
     job.comes = 2
     job.until(lambda: job.stage == "Running", limit=90)
@@ -181,7 +181,7 @@ def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
     assert job.events(ev.NodeEvicted) == []
 
 
-def test_the_end_of_the_step_under_a_training_is_told() -> None:
+def test_the_end_of_the_step_under_a_training_is_reported() -> None:
     job = Job()
     job.train_to(3)
     job.step_ends("n1", "n2", "n3", message="slurmstepd: error: *** STEP 7.0 CANCELLED ***", code=143)

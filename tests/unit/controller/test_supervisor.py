@@ -119,12 +119,12 @@ def test_what_a_controller_says_is_the_end_is_the_end(world: World, code: int) -
     assert world.starts == 1
 
 
-def test_who_dies_after_its_last_word_has_said_it(world: World) -> None:
+def test_an_end_reported_just_before_death_counts(world: World) -> None:
     assert world.run('printf 3 > "/proc/self/fd/$2"; kill -9 $$')[0] == 3
 
 
 @pytest.mark.parametrize("hangs", ["kill -STOP $$", "trap '' TERM; while :; do sleep 0.1; done"])
-def test_who_does_not_die_after_its_last_word_is_not_waited_for(world: World, hangs: str) -> None:
+def test_a_controller_that_runs_on_after_its_report_is_killed(world: World, hangs: str) -> None:
     """As one that hangs in the kernel, on a dead mount."""
     code, said = world.run(f'echo $$ > pid; printf 7 > "/proc/self/fd/$2"; {hangs}')
     assert (code, world.starts) == (7, 1)
@@ -133,7 +133,7 @@ def test_who_does_not_die_after_its_last_word_is_not_waited_for(world: World, ha
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), 10)
 
 
-def test_who_has_said_nothing_has_all_the_time_though_it_closes_the_pipe(world: World) -> None:
+def test_a_controller_that_closes_the_pipe_without_a_report_may_run_on(world: World) -> None:
     script = f"fd=$2; [ $(wc -l < starts) -eq 1 ] || {{ {over(3)}; }}; exec {{fd}}>&-; sleep 2; exit 70"
     code, said = world.run(script)
     assert (code, world.starts) == (3, 2)
@@ -141,7 +141,7 @@ def test_who_has_said_nothing_has_all_the_time_though_it_closes_the_pipe(world: 
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 73", "exit 70", "kill -9 $$", "kill -BUS $$"])
-def test_any_other_end_is_none(world: World, end: str) -> None:
+def test_any_other_exit_is_no_end_of_the_job(world: World, end: str) -> None:
     """An interpreter that cannot read its own modules ends with 1."""
     code, said = world.run(f"if [ $(wc -l < starts) -lt 3 ]; then {end}; fi; {over(5)}")
     assert (code, world.starts) == (5, 3)
@@ -205,7 +205,7 @@ def test_a_signal_to_a_controller_that_dies_is_given_to_the_next_one(
     assert world.text("signals") == f"[{int(number)}] " * 2
 
 
-def test_who_is_told_to_end_while_no_controller_can_begin_ends(world: World) -> None:
+def test_the_supervisor_ends_on_a_signal_while_no_controller_can_start(world: World) -> None:
     supervisor = world.keep("exit 73", "[30]")
     wait_for(lambda: world.starts == 1, 10)
     assert supervisor.stdout is not None
@@ -244,7 +244,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def test_what_storage_refused_is_told_from_other_errors() -> None:
+def test_refusals_of_storage_are_recognised() -> None:
     refused = OSError(errno.ESTALE, "Stale file handle")
     assert storage_error(refused) is storage_error(caused(KeysError("no key"), refused)) is refused
 

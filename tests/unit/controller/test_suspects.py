@@ -34,7 +34,7 @@ def test_an_evicted_node_is_suspected_with_what_was_seen() -> None:
     (suspect,) = job.suspects
     assert (suspect.node, suspect.job_id, suspect.symptom) == ("n2", 7, "node lost")
     assert suspect.reason == job.core.state.evicted["n2"]
-    assert suspect.evidence == ("no sign of life",)
+    assert suspect.evidence == ("does not respond",)
     (evicted,) = job.events(ev.NodeEvicted)
     assert evicted.incident == 1
 

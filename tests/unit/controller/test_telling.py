@@ -1,4 +1,4 @@
-"""What the job's log is told while all is well, as the person who submitted the job reads it."""
+"""The job's log while all is well, as the person who submitted the job reads it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_first_lines_say_what_runs_where_and_where_its_output_is() -> None:
         ({}, "/jobs/7.my-run", "srobust logs /jobs/7.my-run -f"),
     ],
 )
-def test_what_is_unusual_is_told(changes: dict[str, object], folder: str, told: str) -> None:
+def test_the_unusual_is_reported(changes: dict[str, object], folder: str, told: str) -> None:
     assert told in "\n".join(introduction(plan(**changes), JobDirectory(Path(folder)), Job().core.state))
 
 
@@ -84,7 +84,7 @@ def test_agents_that_come_at_once_are_not_counted() -> None:
     assert job.said == ["starting agents on n[1-3]"]
 
 
-def test_the_first_step_of_each_generation_is_told_once() -> None:
+def test_the_first_step_of_each_generation_is_reported_once() -> None:
     job = Job()
     job.pass_time(5)
     job.train_to(0)
@@ -136,7 +136,7 @@ def test_a_long_quiet_training_says_how_far_it_is_every_ten_minutes() -> None:
     ]
 
 
-def test_the_loss_is_told_where_it_is_reported() -> None:
+def test_the_loss_is_printed_where_the_script_reports_it() -> None:
     job = Job()
     for node in job.core.state.slots:
         progress = tuple(

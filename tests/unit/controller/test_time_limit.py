@@ -70,7 +70,7 @@ def test_steps_that_are_only_repeated_count_for_nothing() -> None:
     assert job.code == ExitCode.DO_NOT_REQUEUE
 
 
-def test_a_controller_that_goes_on_asking_is_no_further_run() -> None:
+def test_a_controller_that_goes_on_asking_does_not_count_as_a_run() -> None:
     job = Job()
     job.slurm_says = ()
     warn(job)

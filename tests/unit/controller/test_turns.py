@@ -1,4 +1,4 @@
-"""How often the loop looks at everything: at once in a small job, ten times a second in a large one."""
+"""How often the loop checks everything: at once in a small job, ten times a second in a large one."""
 
 from __future__ import annotations
 

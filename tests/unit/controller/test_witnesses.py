@@ -96,7 +96,7 @@ def test_a_node_whose_ranks_go_on_is_not_evicted_although_it_does_not_answer() -
     assert job.core.state.incident is None
 
 
-def test_while_an_agent_is_silent_no_hang_is_told_of_its_ranks() -> None:
+def test_while_an_agent_is_silent_no_hang_of_its_ranks_is_reported() -> None:
     job = trained()
     stall(job, "n3")
     train(job, 28.0)

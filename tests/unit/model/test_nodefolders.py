@@ -12,7 +12,7 @@ from slurm_robust.model.nodefolders import COPIES, JobFolder, folder_name, parse
 
 
 @given(st.integers(1, 2**31 - 1), st.text("0123456789abcdef", min_size=8, max_size=8), st.booleans())
-def test_a_name_tells_the_user_and_the_job(job_id: int, suffix: str, copies: bool) -> None:
+def test_a_name_shows_the_user_and_the_job(job_id: int, suffix: str, copies: bool) -> None:
     name = folder_name(f"{job_id}-{suffix}", COPIES if copies else "")
     assert parse_folder_name(name) == JobFolder(uid=os.getuid(), job_id=job_id, has_copies=copies)
 

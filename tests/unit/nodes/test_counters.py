@@ -24,7 +24,7 @@ def test_only_rises_between_two_readings_of_the_time_count() -> None:
     assert grown([], 100.0, now=0.0) == 0
 
 
-def test_a_reset_is_no_event() -> None:
+def test_a_reset_counts_as_no_event() -> None:
     assert grown([(0.0, 500), (1.0, 0), (2.0, 3)], 10.0, now=2.0) == 3
     assert most_within([(0.0, 2**32 - 1), (1.0, 0)], 10.0) == 0
 

@@ -100,7 +100,7 @@ def test_a_card_that_fell_off_the_bus_reads_as_ones(host: Host) -> None:
     assert other.trouble is None
 
 
-def test_a_link_that_the_kernel_does_not_know_is_no_value(host: Host) -> None:
+def test_a_link_that_the_kernel_does_not_know_has_no_value(host: Host) -> None:
     folder = host.path(f"/sys/devices/pci/{FIRST}")
     (folder / "current_link_width").write_text("255\n")
     (folder / "current_link_speed").write_text("Unknown\n")
@@ -115,7 +115,7 @@ def test_a_card_without_error_counters_has_none(host: Host) -> None:
     assert (gpu.ecc_enabled, gpu.uncorrected, gpu.retired_pages) == (None, None, None)
 
 
-def test_who_uses_a_card(host: Host) -> None:
+def test_processes_that_use_a_card(host: Host) -> None:
     assert gather_use(host, CONFIG).gpus == (
         Use(index=0, memory_mb=300),
         Use(index=1, memory_mb=300, processes=(GpuProcess(pid=4711, name="python3", memory_mb=256),)),

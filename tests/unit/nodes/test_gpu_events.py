@@ -121,7 +121,7 @@ def test_a_gpu_lost_before_the_watch_does_not_hide_the_others(gpus: Gpus) -> Non
     ("state", "error"),
     [("", "DriverError: Driver Not Loaded"), ("system count 1\nsystem init 18\n", "version mismatch")],
 )
-def test_a_driver_that_does_not_start_is_an_error_in_words(gpus: Gpus, state: str, error: str) -> None:
+def test_a_driver_that_does_not_start_is_an_error_with_its_reason(gpus: Gpus, state: str, error: str) -> None:
     gpus.path.write_text(state) if state else gpus.path.unlink()
     process = start(f"import sys; sys.stderr = sys.stdout\n{WATCHER}", gpus)
     try:

@@ -169,7 +169,7 @@ def test_a_driver_that_is_newer_than_the_kernel_module_is_a_fault(node: Reader) 
     assert facts.fault == "the driver does not start: RM has detected an NVML/RM version mismatch."
 
 
-def test_a_library_without_driver_and_gpus_is_no_fault(node: Reader) -> None:
+def test_a_library_without_driver_and_gpus_is_not_a_fault(node: Reader) -> None:
     node.gpus.path.unlink()
     facts = node.read()
     assert (facts.gpus, facts.fault, facts.unreadable) == ((), "", "")

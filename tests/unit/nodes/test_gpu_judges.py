@@ -212,7 +212,7 @@ def test_a_node_without_gpus_has_no_findings(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(PER_GPU) - {"gpu.lost", "gpu.count", "gpu.identity"}))
 @pytest.mark.parametrize("mute", [Gpu(index=0), Gpu(index=0, trouble=GpuError.LOST)], ids=["mute", "lost"])
-def test_a_gpu_that_says_nothing_is_no_failure(name: str, mute: Gpu) -> None:
+def test_a_gpu_that_says_nothing_has_not_failed(name: str, mute: Gpu) -> None:
     limits = {"min_nvlinks": 18, "min_pcie_width": 16, "persistence": True, "application_clocks": True}
     assert judge(name.removeprefix("gpu."), view(facts(mute)), **limits) == []
 

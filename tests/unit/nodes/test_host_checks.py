@@ -175,7 +175,7 @@ def test_a_hook_imports_nothing_slow_with_them() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_every_code_and_shape_has_words_for_people() -> None:
+def test_every_code_and_shape_has_a_text_for_people() -> None:
     assert all(rule.meaning and rule.meaning.isascii() for rule in RULES.values())
     assert all(shape.text and shape.text.isascii() for shape in SHAPES.values())
     assert xid.rule(12345).meaning == "not in the catalog"

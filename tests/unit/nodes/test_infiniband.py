@@ -79,7 +79,7 @@ def test_ports_and_adapters_are_read(tmp_path: Path) -> None:
     assert (facts.ports["mlx5_2/1"].layer, facts.ports["mlx5_2/1"].netdev) == ("Ethernet", "eth2")
 
 
-def test_odd_files_are_told_as_not_known(tmp_path: Path) -> None:
+def test_odd_files_are_reported_as_not_known(tmp_path: Path) -> None:
     host = plant(tmp_path, {"/sys/class/infiniband/x/ports/1/rate": "fast", "/sys/class/infiniband/abi": "1"})
     facts = gather(host, CONFIG)
     assert facts.ports == {"x/1": Port(state="")}

@@ -351,7 +351,7 @@ def test_the_kernel_remembers_what_its_log_forgot(tainted: int | None, mce: int,
 
 
 @pytest.mark.parametrize(("before", "fails"), [(3599.0, True), (3601.0, False), (-10.0, True)])
-def test_a_crash_that_led_to_this_boot_is_told(before: float, fails: bool) -> None:
+def test_a_crash_that_led_to_this_boot_is_reported(before: float, fails: bool) -> None:
     found = failed("kernel.panic", view(crashed_at=BOOT - before))
     assert bool(found) is fails
     assert all(finding.suggestion is Suggestion.MONITOR for finding in found)

@@ -31,7 +31,7 @@ def machine(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_records_have_number_time_level_and_who_wrote_them(machine: Host) -> None:
+def test_records_have_number_time_level_and_writer(machine: Host) -> None:
     with KernelLog(machine) as log:
         first, device, several, daemon = log.read()
     assert (first.sequence, first.uptime_s, first.level, first.facility) == (339, 5.1409, 6, KERNEL)
@@ -79,7 +79,7 @@ def test_a_file_without_lines_takes_no_memory(machine: Host) -> None:
 @pytest.mark.parametrize(
     "line", [b"", b"text", b"6;text", b"6,1,2;text", b"x,1,2,-;text", b"6,1,-2,-;text", b"6,1,2,+;part"]
 )
-def test_what_is_no_record_is_passed_over(line: bytes) -> None:
+def test_lines_that_are_not_records_are_skipped(line: bytes) -> None:
     assert parse(line) is None
 
 

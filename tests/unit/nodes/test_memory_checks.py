@@ -32,7 +32,7 @@ def test_memory_is_read_in_mib(tmp_path: Path) -> None:
     assert memory.gather(plant(tmp_path / "newer", files), CONFIG).huge == 1024
 
 
-def test_memory_that_is_not_told_is_an_error(tmp_path: Path) -> None:
+def test_memory_that_is_not_reported_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="meminfo"):
         memory.gather(Host(tmp_path), CONFIG)
     with pytest.raises(RuntimeError, match="MemAvailable"):
@@ -85,7 +85,7 @@ def test_free_memory_counts_where_no_job_runs(facts: MemoryFacts, outcome: Outco
 @pytest.mark.parametrize(
     ("free", "outcome"), [(100, Outcome.PASS), (99, Outcome.FAIL), (0, Outcome.FAIL), (1000, Outcome.PASS)]
 )
-def test_shared_memory_that_is_left_over_is_worth_a_look(free: int, outcome: Outcome) -> None:
+def test_shared_memory_that_is_left_over_is_worth_attention(free: int, outcome: Outcome) -> None:
     facts = MemoryFacts(total=2000, available=2000, shm_total=1000, shm_free=free)
     found = only(memory.judge_shm(view(facts, job_gone=True), CONFIG))
     assert found.outcome is outcome

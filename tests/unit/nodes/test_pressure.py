@@ -1,4 +1,4 @@
-"""Memory that runs out is told, and never a reason to keep jobs away."""
+"""Memory that runs out is reported, and never a reason to keep jobs away."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_job_of_cgroup_version_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["0::/", "0::/user.slice/my_job_7", "4:cpu:/job_7", "0::/system.slice/job_x"]
 )
-def test_outside_of_a_job_there_is_none(tmp_path: Path, path: str) -> None:
+def test_outside_of_a_job_there_is_no_limit(tmp_path: Path, path: str) -> None:
     host = plant(tmp_path, {"/proc/self/cgroup": path})
     assert pressure.gather(host, CONFIG).job is None
 
@@ -85,7 +85,7 @@ def test_outside_of_a_job_there_is_none(tmp_path: Path, path: str) -> None:
 @pytest.mark.parametrize(
     ("stalled", "outcome"), [(0.0, Outcome.PASS), (0.1, Outcome.PASS), (0.11, Outcome.FAIL)]
 )
-def test_waiting_for_memory_is_worth_a_look(stalled: float, outcome: Outcome) -> None:
+def test_waiting_for_memory_is_worth_attention(stalled: float, outcome: Outcome) -> None:
     assert only(judged(PressureFacts(stalled=stalled))).outcome is outcome
     of_job = PressureFacts(stalled=0.0, job=JobMemory(name="job_7", stalled=stalled))
     assert [found.outcome for found in judged(of_job)] == [Outcome.PASS, outcome]
@@ -112,7 +112,7 @@ def test_a_job_of_which_nothing_is_known_has_no_finding() -> None:
     assert len(judged(PressureFacts(stalled=0.0, job=JobMemory(name="job_7", used=10**6)))) == 1
 
 
-def test_it_is_the_jobs_doing_and_keeps_nobody_away() -> None:
+def test_pressure_is_the_jobs_doing_and_keeps_no_job_away() -> None:
     full = PressureFacts(stalled=1.0, job=JobMemory(name="job_7", used=1000, limit=1000, stalled=1.0))
     for found in judged(full):
         assert (found.outcome, found.suggestion, found.blame) == (

@@ -66,7 +66,7 @@ def test_processes_are_read_without_those_of_the_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user: sudo make test-unit")
-def test_a_user_s_own_question_is_no_process_left_over() -> None:
+def test_a_user_s_own_check_is_not_a_leftover_process() -> None:
     uid = 12345
 
     def ask() -> bytes:
@@ -134,9 +134,7 @@ def test_programs_of_users_are_no_daemons(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("uids", "is_daemon"), [("0 0 0 0", True), ("1234 0 0 0", False), ("", False)])
-def test_a_program_with_the_rights_of_its_file_is_no_daemon(
-    tmp_path: Path, uids: str, is_daemon: bool
-) -> None:
+def test_a_setuid_program_is_not_a_daemon(tmp_path: Path, uids: str, is_daemon: bool) -> None:
     """Its folder in /proc belongs to root, and who starts it gives it any name, by a link."""
     tree = {
         "/proc/7/stat": stat(7, "munged"),
@@ -156,7 +154,7 @@ def test_no_content_breaks_reading(tmp_path_factory: pytest.TempPathFactory, dat
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
-def test_who_waits_can_be_killed_unless_it_was_or_is_the_systems(tmp_path: Path) -> None:
+def test_a_waiting_process_can_be_killed_unless_it_was_or_is_the_systems(tmp_path: Path) -> None:
     lines = {
         5: stat(5, "vfork", "D"),
         6: stat(6, "killed", "D", pending=1 << 8),
@@ -174,7 +172,7 @@ def test_who_waits_can_be_killed_unless_it_was_or_is_the_systems(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_a_users_vfork_is_no_process_that_cannot_be_killed(tmp_path: Path) -> None:
+def test_a_users_vfork_is_not_a_process_that_cannot_be_killed(tmp_path: Path) -> None:
     """The C library starts programs by vfork: a file that does not open in the child holds up the parent."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o666)
@@ -249,7 +247,7 @@ def waiting(number: int, start: int = 1, killed: int = 99) -> ProcessFacts:
         (17, 17, 601.0, False),
     ],
 )
-def test_stuck_is_who_waits_at_two_looks(now: int, then: int, age: float, fails: bool) -> None:
+def test_a_process_is_stuck_that_waits_in_two_runs(now: int, then: int, age: float, fails: bool) -> None:
     seen = view(waiting(now), (age, waiting(then)))
     found = only(processes.judge_d_state(seen, CONFIG))
     assert (found.outcome is Outcome.FAIL) is fails
@@ -280,7 +278,7 @@ def test_zombies(zombies: int, fails: bool) -> None:
     assert not found.suggestion.keeps_jobs_away
 
 
-def test_leftovers_are_told_where_no_job_runs() -> None:
+def test_leftovers_are_reported_where_no_job_runs() -> None:
     facts = with_facts(users={1000: 3, 1001: 1}, user_names=("python3", "ssh"))
     found = only(processes.judge_leftovers(view(facts, job_gone=True), CONFIG))
     assert found.text == "4 processes without a job: python3, ssh of uid 1000, uid 1001"
@@ -311,5 +309,5 @@ def test_load_counts_when_it_lasts_and_no_job_runs(load: tuple[float, float, flo
     ("uid", "user"),
     [(0, False), (999, False), (1000, True), (61183, True), (61184, False), (65534, False), (70000, True)],
 )
-def test_who_is_a_user(uid: int, user: bool) -> None:
+def test_which_uids_are_users(uid: int, user: bool) -> None:
     assert processes.is_user(uid, CONFIG) is user

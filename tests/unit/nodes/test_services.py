@@ -35,7 +35,7 @@ def test_nothing_is_asked_of_a_node_where_nothing_is_enabled() -> None:
     assert list(judge_running(view(facts("systemd")), CONFIG)) == []
 
 
-def test_who_sees_no_daemon_at_all_cannot_tell() -> None:
+def test_a_user_who_sees_no_daemon_at_all_gets_unknown() -> None:
     assert only(judge_running(view(facts(units=("munge",))), CONFIG)).outcome is Outcome.UNKNOWN
 
 
@@ -197,7 +197,7 @@ def test_who_keeps_munged_silent(facts: MungeFacts, outcome: Outcome) -> None:
         (MungeFacts(state="works", known=False), Outcome.PASS),
     ],
 )
-def test_owners_that_the_kernel_does_not_tell_convict_nobody(facts: MungeFacts, outcome: Outcome) -> None:
+def test_owners_that_the_kernel_does_not_report_convict_nobody(facts: MungeFacts, outcome: Outcome) -> None:
     """Neither munged nor users: kernels before 5.3 name none, and none of another network namespace."""
     found = only(judge_munge(view(facts), CONFIG))
     assert (found.outcome, found.blame) == (outcome, Party.SITE)

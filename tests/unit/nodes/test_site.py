@@ -217,7 +217,7 @@ def test_a_function_that_fails_tells_nothing_of_the_node(name: str) -> None:
         ({"name": "a", "comand": ["/x"]}, "comand"),
     ],
 )
-def test_a_check_that_cannot_work_is_refused_in_words(settings: dict[str, object], words: str) -> None:
+def test_a_check_that_cannot_work_is_refused_with_the_reason(settings: dict[str, object], words: str) -> None:
     layers = Layers(NodeConfig)
     layers.add_yaml(msgspec.json.encode({"site_checks": [settings]}), "config.yaml")
     with pytest.raises(InvalidSettings, match=words):

@@ -37,7 +37,7 @@ def folder(job_id: int, age: float = 10_000.0) -> Folder:
         ((folder(7, age=10.0),), None, Outcome.PASS),
     ],
 )
-def test_left_over_is_what_is_old_and_nobodys(
+def test_folders_are_left_over_that_are_old_and_in_use_by_nobody(
     folders: tuple[Folder, ...], jobs: frozenset[int] | None, outcome: Outcome
 ) -> None:
     found = only(judge_stale(view(SnapshotFacts(folders=folders, jobs=jobs)), CONFIG))

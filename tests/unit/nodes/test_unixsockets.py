@@ -39,7 +39,7 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
-def test_connections_are_told_with_their_owners(listener: socket.socket) -> None:
+def test_connections_are_listed_with_their_owners(listener: socket.socket) -> None:
     path = listener.getsockname()
     assert connections(path) == Connections()
     with socket.socket(socket.AF_UNIX) as own:
@@ -105,7 +105,7 @@ def test_a_file_to_which_no_socket_is_bound_tells_nothing(listener: socket.socke
         connections(path)
 
 
-def test_an_owner_that_the_kernel_does_not_tell_is_nobody(
+def test_an_owner_that_the_kernel_does_not_report_is_nobody(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As before Linux 5.3: the same question to this kernel, without the flag that asks for owners."""

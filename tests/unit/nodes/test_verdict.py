@@ -1,4 +1,4 @@
-"""What keeps jobs away from a node, and in which words Slurm is told."""
+"""What keeps jobs away from a node, and the reason that Slurm gets."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_site_changes_what_a_failure_suggests() -> None:
         (Context.PERSON, {}, False),
     ],
 )
-def test_a_failure_to_be_confirmed_counts_after_so_many_runs(
+def test_a_failure_to_be_confirmed_counts_after_that_many_runs(
     context: Context, runs: dict[str, int], fit: bool
 ) -> None:
     config = NodeConfig(checks={"kernel.*": CheckRule(confirm=3)})
@@ -97,7 +97,7 @@ USERS = msgspec.structs.replace(XID, check="disks.space", subject="/tmp", confir
 
 @pytest.mark.parametrize("context", Context)
 @pytest.mark.parametrize(("runs", "fit"), [(0, True), (1, True), (2, True), (3, False), (9, False)])
-def test_what_users_can_write_counts_when_it_stays_however_hard_the_look(
+def test_what_users_can_write_counts_when_it_stays_in_every_context(
     context: Context, runs: int, fit: bool
 ) -> None:
     report = Report(node="n1", at=1.0, boot_id="b", context=context, findings=(USERS, WELL))

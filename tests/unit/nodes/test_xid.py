@@ -73,7 +73,7 @@ def test_prefixes_of_logs_come_off(prefix: str) -> None:
         "NVRM: GPU 3 is well",
     ],
 )
-def test_other_messages_are_none(text: str) -> None:
+def test_other_messages_are_not_xids(text: str) -> None:
     assert xid.parse(text) is None
 
 
@@ -214,7 +214,7 @@ def test_a_program_by_any_name_has_only_made_its_own_mistake(name: str, code: in
 
 
 @given(NAMES)
-def test_how_severe_a_link_error_is_no_program_says(name: str) -> None:
+def test_no_program_decides_how_severe_a_link_error_is(name: str) -> None:
     for words, severity in (("Fatal", Severity.FATAL), ("Nonfatal", Severity.NON_FATAL)):
         found = xid.parse(f"{GPU}145, pid=3, name={name}, RLW_RXPIPE {words} XC0 i0 Link 13 (0x0, 0x0)")
         assert found is not None

@@ -95,7 +95,7 @@ def test_a_fault_that_is_over_evicts_nobody() -> None:
 
 
 @pytest.mark.parametrize("blame", [Party.SITE, Party.STORAGE, Party.JOB])
-def test_what_is_not_the_nodes_evicts_nobody_and_is_told(blame: Party) -> None:
+def test_a_cause_outside_of_the_node_evicts_nobody_and_is_reported(blame: Party) -> None:
     found = judged({"n1": [lost_gpu(blame=blame)]})
     assert (found.evict, found.network) == ({}, {})
     assert found.waits == (
@@ -230,7 +230,7 @@ leaf = st.dictionaries(st.sampled_from(nodes), st.sampled_from(["leaf1", "leaf2"
 
 @settings(max_examples=50)
 @given(seen, leaf, st.integers(8, 64))
-def test_only_who_has_alerts_of_its_own_is_evicted(
+def test_only_nodes_with_alerts_of_their_own_are_evicted(
     alerts: dict[str, list[Alert]], leaves: dict[str, str], size: int
 ) -> None:
     found = judge(alerts, leaves, CONFIG, nodes=size)

@@ -1,4 +1,4 @@
-"""What a repair desk is told about a node that was given up."""
+"""The evidence for a repair desk about a node that was given up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def result(node: str, outcome: Outcome, **more: str) -> TestResult:
     return TestResult(test="gemm", node=node, outcome=outcome, **more)
 
 
-def test_all_that_was_found_out_about_a_node_is_told_and_nothing_of_others() -> None:
+def test_the_evidence_has_all_about_a_node_and_nothing_of_others() -> None:
     bad = result("n1", Outcome.FAIL, text="sums differ", value="3 of 64", limit="0")
     others = (result("n1", Outcome.PASS), result("n2", Outcome.FAIL, text="slow"))
     failed = Fault(
@@ -31,7 +31,7 @@ def test_all_that_was_found_out_about_a_node_is_told_and_nothing_of_others() -> 
     assert first == "gpu3: XID 79"
     assert rest[:4] == [
         "unable: no memory",
-        "no sign of life",
+        "does not respond",
         "test gemm: sums differ (3 of 64, limit 0)",
         "test gemm: other bits",
     ]

@@ -16,12 +16,12 @@ def test_while_nodes_come_nobody_is_late() -> None:
     assert patience_s(600.0, 60.0, GROWS_S) == math.inf
 
 
-def test_once_none_comes_any_more_the_rest_has_had_its_time() -> None:
+def test_once_no_more_nodes_come_the_others_are_late() -> None:
     assert patience_s(600.0, 120.0, GROWS_S + 1) == 120.0
     assert patience_s(20.0, 120.0, GROWS_S + 1) == 20.0, "a shorter limit of the user holds"
 
 
-def test_growth_is_counted_by_who_was_never_there() -> None:
+def test_only_nodes_that_were_never_there_count_as_growth() -> None:
     growth = Growth()
     assert growth.see(0, 100.0) is None
     assert [growth.see(count, now) for count, now in ((3, 101.0), (2, 105.0), (3, 110.0), (4, 120.0))] == [

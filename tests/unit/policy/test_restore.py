@@ -112,7 +112,7 @@ def test_the_shared_part_comes_from_any_node_and_not_always_the_same() -> None:
     assert plan.tiers == {"memory": 2, "peer": 2}
 
 
-def test_a_shared_part_that_was_ever_told_is_needed() -> None:
+def test_a_shared_part_that_was_ever_reported_is_needed() -> None:
     reach = held(n1=[copy(0)], n2=[copy(1)])
     assert choose({1: 5}, reach, {}, TWO) is not None
     assert choose({1: 5}, reach, {}, TWO, shared=(1,)) is None

@@ -39,7 +39,7 @@ def test_one_silent_node_of_several_is_lost() -> None:
     assert whose(nodes(16, 2)) == Silence(nodes=("n15", "n16"))
 
 
-def test_who_hears_nobody_may_be_cut_off_himself() -> None:
+def test_a_node_that_hears_no_other_may_be_cut_off_itself() -> None:
     found = whose(nodes(4, 3), slurm_answers=True)
     assert found is not None
     assert found.nodes == ("n2", "n3", "n4")
@@ -57,7 +57,7 @@ def test_of_two_nodes_slurmctld_is_the_second_witness() -> None:
 def test_many_at_once_have_a_common_cause() -> None:
     found = whose(nodes(6, 3))
     assert found is not None
-    assert found.cause == "n4, n5, n6 fell silent together: rather the network"
+    assert found.cause == "n4, n5, n6 fell silent together: probably the network"
 
 
 def test_nodes_that_fall_silent_within_a_heartbeat_do_so_together() -> None:
@@ -90,7 +90,7 @@ def test_our_own_agent_alone_is_silent() -> None:
     silent_s=st.dictionaries(st.sampled_from([f"n{i}" for i in range(1, 9)]), st.floats(0, 20), min_size=1),
     answers=st.sampled_from([None, True, False]),
 )
-def test_who_was_heard_lately_is_never_named(silent_s: dict[str, float], answers: bool | None) -> None:
+def test_a_node_heard_lately_is_never_named(silent_s: dict[str, float], answers: bool | None) -> None:
     found = whose(silent_s, slurm_answers=answers)
     assert (found is None) == all(s <= DEAD_S for s in silent_s.values())
     if found is not None:

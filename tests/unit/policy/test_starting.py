@@ -1,4 +1,4 @@
-"""An agent that does not come convicts nobody: what is asked, tried again, and told."""
+"""An agent that does not come convicts nobody: what is asked, tried again, and reported."""
 
 from __future__ import annotations
 

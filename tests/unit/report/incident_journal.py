@@ -110,7 +110,7 @@ def rank_killed(t: float = 1000) -> list[ev.AnyEvent]:
         rung=6, blame=inc.Blame.NOBODY,
         signature=inc.Signature(kind=inc.FaultKind.EXIT, key="SIGKILL"),
         confidence=0.5,
-        reason="rank 3: SIGKILL on n2, nothing names a culprit",
+        reason="rank 3: SIGKILL on n2, the cause is unknown",
     )  # fmt: skip
     killed = WorkerExit(rank=3, signal=9, age_s=0.3, tail=("step 99 loss 2.51", "step 100 loss 2.50"))
     told = WorkerError(type="RuntimeError", message="Connection closed by peer [10.0.0.2]:4", file="train.py")
@@ -126,12 +126,12 @@ def rank_killed(t: float = 1000) -> list[ev.AnyEvent]:
 
 
 def node_lost(t: float = 2000) -> list[ev.AnyEvent]:
-    verdict = node("n2", 1, 1.0, "n2 gives no sign of life")
+    verdict = node("n2", 1, 1.0, "n2 does not respond")
     return [
         opened(t, 2, inc.Symptom.NODE_LOST, "n2 silent for 4.2 s", 4.2),
         ended(t + 0.3, 2),
         decided(t + 0.4, 2, verdict, "n5 takes the slot of n2", *swap("n2", "n5")),
-        ev.NodeEvicted(t=BEGIN + t + 0.4, node="n2", reason="n2 gives no sign of life", incident=2),
+        ev.NodeEvicted(t=BEGIN + t + 0.4, node="n2", reason="n2 does not respond", incident=2),
         *goes_on(t + 0.6, 2, ("n1", "n5", "n3", "n4")),
         ev.NodeReturned(t=BEGIN + t + 600, node="n2"),
     ]

@@ -61,7 +61,7 @@ def test_a_code_and_a_line_for_monitoring(findings: tuple[Finding, ...], code: N
     assert (nagios(conclusion), headline(report, conclusion)) == (code, line)
 
 
-def test_the_worst_is_shown_first_and_text_is_no_markup() -> None:
+def test_the_worst_is_shown_first_and_text_is_not_taken_for_markup() -> None:
     text = shown(WELL, MUTE, HOT, LOST)
     places = [text.index(word) for word in ("91 C", "XID 79 [fell] off the bus", "no permission")]
     assert places[:2] < places[2:]

@@ -64,7 +64,7 @@ def test_an_incident_is_one_row() -> None:
         rung=1,
         blame=inc.Blame.NODE,
         signature=inc.Signature.of_nodes(inc.FaultKind.NODE, ("n2",)),
-        reason="n2 gives no sign of life",
+        reason="n2 does not respond",
     )
     actions = (inc.Evict(node="n2"), inc.Replace(node="n2", standby="n3"), inc.Restart())
     journal = [

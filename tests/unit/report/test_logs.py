@@ -61,7 +61,7 @@ def test_the_last_lines_of_rank_0_of_the_newest_generation(
 
 
 @pytest.mark.parametrize(("lines", "first"), [("3", 9997), ("all", 0), ("9999", 1), ("10001", 0)])
-def test_so_many_lines_as_wanted_of_a_long_file(
+def test_the_requested_number_of_lines_of_a_long_file(
     job: JobDirectory, capsys: pytest.CaptureFixture[str], lines: str, first: int
 ) -> None:
     write(job, numbers(10000) + "no end")

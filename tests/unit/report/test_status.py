@@ -61,7 +61,7 @@ def test_a_job_that_slurm_ended_is_reported_so_by_number_and_by_folder(
     assert said(folder, slurm) == ""
 
 
-def test_no_answer_of_slurm_is_no_word_on_the_job(folder: Path, slurm: FakeSlurm) -> None:
+def test_silence_of_slurm_says_nothing_about_the_job(folder: Path, slurm: FakeSlurm) -> None:
     slurm.cluster.unreachable = True
     assert said(folder, slurm).startswith("does not answer (")
 
@@ -97,9 +97,7 @@ def test_from_where_the_newest_generation_continued() -> None:
 
 
 def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() -> None:
-    bound = (
-        "the limit is 14 s (the least there is; 3 x 0.3 s, the 99th percentile of step times, would be less)"
-    )
+    bound = "the limit is 14 s (the minimum; 3 x 0.3 s, the 99th percentile of step times, would be less)"
     opened = ev.IncidentOpened(
         t=2.0, incident=1, generation=1, symptom=Symptom.HANG, detail=f"no step for 14 s: {bound}",
         detect_s=0.0, best_step=1,

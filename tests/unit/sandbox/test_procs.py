@@ -53,7 +53,7 @@ def test_the_dead_are_no_ranks() -> None:
     assert found([worker(10, 0, is_live=False)], 7, 0) is None
 
 
-def test_all_ranks_are_told_for_the_message() -> None:
+def test_the_message_lists_all_ranks() -> None:
     assert ranks_of([worker(1, 3), forked(2, 0), worker(3, 3, parent=1), worker(4, 9, job=8)], 7) == (0, 3)
 
 

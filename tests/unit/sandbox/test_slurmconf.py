@@ -57,7 +57,7 @@ def test_lines_of_the_user_replace_ours_whatever_their_case() -> None:
     assert found["KillWait"] == "5"
 
 
-def test_lists_of_words_are_added_to() -> None:
+def test_items_of_the_user_are_added_to_lists() -> None:
     lines = ("SchedulerParameters=bf_interval=30,permit_job_expansion", "AuthInfo=cred_expire=9")
     found = settings(SandboxConfig(slurm_conf_lines=lines, cred_expire_s=5))
     assert found["SchedulerParameters"] == (

@@ -118,7 +118,7 @@ def test_json_jobs_of_22_05_without_those_that_ended() -> None:
     assert CliSlurmClient(run=script).jobs("nobody") == ()
 
 
-def test_output_that_is_no_answer_shows_itself() -> None:
+def test_the_error_shows_output_that_cannot_be_read() -> None:
     script = Script({"sinfo": "slurm 24.11.5", "scontrol": ""})
     with pytest.raises(errors.UnparsableOutput, match=r"no output.*scontrol --json") as caught:
         CliSlurmClient(run=script).job(7)
@@ -211,7 +211,7 @@ def test_orders_without_substance() -> None:
     client.resume([])
 
 
-def test_topology_where_there_is_none() -> None:
+def test_a_cluster_without_topology() -> None:
     none = failed("scontrol: error: No topology information available")
     assert CliSlurmClient(run=Script({"scontrol show topology": none})).topology() == ()
     refused = failed("Unable to contact slurm controller (connect failure)")

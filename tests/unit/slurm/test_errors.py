@@ -58,8 +58,8 @@ def test_every_type_of_the_tree_names_a_fix() -> None:
 
 
 def test_exit_codes_follow_the_table() -> None:
-    """docs/exit-codes.md: what is named and not there, and a Slurm that does not answer."""
+    """docs/exit-codes.md: what is named and not there, and a Slurm that does not answer or refuses."""
     not_there = (errors.JobNotFound, errors.InvalidNode)
-    no_answer = (errors.ControllerUnreachable, errors.SlurmTimeout)
+    no_answer = (errors.ControllerUnreachable, errors.SlurmTimeout, errors.CommandFailed)
     assert {kind("x").exit_code for kind in not_there} == {ExitCode.NO_INPUT}
     assert {kind("x").exit_code for kind in no_answer} == {ExitCode.SLURM}

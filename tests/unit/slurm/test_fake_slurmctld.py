@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.slurm.errors import SlurmTimeout
+from slurm_robust.testing.clock import VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurmctld import FakeSlurmctld, HookSlurm, Rpc
-from slurm_robust.testing.virtual_time import VirtualTime
 
 
 class Room:
@@ -64,7 +64,7 @@ def test_what_a_daemon_that_stands_still_was_asked_is_done_when_it_goes_on(room:
     assert [words for _, words in room.story] == ["n1 no answer, 0 drained", "n2 told, 2 drained"]
 
 
-def test_what_is_asked_where_there_is_no_daemon_is_lost(room: Room) -> None:
+def test_a_request_without_a_daemon_is_lost(room: Room) -> None:
     room.daemon.is_down = lambda now: now < room.begun + 30.0
     room.drains("n1")
     room.drains("n2", at_s=40.0)

@@ -424,6 +424,6 @@ def test_json_numbers() -> None:
 
 
 @pytest.mark.parametrize("output", ["", "  \n", "[1]", "{", '{"errors": []}'])
-def test_json_that_is_none(output: str) -> None:
+def test_malformed_json_is_refused(output: str) -> None:
     with pytest.raises(UnparsableOutput):
         jsonforms.parse_nodes(jsonforms.load(output))

@@ -142,7 +142,7 @@ def test_a_pending_job_is_pointed_out_again_but_ever_more_rarely() -> None:
     assert orders == [0, 9, 26, 59, 124]
 
 
-def test_no_answer_is_no_refusal() -> None:
+def test_silence_does_not_count_as_a_refusal() -> None:
     memory = Memory()
     for _ in range(100):
         memory = after(memory, Do(stage=Stage.REQUEUE), errors.ControllerUnreachable("down"))

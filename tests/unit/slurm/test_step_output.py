@@ -65,7 +65,7 @@ def test_whether_it_may_pass(line: str, outlook: Outlook, fix: str) -> None:
     assert end.named == {}
 
 
-def test_words_without_srun_s_name_count_as_its_words() -> None:
+def test_lines_without_the_name_of_srun_count_as_its_messages() -> None:
     end = step_end(NODES, 1, ["", "Unable to create step: Invalid account"])
     assert (end.outlook, end.message) == (Outlook.STAYS, "Unable to create step: Invalid account")
 

@@ -16,8 +16,12 @@ def collect(executor: SerialExecutor[str], count: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", [OSError, ValueError, MemoryError, RecursionError])
-def test_results_come_in_order_and_failures_are_dropped(kind: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "is_printed"), [(OSError, False), (ValueError, True), (MemoryError, True), (SystemExit, True)]
+)
+def test_results_come_in_order_and_failures_are_dropped(
+    kind: type[BaseException], is_printed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     executor: SerialExecutor[str] = SerialExecutor("test")
 
     def fail() -> str:
@@ -28,6 +32,7 @@ def test_results_come_in_order_and_failures_are_dropped(kind: type[Exception]) -
     executor.submit(lambda: "b")
     assert collect(executor, 2) == ["a", "b"]
     executor.close()
+    assert (f"{kind.__name__}: the server is gone" in capsys.readouterr().err) == is_printed
 
 
 def test_work_that_hangs_holds_up_nobody() -> None:

@@ -219,7 +219,7 @@ def test_it_works_without_standard_files_and_with_children_ignored(closed: str, 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
 @pytest.mark.slow
-def test_a_child_that_cannot_be_killed_holds_up_nobody() -> None:
+def test_a_child_that_cannot_be_killed_delays_nobody() -> None:
     """A file system that takes requests and answers none: its callers are in uninterruptible sleep."""
     code = """
         import os, sys

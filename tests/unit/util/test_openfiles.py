@@ -47,7 +47,7 @@ def test_a_hundred_agents_come_where_the_shell_allows_64_files(tmp_path: Path) -
     assert done.stdout == "100\n", done.stderr
 
 
-def test_a_hard_limit_that_is_too_low_is_told_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hard_limit_that_is_too_low_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
     assert shortage(4096 - OTHERS, "ranks") == ""
     words = shortage(10_000, "ranks at rank 0's store")

@@ -63,7 +63,7 @@ def test_of_a_progress_bar_its_last_state_counts() -> None:
     assert settled("10%\r20%\r30%\r\ndone\r\n") == "30%\ndone\n"
 
 
-def test_a_cut_is_told() -> None:
+def test_a_cut_is_marked() -> None:
     assert one_line(" a\nb\x1b[31m é ") == "a b é"
     assert one_line("one two three", 8) == "one two…"
     assert one_line("one two", 7) == "one two"

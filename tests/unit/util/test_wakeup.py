@@ -42,7 +42,7 @@ def test_a_wake_up_after_the_end_reaches_nobody() -> None:
     os.close(writer)
 
 
-def test_signals_are_told_by_their_numbers() -> None:
+def test_signals_are_reported_by_their_numbers() -> None:
     wakeup = WakeUp()
     fd_before = wakeup.on_signals()
     handler_before = signal.signal(signal.SIGUSR1, lambda *_: None)

@@ -107,7 +107,7 @@ def test_who_was_asked_to_end_comes_after_who_failed_and_before_who_lost_a_peer(
     assert root_exit([asked, peer]) == asked
 
 
-def test_an_abort_of_a_library_that_lost_a_peer_is_no_cause() -> None:
+def test_an_abort_of_a_library_that_lost_a_peer_is_not_the_cause() -> None:
     exit = WorkerExit(rank=0, signal=6, age_s=9, tail=(TIMEOUT.format(0), "terminate called after throwing"))
     own = exit_of(1, age_s=1, message="loss is wrong")
     assert root_exit([NodeExit(node="n0", exit=exit), own]) == own

@@ -152,7 +152,7 @@ def test_each_shape_of_the_kernel_has_a_rule() -> None:
     assert named | JOBS == set(SHAPES) | {"out-of-memory"}
 
 
-def test_a_link_that_the_driver_calls_nonfatal_is_no_reason_to_evict() -> None:
+def test_a_link_error_that_the_driver_calls_nonfatal_does_not_evict() -> None:
     line = "NVRM: Xid (PCI:0000:3b:00): 145, RLW_REMAP {} XC0 i0 Link 02 (0x1, 0x2)"
     assert classify(line.format("Nonfatal")).action is Remedy.RESTART
     assert classify(line.format("Fatal")).action is Remedy.EVICT

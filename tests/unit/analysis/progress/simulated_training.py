@@ -1,4 +1,4 @@
-"""A training as a controller sees it: by heartbeats of each node, a second apart, looked at more often."""
+"""A training as a controller sees it: by heartbeats of each node, a second apart, sampled more often."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Training:
         return found
 
     def until(self, end: float) -> Iterator[PaceVerdict]:
-        """Verdicts until ``end``, as they come; ``now`` is the time of the newest look."""
+        """Verdicts until ``end``, as they come; ``now`` is the time of the newest sample."""
         while self.now < end:
             self.now += LOOK_S
             self.watch.see(self.records(self.now), self.now)

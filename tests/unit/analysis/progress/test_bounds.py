@@ -23,7 +23,9 @@ def measured(*steps: float) -> StepTimes:
 
 
 @given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
-def test_a_quantile_is_a_measured_time_that_so_many_do_not_exceed(steps: list[float], share: float) -> None:
+def test_a_quantile_is_a_measured_time_that_its_share_does_not_exceed(
+    steps: list[float], share: float
+) -> None:
     found = measured(*steps).quantile(share)
     assert found in steps
     assert sum(step <= found for step in steps) >= share * len(steps)
@@ -68,7 +70,7 @@ def test_seldom_things_are_never_allowed_more_than_the_configured_time(longest_s
             [1.0] * 20,
             PaceHistory(),
             14.0,
-            "the least there is; 3 x 1 s, the 99th percentile of step times, would be less",
+            "the minimum; 3 x 1 s, the 99th percentile of step times, would be less",
         ),
         (
             [10.0] * 20,
@@ -93,5 +95,5 @@ def test_of_several_phases_the_longest_bound_holds() -> None:
     assert bounds.in_phases(CONFIG, {"evaluation": 1.0, "upload": 1.0}, longest).seconds == 600.0
 
 
-def test_times_are_told_in_two_digits() -> None:
+def test_times_are_printed_in_two_digits() -> None:
     assert [span(s) for s in (0.0123, 0.5, 15.24, 1834.0)] == ["0.012 s", "0.5 s", "15 s", "1800 s"]

@@ -1,4 +1,4 @@
-"""Numbers that are none are told at once and by whom; jumps only where multiples mean something."""
+"""Non-finite numbers are reported at once, with the rank; jumps only where multiples mean something."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained(steps: int = 60, first: int = 1001) -> MetricWatch:
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_a_loss_that_is_no_number_is_told_at_once_and_once(bad: float) -> None:
+def test_a_non_finite_loss_is_reported_at_once_and_once(bad: float) -> None:
     made = watch(best_step=-1)
     made.see([rank(0, 0, bad)])
     verdict = made.verdict()
@@ -68,7 +68,7 @@ def test_the_rank_with_the_earliest_step_is_first() -> None:
     assert verdict.text.endswith("on rank 2 first; ranks 0-2 show it, 1 others report a finite one")
 
 
-def test_the_newest_step_at_which_all_were_finite_is_told() -> None:
+def test_the_newest_step_at_which_all_were_finite_is_reported() -> None:
     made = trained()
     made.see([rank(0, 2000), rank(1, 2001)])
     made.see([rank(0, 2004), rank(1, 2005, NAN)])
@@ -152,7 +152,7 @@ def test_ranks_without_metrics_are_no_witnesses() -> None:
     ("loss", "grad_norm", "name"),
     [(10.0, 1.0, "loss"), (2.0, 5.0, "gradient norm"), (2.0, 500.0, "gradient norm")],
 )
-def test_a_jump_is_told_once_and_its_end_noted(loss: float, grad_norm: float, name: str) -> None:
+def test_a_jump_is_reported_once_and_its_end_noted(loss: float, grad_norm: float, name: str) -> None:
     made = trained()
     made.see([rank(0, 2000, loss, grad_norm), rank(1, 2000)])
     verdict = made.verdict()

@@ -1,4 +1,4 @@
-"""A stopped training is told within its bound and a heartbeat; one that goes on by its own pace never is."""
+"""A stopped training is reported within its bound and a heartbeat; one that keeps its own pace never is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_steps_that_vary_by_less_than_the_factor_are_no_hang(
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0.01, 20.0), st.integers(1, 40), st.integers(1, 2), st.floats(0.0, 1.0))
-def test_a_stopped_training_is_told_within_its_bound_and_a_heartbeat(
+def test_a_stopped_training_is_reported_within_its_bound_and_a_heartbeat(
     step_s: float, steps: int, ranks: int, begin: float
 ) -> None:
     training = Training([steady(step_s, steps, step_s + begin) for _ in range(ranks)])
@@ -48,7 +48,7 @@ def test_a_stopped_training_is_told_within_its_bound_and_a_heartbeat(
     assert training.verdicts(training.now + 100.0) == []  # once
 
 
-def test_a_hang_is_told_in_words() -> None:
+def test_a_hang_is_explained() -> None:
     training = Training([steady(0.1, 600), steady(0.1, 600), steady(0.1, 599)])
     verdict = training.first_verdict(200.0)
     assert verdict.ranks == (2,)
@@ -57,10 +57,10 @@ def test_a_hang_is_told_in_words() -> None:
     assert verdict.text.startswith(
         "no step for 14 s since step 598: rank 2 behind the others; the limit is 14 s"
     )
-    assert verdict.why.startswith("the least there is; 3 x ")
+    assert verdict.why.startswith("the minimum; 3 x ")
 
 
-def test_a_hang_that_ends_is_told_again_when_it_comes_again() -> None:
+def test_a_hang_that_ends_is_reported_again_when_it_comes_again() -> None:
     done = times([0.5] * 100 + [40.0] + [0.5] * 100 + [200.0, 0.5])
     verdicts = Training([Rank(done)]).verdicts(done[-1])
     assert [v.kind for v in verdicts] == ["hang", "hang"]
@@ -142,7 +142,7 @@ def test_a_script_that_once_made_steps_is_expected_to_make_them_again() -> None:
     assert (verdict.bound_s, verdict.ranks) == (120.0, ())
 
 
-def test_optimizer_steps_do_as_well() -> None:
+def test_optimizer_steps_are_enough() -> None:
     training = Training([steady(0.1, 300, reported=False), steady(0.1, 299, reported=False)])
     assert training.first_verdict(100.0).ranks == (1,)
 
@@ -175,7 +175,7 @@ def test_an_announced_phase_is_no_hang_and_is_learned() -> None:
     assert history.pause_s == 0.0
 
 
-def test_a_phase_that_hangs_is_told_by_what_it_took_before() -> None:
+def test_a_phase_that_hangs_is_reported_by_what_it_took_before() -> None:
     ranks = [evaluating(100.0), Rank(evaluating(100.0).done)]
     done = ranks[0].done[241]
     ranks[0].phases[1] = ("evaluation", done, math.inf)
@@ -243,7 +243,7 @@ def test_a_later_generation_knows_the_pace_from_its_first_step_on() -> None:
     assert again.first_verdict(500.0).bound_s == pytest.approx(30.0, abs=3 * LATE_S)
 
 
-def test_a_controller_that_begins_in_the_middle_knows_as_well() -> None:
+def test_a_controller_that_begins_in_the_middle_knows_too() -> None:
     training = Training([steady(10.0, 200)])
     training.verdicts(1000.0)
     past = training.watch.history
@@ -320,7 +320,7 @@ def test_small_changes_are_no_news() -> None:
 # -- one rank alone ---------------------------------------------------------------------------------
 
 
-def test_a_rank_that_stops_while_others_go_on_is_told_later() -> None:
+def test_a_rank_that_stops_while_others_go_on_is_reported_later() -> None:
     training = Training([steady(0.5, 2000), steady(0.5, 100), steady(0.5, 2000)])
     verdict = training.first_verdict(900.0)
     assert verdict.ranks == (1,)
@@ -338,7 +338,7 @@ def test_a_rank_that_waited_for_a_phase_of_another_is_not_alone() -> None:
 # -- slow -------------------------------------------------------------------------------------------
 
 
-def test_a_slowdown_is_told_once_and_again_after_it_is_over() -> None:
+def test_a_slowdown_is_reported_once_and_again_after_it_is_over() -> None:
     done = times([1.0] * 200 + [2.0] * 200 + [1.0] * 200 + [2.0] * 200)
     training = Training([Rank(done)])
     verdicts = training.verdicts(done[-1])
@@ -349,12 +349,12 @@ def test_a_slowdown_is_told_once_and_again_after_it_is_over() -> None:
     assert training.watch.history.p50_s == 1.0
 
 
-def test_a_slowdown_shorter_than_a_minute_or_below_the_factor_is_none() -> None:
+def test_slow_steps_for_less_than_a_minute_or_below_the_factor_are_no_slowdown() -> None:
     done = times([1.0] * 200 + [2.0] * 14 + [1.0] * 200 + [1.4] * 200)
     assert Training([Rank(done)]).verdicts(done[-1]) == []
 
 
-def test_a_generation_that_is_slow_from_its_begin_is_told_by_the_past() -> None:
+def test_a_generation_that_is_slow_from_its_begin_is_reported_by_the_past() -> None:
     past = PaceHistory(steps=500, p50_s=1.0, p99_s=1.5, longest_s=2.0)
     training = Training([steady(2.0, 300)], past=past)
     assert [v.kind for v in training.verdicts(500.0)] == ["slow"]

@@ -24,7 +24,7 @@ def slowdowns(steps: list[float], past: PaceHistory | None = None, factor: float
 
 
 @given(st.lists(st.floats(1.0, 1.49), max_size=200), st.floats(0.5, 300.0))
-def test_steps_within_the_factor_are_none(steps: list[float], scale: float) -> None:
+def test_steps_within_the_factor_are_no_slowdown(steps: list[float], scale: float) -> None:
     assert slowdowns([step * scale for step in steps]) == 0
 
 
@@ -41,7 +41,7 @@ VARYING: dict[str, Callable[[random.Random], float]] = {
 
 
 @pytest.mark.parametrize("name", VARYING)
-def test_steps_that_vary_by_nature_are_none(name: str) -> None:
+def test_steps_that_vary_by_nature_are_no_slowdown(name: str) -> None:
     found = 0
     for seed in range(20):
         draw = random.Random(seed)
@@ -68,19 +68,19 @@ def test_times_about_the_limit_are_one_slowdown() -> None:
 
 
 def told(seconds: dict[float, float]) -> list[float]:
-    """The moments, of those given with the seconds per step measured then, at which a slowdown is told."""
+    """The moments, each given with its seconds per step, at which a slowdown is reported."""
     reminder = Reminder(factor=1.5)
     return [now for now, recent_s in seconds.items() if reminder.is_due(recent_s, now)]
 
 
-def test_a_slowdown_that_goes_on_is_told_ever_more_rarely() -> None:
+def test_a_slowdown_that_goes_on_is_reported_ever_more_rarely() -> None:
     day = told({float(now): 2.0 for now in range(0, 86_400, 10)})
     pauses = [after - before for before, after in pairwise(day)]
     assert pauses[:5] == [600.0, 1200.0, 2400.0, 4800.0, AGAIN_AT_LEAST_S]
     assert set(pauses[5:]) == {AGAIN_AT_LEAST_S}
 
 
-def test_a_slowdown_that_becomes_as_much_worse_again_is_told_when_that_is_measured() -> None:
+def test_a_slowdown_that_becomes_as_much_worse_again_is_reported_when_that_is_measured() -> None:
     worse = {float(now): 2.0 if now < 100 else 3.0 for now in range(0, 1000, 10)}
     assert told(worse) == [0.0, 100.0, 700.0]
     within_the_minute = {float(now): 2.0 if now < SUSTAINED_S else 3.0 for now in range(0, 200, 10)}
@@ -91,7 +91,7 @@ def test_a_slowdown_that_becomes_as_much_worse_again_is_told_when_that_is_measur
     assert told(little) == [0.0]
 
 
-def test_a_slowdown_after_another_is_told_at_once() -> None:
+def test_a_slowdown_after_another_is_reported_at_once() -> None:
     reminder = Reminder(factor=1.5)
     assert reminder.is_due(2.0, 0.0)
     reminder.forget()

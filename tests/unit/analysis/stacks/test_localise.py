@@ -164,13 +164,13 @@ def test_outliers_of_one_node_are_answered_with_the_node() -> None:
     assert (found.ranks, found.group, found.exact) == ((8, 9, 10, 11), "tp 8-11", False)
 
 
-def test_who_waits_for_others_that_compute_is_at_fault_only_in_a_standstill() -> None:
-    """There the others wait too, unseen; in training that goes on one is ahead, or looked at later."""
+def test_a_rank_that_waits_for_others_that_compute_is_at_fault_only_in_a_standstill() -> None:
+    """There the others wait too, unseen; in training that goes on one is ahead, or sampled later."""
     stacks = world(EIGHT_NODES, {9: ALL_REDUCE}, COMPUTE)
     assert localise(stacks, EIGHT_NODES).ranks == (8, 9, 10, 11)
     found = localise(stacks, EIGHT_NODES, moving=True)
     assert (found.ranks, found.outliers) == ((), (9,))
-    assert "no fault" in found.reason
+    assert "is not a fault" in found.reason
     late = localise(world(EIGHT_NODES, {9: COMPUTE}), EIGHT_NODES, moving=True)
     assert (late.ranks, late.exact) == ((9,), True)
 

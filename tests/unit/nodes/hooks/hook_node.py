@@ -15,7 +15,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 
 
 class Events:
-    """A log that keeps what it is told."""
+    """A log that keeps its events."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, dict[str, object]]] = []

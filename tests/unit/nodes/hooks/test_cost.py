@@ -48,7 +48,7 @@ def test_a_prolog_of_a_healthy_node_imports_little(tmp_path: Path) -> None:
     assert not {name.partition(".")[0] for name in modules} & {*HEAVY.split()}
 
 
-def test_who_waits_for_the_hook_imports_next_to_nothing() -> None:
+def test_the_process_that_waits_for_the_hook_imports_next_to_nothing() -> None:
     """What it imports is copied, page by page, for the child that does the work."""
     code = "import sys; import slurm_robust.nodes.hooks.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-IS", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"],

@@ -128,7 +128,7 @@ def test_marks_of_the_scheduler_protect_no_bad_node(base: str, flag: str) -> Non
 
 
 @pytest.mark.parametrize("reason", [REASON + " RMA 12, bob", "srobust: other words", "disk, alice", ""])
-def test_words_that_are_not_those_we_wrote_are_a_persons(reason: str) -> None:
+def test_a_reason_that_we_did_not_write_is_a_persons(reason: str) -> None:
     assert act(drained(reason=reason), FIT, OURS) is DrainAction.NOTHING
     assert act(drained(reason=reason), UNFIT, OURS) is DrainAction.NOTHING
 
@@ -138,7 +138,7 @@ def test_without_a_record_nothing_is_ours() -> None:
     assert act(drained(), UNFIT) is DrainAction.NOTHING
 
 
-def test_an_old_reason_without_a_drain_is_nobodys() -> None:
+def test_an_old_reason_without_a_drain_belongs_to_nobody() -> None:
     assert act(node("IDLE", reason="disk, alice"), UNFIT) is DrainAction.DRAIN
 
 

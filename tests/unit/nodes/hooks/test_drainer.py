@@ -52,7 +52,7 @@ def test_a_bad_node_is_drained_with_the_evidence_and_returned_when_proven(hooked
     assert hooked.run(good()).action is DrainAction.NOTHING
 
 
-def test_runs_that_do_not_look_prove_nothing(hooked: Hooked) -> None:
+def test_runs_that_do_not_check_prove_nothing(hooked: Hooked) -> None:
     hooked.run(bad())
     for _ in range(10):
         hooked.run(Finding(check="clock.offset", outcome=Outcome.PASS))
@@ -103,7 +103,7 @@ def test_an_administrators_drain_is_never_touched(hooked: Hooked) -> None:
     assert hooked.log.names == ["not_drained"]
 
 
-def test_words_that_a_person_changed_are_the_persons(hooked: Hooked) -> None:
+def test_a_reason_that_a_person_changed_is_the_persons(hooked: Hooked) -> None:
     hooked.run(bad())
     hooked.slurm.drain(["n1"], "srobust: gpu3 XID 79 RMA 12")
     for _ in range(5):
@@ -168,7 +168,7 @@ def test_beyond_the_cap_it_reports_and_does_nothing(cluster: FakeCluster, tmp_pa
     assert second.run(bad()).action is DrainAction.DRAIN
 
 
-def test_what_a_cap_forbids_is_done_when_there_is_room_though_nobody_looks_again(
+def test_what_a_cap_forbids_is_done_when_there_is_room_without_a_new_check(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))

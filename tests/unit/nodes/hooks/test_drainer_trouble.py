@@ -22,7 +22,7 @@ from tests.unit.nodes.hooks.hook_node import Hooked, bad, good
 # -- trouble ----------------------------------------------------------------------------------------------
 
 
-def test_what_slurm_could_not_be_told_is_told_later(hooked: Hooked) -> None:
+def test_a_drain_that_slurm_did_not_take_is_ordered_later(hooked: Hooked) -> None:
     hooked.cluster.unreachable = True
     done = hooked.run(bad())
     assert (done.carried_out, bool(done.error)) == (False, True)
@@ -36,7 +36,7 @@ def test_what_slurm_could_not_be_told_is_told_later(hooked: Hooked) -> None:
     assert hooked.file.load().drains == (hooked.file.load().since,)
 
 
-def test_what_is_still_to_be_told_is_not_forgotten_over_another_fault(hooked: Hooked) -> None:
+def test_a_pending_drain_is_not_forgotten_over_another_fault(hooked: Hooked) -> None:
     hooked.cluster.unreachable = True
     hooked.run(bad("gpu3"))
     hooked.cluster.unreachable = False
@@ -80,7 +80,7 @@ def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked)
     assert hooked.run(bad()).carried_out
 
 
-def test_a_hook_that_is_killed_before_slurm_was_told_loses_nothing(hooked: Hooked) -> None:
+def test_a_hook_that_is_killed_before_its_order_loses_nothing(hooked: Hooked) -> None:
     class Killed(FakeSlurm):
         def drain(self, nodes: Sequence[str], reason: str) -> None:
             raise SystemExit(143)
@@ -96,7 +96,7 @@ def test_a_hook_that_is_killed_before_slurm_was_told_loses_nothing(hooked: Hooke
 
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
-def test_what_has_passed_since_or_was_before_a_reboot_is_not_told(hooked: Hooked, boot: str) -> None:
+def test_what_has_passed_since_or_was_before_a_reboot_is_not_reported(hooked: Hooked, boot: str) -> None:
     hooked.cluster.unreachable = True
     hooked.run(bad())
     hooked.cluster.unreachable = False
@@ -117,7 +117,7 @@ def test_what_was_found_while_another_hook_was_at_it_is_done_by_the_next(hooked:
     assert hooked.file.take_left() is None
 
 
-def test_what_was_found_twice_while_it_could_not_be_told_is_told_together(hooked: Hooked) -> None:
+def test_faults_found_while_slurm_was_silent_are_drained_for_together(hooked: Hooked) -> None:
     hooked.cluster.unreachable = True
     hooked.run(bad("gpu1"))
     with hooked.file.locked(1.0):
@@ -157,7 +157,7 @@ def test_a_state_folder_that_cannot_be_written_keeps_no_bad_node_in_service(
     assert "record_not_written" in hooked.log.names
 
 
-def test_who_may_not_administer_reports_it(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_user_who_may_not_administer_reports_it(cluster: FakeCluster, tmp_path: Path) -> None:
     hooked = Hooked(cluster, tmp_path)
     hooked.slurm = FakeSlurm(cluster, operator=False)
     done = hooked.run(bad())
@@ -266,7 +266,7 @@ OTHER = Finding(check="clock.offset", outcome=Outcome.PASS)
         ([Finding(check="gpu.xid", outcome=Outcome.UNKNOWN, subject="gpu3")], {}, "gpu.xid gpu3 is unknown"),
     ],
 )
-def test_it_is_told_once_why_a_fit_node_stays_drained_and_what_to_do(
+def test_the_log_says_once_why_a_fit_node_stays_drained_and_what_to_do(
     hooked: Hooked, findings: list[Finding], left_out: dict[str, str], words: str
 ) -> None:
     hooked.run(bad())
@@ -289,7 +289,7 @@ def test_runs_of_other_hooks_and_parts_of_a_watch_say_nothing_about_that(hooked:
     assert hooked.log.names == ["drained"]
 
 
-def test_a_healed_node_that_slurm_has_down_after_a_boot_is_told_once(hooked: Hooked) -> None:
+def test_a_healed_node_that_slurm_has_down_after_a_boot_is_reported_once(hooked: Hooked) -> None:
     hooked.run(bad())
     node = hooked.cluster.nodes["n1"]
     hooked.cluster.nodes["n1"] = msgspec.structs.replace(node, states=frozenset({"DOWN", "DRAIN"}))

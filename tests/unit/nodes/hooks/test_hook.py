@@ -236,7 +236,7 @@ def test_python_that_hangs_is_left_behind_with_the_code_of_the_configuration(
     assert machine.run("epilog") == 0
 
 
-def test_a_check_with_a_bug_is_unknown_and_told(machine: Machine) -> None:
+def test_a_check_with_a_bug_is_unknown_and_reported(machine: Machine) -> None:
     machine.configure(ACT)
     machine.fan.write_text("13")
     assert machine.run("prolog") == 0
@@ -245,7 +245,7 @@ def test_a_check_with_a_bug_is_unknown_and_told(machine: Machine) -> None:
 
 
 @needs_root
-def test_a_broken_configuration_is_told_and_lets_jobs_start(machine: Machine) -> None:
+def test_a_broken_configuration_is_reported_and_lets_jobs_start(machine: Machine) -> None:
     machine.configure("drain: {mode: act}\nnonsense: 1")
     machine.fan.write_text("0")
     assert machine.run_by_default("prolog") == 0
@@ -365,7 +365,7 @@ def go_where_nothing_is(folder: Path) -> None:
     folder.rmdir()
 
 
-def test_a_failure_is_told_when_it_begins_and_when_it_ends(machine: Machine) -> None:
+def test_a_failure_is_reported_when_it_begins_and_when_it_ends(machine: Machine) -> None:
     for rpm in ("500", "0", "0", "500", "500"):
         machine.fan.write_text(rpm)
         assert machine.run("periodic") == 0

@@ -95,7 +95,7 @@ def test_a_prolog_waits_no_longer_than_a_moment_and_drains_nothing(node: Node) -
     assert node.said() == ([], ["gpu.leftovers gpu0"])
 
 
-def test_an_epilog_beside_free_gpus_looks_once(node: Node) -> None:
+def test_an_epilog_beside_free_gpus_checks_once(node: Node) -> None:
     node.run("epilog")
     assert node.said() == ([], [])
     assert node.amounts == [0]

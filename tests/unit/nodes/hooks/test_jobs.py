@@ -39,7 +39,7 @@ def host_of(folder: Path, uids: str = "0 0 0 0", **processes: str) -> Host:
         ({"slurmstepd": "/usr/sbin/slurmstepd\0infinity\0", "slurmstepd_": "slurmstepd: [7.0]"}, {7}),
     ],
 )
-def test_jobs_are_told_by_their_steps(
+def test_jobs_are_recognised_by_their_steps(
     tmp_path: Path, processes: dict[str, str], jobs: set[int] | None
 ) -> None:
     host = host_of(tmp_path, **processes)
@@ -49,7 +49,7 @@ def test_jobs_are_told_by_their_steps(
 
 
 @pytest.mark.parametrize("uids", ["1234 1234 1234 1234", "1234 0 0 0"], ids=["a user's", "started by a user"])
-def test_a_users_process_is_no_steps_daemon_whatever_its_name(tmp_path: Path, uids: str) -> None:
+def test_a_users_process_is_not_a_step_daemon_whatever_its_name(tmp_path: Path, uids: str) -> None:
     host = host_of(tmp_path, uids, slurmstepd="slurmstepd: [99999.0]", slurmstepd_="/usr/sbin/slurmstepd")
     assert running_jobs(host) == set()
     assert no_other_job(host) is True
@@ -66,7 +66,7 @@ def test_no_command_line_of_a_user_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 @pytest.mark.skipif(not os.path.exists("/usr/bin/su"), reason="needs a program that runs as root for users")
-def test_a_program_of_root_that_a_user_starts_is_no_steps_daemon(tmp_path: Path) -> None:
+def test_a_program_of_root_that_a_user_starts_is_not_a_step_daemon(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     (tmp_path / "slurmstepd").symlink_to("/usr/bin/su")

@@ -41,7 +41,7 @@ def test_an_event_is_one_line_of_json_whatever_is_in_it(tmp_path: Path) -> None:
         ("Jürgen \U0001f600", "Jürgen \U0001f600"),
     ],
 )
-def test_a_name_of_any_bytes_is_told_and_no_terminal_obeys_it(tmp_path: Path, name: str, read: str) -> None:
+def test_a_name_of_any_bytes_is_logged_and_no_terminal_obeys_it(tmp_path: Path, name: str, read: str) -> None:
     path = tmp_path / "events.jsonl"
     log_of(path).write("ended", job_name=name, nodes={name: (name,)}, plain=1)
     line = path.read_bytes()
@@ -57,7 +57,7 @@ def test_a_line_has_a_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link", "nowhere", "device"])
-def test_what_is_no_file_of_ours_gets_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_ours_gets_nothing(tmp_path: Path, kind: str) -> None:
     path, other = tmp_path / "events.jsonl", tmp_path / "other"
     other.touch()
     if kind == "pipe":

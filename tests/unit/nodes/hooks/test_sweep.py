@@ -156,7 +156,7 @@ def test_slurm_is_not_asked_where_nothing_is_left(node: Node) -> None:
     assert node.calls == 0
 
 
-def test_what_is_no_folder_of_its_owner_is_left_alone(node: Node) -> None:
+def test_a_folder_of_another_owner_is_left_alone(node: Node) -> None:
     kept = node.folder(7, name="kept")
     node.jobs((7, "PENDING", ""), (THIS, "RUNNING", "n1"))
     link = node.shm / f"srobust-{USER}-1-ab12-copies"
@@ -185,7 +185,7 @@ def test_nothing_is_done_with_odd_input(node: Node, hook: str, job: str) -> None
     assert node.calls == 0
 
 
-def test_what_the_owner_may_not_remove_is_told(node: Node) -> None:
+def test_what_the_owner_may_not_remove_is_reported(node: Node) -> None:
     folder = node.folder(1)
     node.shm.chmod(0o755)
     node.run("prolog")
@@ -219,7 +219,7 @@ def test_the_epilog_leaves_to_the_prolog_what_it_does_not_understand(node: Node,
 
 
 @pytest.mark.parametrize("job", [2**31, 9_999_999_999])
-def test_a_number_that_is_no_job_of_slurm_spoils_no_answer(node: Node, job: int) -> None:
+def test_a_number_that_is_not_a_job_of_slurm_spoils_no_answer(node: Node, job: int) -> None:
     gone, odd = node.folder(1, OTHER), node.folder(job)
     node.run("prolog")
     assert [path.exists() for path in (gone, odd)] == [False, True]
@@ -235,7 +235,7 @@ def test_a_question_without_an_answer_keeps_the_folders_of_that_job_only(node: N
 
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
-def test_a_user_with_many_folders_stands_in_nobody_s_way(node: Node, hook: str) -> None:
+def test_a_user_with_many_folders_does_not_delay_others(node: Node, hook: str) -> None:
     """Pending jobs, so that they stay; empty ones and copies, since both have been in the way."""
     pending = 5
     for number in range(700):
@@ -249,7 +249,7 @@ def test_a_user_with_many_folders_stands_in_nobody_s_way(node: Node, hook: str) 
     assert len(list(node.shm.iterdir())) == 1400
 
 
-def test_folders_with_the_uid_of_another_count_for_nobody(node: Node) -> None:
+def test_folders_with_the_uid_of_another_count_for_no_user(node: Node) -> None:
     for number in range(2 * sweep.MOST_FOLDERS):
         (node.shm / f"srobust-{USER}-1-{number}-copies").mkdir()
     left = node.folder(7)
@@ -257,13 +257,13 @@ def test_folders_with_the_uid_of_another_count_for_nobody(node: Node) -> None:
     assert node.swept.removed == (left.name,)
 
 
-def test_more_names_than_are_looked_at_are_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_names_than_are_read_are_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MOST_NAMES", 10)
     node.folder(1)
     for number in range(20):
         (node.shm / f"x{number}").touch()
     node.run("prolog")
-    assert node.swept.failed == {str(node.shm): "too many names: only 10 were looked at"}
+    assert node.swept.failed == {str(node.shm): "too many names: only 10 were read"}
 
 
 def test_a_deep_and_wide_folder_goes_as_a_whole(node: Node) -> None:
@@ -285,7 +285,7 @@ def test_a_deep_and_wide_folder_goes_as_a_whole(node: Node) -> None:
     assert not top.exists()
 
 
-def test_what_is_mounted_in_a_folder_stays_and_is_told(node: Node) -> None:
+def test_what_is_mounted_in_a_folder_stays_and_is_reported(node: Node) -> None:
     top, other = node.folder(1), node.folder(2)
     inner = top / "inner"
     inner.mkdir()

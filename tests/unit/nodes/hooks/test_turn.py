@@ -69,7 +69,7 @@ def test_the_turn_of_a_full_partition_is_left_to_its_end(cluster: FakeCluster) -
     assert is_free(cluster, "gpu")
 
 
-def test_who_finds_it_taken_asks_again_after_a_moment(cluster: FakeCluster) -> None:
+def test_a_node_that_finds_the_turn_taken_asks_again_after_a_moment(cluster: FakeCluster) -> None:
     pauses: list[float] = []
     FakeSlurm(cluster).create_reservation(ReservationRequest(name=NAME, nodes=("n1",)))
     cluster.clock.on_advance.append(pauses.append)
@@ -139,7 +139,7 @@ def test_a_hook_that_needs_too_long_for_its_turn_gives_it_back_and_says_so(hooke
     assert hooked.run(bad(), budget_s=50.0).carried_out  # as of a periodic run
 
 
-def test_who_has_no_time_for_a_second_try_does_not_wait_for_it(cluster: FakeCluster) -> None:
+def test_a_node_without_time_for_a_second_try_does_not_wait_for_it(cluster: FakeCluster) -> None:
     FakeSlurm(cluster).create_reservation(ReservationRequest(name=NAME, nodes=("n1",)))
     begun = cluster.clock.now
     with held(cluster, "n2", budget_s=1.0) as mine:
@@ -148,7 +148,7 @@ def test_who_has_no_time_for_a_second_try_does_not_wait_for_it(cluster: FakeClus
     assert cluster.clock.now == begun
 
 
-def test_who_could_not_give_its_turn_back_does_not_take_it_again(cluster: FakeCluster) -> None:
+def test_a_node_that_could_not_give_its_turn_back_does_not_take_it_again(cluster: FakeCluster) -> None:
     """Its order to delete may be carried out late, when the reservation is another's."""
 
     class Undeleted(FakeSlurm):
@@ -328,7 +328,7 @@ def test_a_late_drain_that_is_one_too_many_is_taken_back(cluster: FakeCluster, t
     assert not first.run(bad()).reason  # so its prolog lets jobs start
 
 
-def test_a_late_drain_for_which_there_is_room_stands_and_is_told(hooked: Hooked) -> None:
+def test_a_late_drain_for_which_there_is_room_stands_and_is_reported(hooked: Hooked) -> None:
     late(hooked, 1)
     hooked.cluster.clock.advance(1)
     hooked.cluster.clock.advance(OLD_S)
@@ -381,7 +381,7 @@ def test_a_late_delete_that_removes_another_nodes_turn_drains_no_more_than_may(
     assert drained(cluster) == 2
 
 
-def test_a_late_drain_of_which_nobody_can_tell_is_taken_back(hooked: Hooked) -> None:
+def test_a_late_drain_that_nobody_can_verify_is_taken_back(hooked: Hooked) -> None:
     class NoTable(FakeSlurm):
         def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
             raise SlurmTimeout("no answer within 5 s")

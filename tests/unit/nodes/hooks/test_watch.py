@@ -1,4 +1,4 @@
-"""The watch: what it looks at and when, and that it tells of a fault once, soon, and of its end."""
+"""The watch: what it checks and when, and that it reports a fault once, soon, and its end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.waiting import wait_for
 CONFIG = Watch(gpu_s=4.0, network_s=10.0, all_s=60.0)
 
 
-def played(schedule: Schedule, until: float, spoken: tuple[float, ...] = ()) -> list[tuple[float, str]]:
-    """What is looked at until a time, if looking takes none."""
+def played(schedule: Schedule, until: float, logged: tuple[float, ...] = ()) -> list[tuple[float, str]]:
+    """The rounds until a time, if they take no time."""
     now, seen = 0.0, []
-    words = list(spoken)
+    words = list(logged)
     while now < until:
         if words and words[0] <= now:
             schedule.logged(words.pop(0))
@@ -36,7 +36,7 @@ def played(schedule: Schedule, until: float, spoken: tuple[float, ...] = ()) -> 
     return seen
 
 
-def test_everything_is_looked_at_first_and_then_each_by_its_interval() -> None:
+def test_all_checks_run_first_and_then_each_group_at_its_interval() -> None:
     seen = played(Schedule(rounds(CONFIG, CHECKS), 0.0), 61.0)
     assert seen[0] == (0.0, "all")
     assert [at for at, name in seen if name == "gpu"] == [4.0 * n for n in range(1, 15)]
@@ -44,16 +44,16 @@ def test_everything_is_looked_at_first_and_then_each_by_its_interval() -> None:
     assert [at for at, name in seen if name == "all"] == [0.0, 60.0]
 
 
-def test_the_kernel_is_heard_at_once() -> None:
-    seen = played(Schedule(rounds(CONFIG, CHECKS), 0.0), 30.0, spoken=(20.5, 20.6))
+def test_a_kernel_message_is_checked_at_once() -> None:
+    seen = played(Schedule(rounds(CONFIG, CHECKS), 0.0), 30.0, logged=(20.5, 20.6))
     assert [at for at, name in seen if name == "kernel"] == [20.5 + SETTLE_S]
 
 
-def test_a_kernel_that_does_not_stop_talking_is_looked_at_now_and_then() -> None:
+def test_a_kernel_that_does_not_stop_logging_is_checked_now_and_then() -> None:
     words = tuple(5.0 + n / 100 for n in range(1000))
     looks = [
         at
-        for at, name in played(Schedule(rounds(CONFIG, CHECKS), 0.0), 16.0, spoken=words)
+        for at, name in played(Schedule(rounds(CONFIG, CHECKS), 0.0), 16.0, logged=words)
         if name == "kernel"
     ]
     gaps = [later - earlier for earlier, later in itertools.pairwise(looks)]
@@ -62,13 +62,13 @@ def test_a_kernel_that_does_not_stop_talking_is_looked_at_now_and_then() -> None
     assert len(looks) <= 15
 
 
-def test_what_a_look_at_everything_has_told_is_no_news_to_the_others() -> None:
+def test_what_the_full_run_has_reported_is_no_news_to_the_other_rounds() -> None:
     failing = "ethernet.flaps rail0\ngpu.lost gpu3\nkernel.lockup"
     shares = {one.name: share_of(failing, one) for one in rounds(CONFIG, CHECKS) if one.only}
     assert shares == {"kernel": "kernel.lockup", "gpu": "gpu.lost gpu3", "network": "ethernet.flaps rail0"}
 
 
-def test_a_fault_that_comes_again_after_a_look_at_everything_is_news() -> None:
+def test_a_fault_that_comes_again_after_a_full_run_is_news() -> None:
     said: list[tuple[str, str]] = []
 
     def look(one: Round, known: str) -> str:
@@ -157,7 +157,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 @pytest.mark.slow
-def test_a_fault_is_told_once_and_so_is_its_end(watched: Watched) -> None:
+def test_a_fault_is_reported_once_and_so_is_its_end(watched: Watched) -> None:
     watched.turn(0)
     wait_for(lambda: len(watched.runs()) == 2, 20.0, "the fault")
     assert watched.runs()[-1] == (False, "srobust: fan0 stands still")

@@ -56,7 +56,9 @@ def texts(heartbeat: Heartbeat, check: str) -> list[str]:
     return [f"{a.subject} {a.text}" for a in heartbeat.alerts if a.check == check and a.ended_s is None]
 
 
-def test_a_lost_gpu_is_told_within_5_s_and_its_return_too(controller: ScriptedController, gpus: Gpus) -> None:
+def test_a_lost_gpu_is_reported_within_5_s_and_its_return_too(
+    controller: ScriptedController, gpus: Gpus
+) -> None:
     begun = time.monotonic()
     gpus.set(2, lost=True)
     heartbeat = controller.wait_for("n1", lambda heartbeat: texts(heartbeat, "gpu.lost"))
@@ -71,7 +73,7 @@ def test_a_lost_gpu_is_told_within_5_s_and_its_return_too(controller: ScriptedCo
     ]
 
 
-def test_an_xid_is_told_at_once_also_without_the_kernel_log(
+def test_an_xid_is_reported_at_once_even_without_the_kernel_log(
     controller: ScriptedController, gpus: Gpus
 ) -> None:
     begun = time.monotonic()
@@ -83,7 +85,7 @@ def test_an_xid_is_told_at_once_also_without_the_kernel_log(
     assert text.startswith("gpu3 XID 79, ")
 
 
-def test_a_driver_that_hangs_is_told_and_its_agent_goes_on(
+def test_a_driver_that_hangs_is_reported_and_its_agent_goes_on(
     controller: ScriptedController, gpus: Gpus
 ) -> None:
     controller.stop("n1", 1)  # a driver that is busy with starting workers may be silent

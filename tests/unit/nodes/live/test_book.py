@@ -1,4 +1,4 @@
-"""When an alert begins, when it is over, and how long it is told."""
+"""When an alert begins, when it is over, and how long it is sent."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ def test_a_link_that_is_lost_again_is_counted_again(book: AlertBook) -> None:
     assert all(a.is_link for a in alerts)
 
 
-def test_a_fault_that_gets_worse_is_told_again(book: AlertBook) -> None:
+def test_a_fault_that_gets_worse_is_reported_again(book: AlertBook) -> None:
     book.take(Observation(failed=(flap(),)), 0.0, training=False)
     assert book.take(Observation(failed=(flap(suggestion=Suggestion.RESET),)), 1.0, training=False)
     assert [a.suggestion for a in book.alerts(1.0)] == [Suggestion.RESET]
 
 
-def test_what_stands_is_told_before_what_is_over_and_the_newest_before_the_oldest(book: AlertBook) -> None:
+def test_open_alerts_are_sent_before_ended_ones_and_the_newest_before_the_oldest(book: AlertBook) -> None:
     book.take(LOST, 0.0, training=True)
     for number in range(50):
         book.take(Observation(failed=(flap(number + 1),)), float(number), training=True)

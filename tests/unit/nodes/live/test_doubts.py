@@ -72,7 +72,7 @@ def test_observations_beside_a_worker_that_starts_or_dies_do_not_count(
     assert node.observe(failing(subject))
 
 
-def test_a_disturbed_look_between_two_others_changes_nothing(node: Node) -> None:
+def test_a_disturbed_run_between_two_others_changes_nothing(node: Node) -> None:
     assert not node.observe(doubtful(DRIVER))
     node.until(110.0, busy=True)
     assert not node.observe(failing(DRIVER))

@@ -109,7 +109,7 @@ def test_it_gives_way_to_the_workers_and_loads_no_torch(inspector: Inspector) ->
     assert not any("torch" in mapped.path for mapped in processes[0].memory_maps())
 
 
-def test_one_that_is_killed_is_started_again_and_leaves_nobody(inspector: Inspector) -> None:
+def test_a_killed_inspector_is_started_again_and_leaves_no_process(inspector: Inspector) -> None:
     read_until(inspector, passes("kernel.panic"))
     first = family(inspector.pid)
     os.kill(inspector.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ def test_one_that_is_killed_is_started_again_and_leaves_nobody(inspector: Inspec
     wait_for(lambda: not any(is_alive(process.pid) for process in first))
 
 
-def test_slurms_term_to_all_of_a_step_is_no_news(machine: Machine, inspector: Inspector) -> None:
+def test_slurms_term_to_all_of_a_step_does_not_end_it(machine: Machine, inspector: Inspector) -> None:
     read_until(inspector, passes("kernel.panic"))
     pid = inspector.pid
     for process in family(pid):
@@ -166,7 +166,7 @@ def test_it_ends_with_the_agent(machine: Machine) -> None:
     wait_for(lambda: not any(is_alive(process.pid) for process in processes))
 
 
-def test_closing_leaves_nobody(machine: Machine) -> None:
+def test_closing_leaves_no_process(machine: Machine) -> None:
     inspector = Inspector(SPEC, arguments(machine))
     read_until(inspector, passes("kernel.panic"))
     processes = family(inspector.pid)

@@ -66,7 +66,7 @@ def test_a_link_that_goes_down_is_seen(machine: Machine) -> None:
     assert found == {("infiniband.state", "mlx5_0/1"), ("infiniband.flaps", "mlx5_0/1")}
 
 
-def test_what_the_links_have_carried_is_told_with_each_run(machine: Machine) -> None:
+def test_what_the_links_have_carried_is_reported_with_each_run(machine: Machine) -> None:
     network = run_by(machine, Probe.NETWORK)
     assert network.run().nbytes is None
     for nbytes in (0, 4000):

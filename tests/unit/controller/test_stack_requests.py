@@ -70,7 +70,7 @@ def test_a_node_that_does_not_answer_is_named_after_its_time() -> None:
     assert running.stage == "Running"
 
 
-def test_two_persons_at_once_see_the_same_look() -> None:
+def test_two_persons_at_once_see_the_same_sample_round() -> None:
     running = job()
     running.mute.add("n3")
     first, second = ask(running, ShowStacks()), ask(running, ShowStacks())
@@ -105,7 +105,7 @@ def test_between_two_generations_there_is_nothing_to_see() -> None:
         look(hung)
 
 
-def test_a_look_ends_with_its_generation() -> None:
+def test_a_sample_round_ends_with_its_generation() -> None:
     failing = job()
     failing.mute.add("n3")
 
@@ -121,7 +121,7 @@ def test_a_look_ends_with_its_generation() -> None:
     assert look(failing).generation == 2
 
 
-def test_a_hang_is_placed_by_the_look_that_is_under_way() -> None:
+def test_a_hang_is_placed_by_the_sample_round_that_is_under_way() -> None:
     """Another order would wait at the agents behind the first, and their nodes would count as silent."""
     before = job()
     begun = before.mono
