@@ -161,7 +161,8 @@ def reaches(tree: ast.AST) -> list[str]:
 def test_nobody_reaches_into_the_core() -> None:
     """Stages, units and the loop use its methods: they set no attribute of it, and no private one is read."""
     found = {dotted(path): reaches(parsed(path)) for path in sorted((PACKAGE / "controller").rglob("*.py"))}
-    assert {module: attributes for module, attributes in found.items() if attributes} == {}
+    wrong = [f"{module}: {', '.join(attributes)}" for module, attributes in found.items() if attributes]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_no_function_is_longer_than_a_page() -> None:
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
     ]
-    assert long == []
+    assert not long, "\n".join(long)
 
 
 # Jobs that tests submit are programs of their own; they may stand for work by sleeping.
@@ -203,7 +204,8 @@ def called(path: Path) -> set[str]:
 
 def test_tests_do_not_sleep() -> None:
     """A test that sleeps is either too slow or too fast for some machine: tests.waiting.wait_for."""
-    assert [str(path.relative_to(ROOT)) for path in TESTS if "sleep" in called(path)] == []
+    asleep = [str(path.relative_to(ROOT)) for path in TESTS if "sleep" in called(path)]
+    assert not asleep, "\n".join(asleep)
 
 
 def test_importing_every_module_does_nothing(tmp_path: Path) -> None:

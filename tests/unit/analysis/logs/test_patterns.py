@@ -65,7 +65,7 @@ def test_ours_are_good() -> None:
             check(pattern)
         except BadPattern as error:
             bad.append(f"{pattern}: {error}")
-    assert bad == []
+    assert not bad, "\n".join(bad)
 
 
 @pytest.mark.slow
