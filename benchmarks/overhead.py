@@ -212,7 +212,7 @@ def _watching(sandbox: Sandbox) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def _program(words: Sequence[str]) -> str:
-    """``agent.inspection`` and the like; "" for the ranks, which are forked from a worker's process."""
+    """``nodes.live`` and the like; "" for the ranks, which are forked from a worker's process."""
     for word in words[1:3]:
         if Path(word).name == "srobust":
             return "controller"

@@ -94,6 +94,7 @@ def main(folder: Path, nodes: int, spares: int) -> int:
     """Serve the job until SIGTERM."""
     directory = JobDirectory(folder)
     open_directory(directory)
+    directory.spec.write_text('{"run_id": "scale"}')
     names = tuple(f"n{i}" for i in range(1, nodes + spares + 1))
     journal = Journal(directory.journal)
     for event in beginning(names, nodes):

@@ -99,16 +99,13 @@ def write_plan(folder: Path, rank: int, made: MemoryPlan) -> None:
 def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:
     """Every cgroup with a limit from this process's own up to the root."""
     for group in memory_cgroups(proc, cgroups):
-        limit, usage = group.limit(), group.usage()
-        if limit is None or usage is None:
+        limit, free = group.limit(), group.free()
+        if limit is None or free is None:
             continue
-        stat = read_counters(group.folder / "memory.stat")
-        # The kernel takes the cache of files back as needed. Of the buffers only those are in "usage" that
-        # were charged to this cgroup; a job that was requeued finds some that are charged to the one before.
-        prefix = "total_" if group.is_v1 else ""
-        cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
-        charged = min(ours, stat.get(f"{prefix}shmem", 0))
-        yield Room(name=f"the cgroup {group.folder}", total=limit, free=limit - usage + cache + charged)
+        # Of the buffers only those count as used that were charged to this cgroup; a job that was requeued
+        # finds some that are charged to the one before.
+        charged = min(ours, group.stat("shmem"))
+        yield Room(name=f"the cgroup {group.folder}", total=limit, free=free + charged)
 
 
 def _usable(room: Room) -> float:

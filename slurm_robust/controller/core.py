@@ -137,6 +137,7 @@ class Core(Context):
     def on_stall(self, seconds: float, now: Now) -> None:
         """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
         self.fleet.forgive(seconds)
+        self.starts.forgive(seconds)
         if seconds >= TOLD_STALL_S:
             text = (
                 f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "

@@ -79,6 +79,11 @@ class AgentStarts:
             self._context.emit(Say(text=f"starting agents on {fold(nodes)}"))
             self._context.emit(StartAgents(nodes=nodes))
 
+    def forgive(self, seconds: float) -> None:
+        """Do not count the last ``seconds``: agents that ended before them were not heard after them."""
+        for start in self._nodes.values():
+            start.ended += seconds
+
     def expect(self, nodes: Iterable[str], now: Now) -> None:
         """Agents of ``nodes`` may come by themselves, and have the time of a start."""
         for node in nodes:

@@ -286,12 +286,12 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
 
 
 def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """The silent agents ended with their step; or all of several went silent at once, which is the same.
+    """The silent agents ended with their step; or all of several fell silent at once, which is the same.
 
     One cause that takes all nodes is not the nodes' fault, so none of them is evicted.
     """
     ended = {node: why for node, why in fault.step_ended.items() if node in fault.lost}
-    if ended and set(fault.lost) <= ended.keys() | fault.ended.keys():
+    if ended and not fault.named and set(fault.lost) <= ended.keys() | fault.ended.keys():
         reason = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
     elif not fault.alive and len(fault.lost) > 1:
         reason = f"all {len(fault.lost)} agents fell silent at once"

@@ -66,9 +66,10 @@ def sync(path: Path) -> None:
 def read_regular(path: Path, most: int) -> bytes:
     """The content of a regular file of ``most`` bytes at most; of nothing else. Raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # before open(), whose error for a folder would name a number
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most >> 10} KiB", str(path))
@@ -81,7 +82,7 @@ def is_there(path: Path) -> bool:
         # Not by exists(), which takes a folder that cannot be read for an empty one since Python 3.14.
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        first = next(place for place in (path, *path.parents) if os.path.lexists(place))
+        first = next((place for place in (path, *path.parents) if os.path.lexists(place)), path)
         if first.is_symlink() and not first.exists():
             raise OSError(
                 error.errno, f"it is a link to {os.readlink(first)}, which is not there", str(first)

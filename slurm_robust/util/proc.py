@@ -95,9 +95,16 @@ class MemoryCgroup(NamedTuple):
         limit = self._read("memory.limit_in_bytes" if self.is_v1 else "memory.max")
         return limit if limit is not None and limit < _UNLIMITED else None
 
-    def usage(self) -> int | None:
-        """In bytes, the cache of files included; None where this process does not see it."""
-        return self._read("memory.usage_in_bytes" if self.is_v1 else "memory.current")
+    def stat(self, name: str) -> int:
+        """A number of ``memory.stat`` for this cgroup and those below it, in bytes; 0 if it is not there."""
+        return read_counters(self.folder / "memory.stat").get(f"{'total_' if self.is_v1 else ''}{name}", 0)
+
+    def free(self) -> int | None:
+        """Bytes below the limit, if there is one; the kernel takes the cache of files back as needed."""
+        limit, usage = self.limit(), self._read("memory.usage_in_bytes" if self.is_v1 else "memory.current")
+        if limit is None or usage is None:
+            return None
+        return limit - usage + self.stat("inactive_file") + self.stat("active_file")
 
     def _read(self, name: str) -> int | None:
         try:

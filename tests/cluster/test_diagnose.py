@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER
 from tests.waiting import wait_for
@@ -131,5 +132,5 @@ def test_nodes_that_the_job_does_not_hold(nodes: Sandbox) -> None:
         user=USER,
         check=False,
     )
-    assert done.returncode == 2
+    assert done.returncode == ExitCode.USAGE
     assert "does not hold n2" in done.stderr

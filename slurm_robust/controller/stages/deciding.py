@@ -46,6 +46,10 @@ class Deciding:
             core.incidents.decided(now)
         for action in decided.actions:
             self._next = self._carry_out(core, action, decided, now) or self._next
+        kinds = {type(action) for action in decided.actions}
+        if inc.Restart in kinds and inc.StartAgents not in kinds:
+            wanted = (*core.state.slots, *core.state.spares)
+            core.starts.begin(tuple(node for node in self._fault.step_ended if node in wanted), now)
         core.emit(SaveEvidence(number=decided.incident))
 
     def _add_ended_agents(self, core: Core, now: Now) -> None:

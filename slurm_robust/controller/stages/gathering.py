@@ -114,7 +114,10 @@ class Gathering:
             if node in unable or heartbeat is None:
                 continue
             if core.fleet.silence(node, now.mono, self._since) > self._patience(core):
-                lost.append(node)
+                if core.starts.step_ended((node,), now):
+                    core.starts.missed(node, now)  # it is started again, and the node is not at fault
+                else:
+                    lost.append(node)
             elif heartbeat.fatal:
                 unable[node] = heartbeat.fatal
             elif not heartbeat.ready and waited > patience:

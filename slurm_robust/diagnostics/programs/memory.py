@@ -31,11 +31,8 @@ def run(part: Part) -> Measurement:
 def available() -> int:
     """Bytes that may be taken without harm: what the machine and the process's cgroups have left."""
     free = int(psutil.virtual_memory().available)
-    for group in memory_cgroups():
-        limit, usage = group.limit(), group.usage()
-        if limit is not None and usage is not None:
-            free = min(free, limit - usage)
-    return max(0, free)
+    rooms = (group.free() for group in memory_cgroups())
+    return max(0, min([free, *(room for room in rooms if room is not None)]))
 
 
 def walk(chunks: int, words: int, until: float) -> Measurement:

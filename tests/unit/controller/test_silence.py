@@ -128,6 +128,39 @@ def test_of_two_silent_nodes_the_one_whose_step_ended_is_not_blamed() -> None:
     assert "n2" in job.core.state.slots
 
 
+@pytest.mark.parametrize("heard_s", [0.5, 1.0, 2.0, 3.0, 5.0])
+def test_the_step_may_end_on_the_way_into_the_next_generation(heard_s: float) -> None:
+    job = trained(("n1", "n2", "n3", "n4"))
+    job.change("n4", ready=False)  # so the next generation waits for it
+    job.kill_rank(3)
+    job.step_dies("n1", "n2", "n3", message=KILLED, heard_s=heard_s)
+    job.pass_time(30.0)
+    if "n4" in job.heartbeats:
+        job.change("n4", ready=True)
+    job.until(lambda: job.stage == "Running", 60)
+    assert (evicted(job), job.code) == (set(), None)
+
+
+def test_a_lost_node_beside_the_end_of_a_step_that_nothing_starts_does_not_end_the_job() -> None:
+    job = trained(("n1", "n2", "n3", "n4"), ("n5", "n6"))
+    job.step_dies("n2", message="srun: error: plugin_load_from_file: Permission denied")
+    job.pass_time(1.0)
+    job.power_cut("n4")
+    job.until(lambda: job.code is not None or (job.core.state.generation == 2 and job.stage == "Running"), 60)
+    assert (job.code, evicted(job)) == (None, {"n4"})
+
+
+def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> None:
+    job = trained(("n1",), ("n2",))
+    job.step_ends("n1", "n2", message=KILLED)
+    job.mono += 40.0
+    job.wall += 40.0
+    job.core.on_stall(40.0, job.now())
+    for node in ("n1", "n2"):
+        job.copies[node] = job.heartbeats.pop(node).copies
+    restarted(job, ("n1",))
+
+
 def test_observe_mode_would_evict_nobody_for_the_end_of_the_step() -> None:
     job = trained(("n1",), ("n2",), JobConfig(mode="observe"))
     job.step_dies("n1", "n2", message=INSANE, apart_s=0.3)

@@ -30,7 +30,7 @@ def gpus(tmp_path: Path) -> Gpus:
 
 @pytest.fixture
 def controller(tmp_path: Path, gpus: Gpus) -> Iterator[ScriptedController]:
-    """Of a job that runs on n1, whose inspection observations as often as it usually does."""
+    """Of a job that runs on n1, whose inspection observes as often as it usually does."""
     job = LocalJob(
         tmp_path,
         "",
