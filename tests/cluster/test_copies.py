@@ -174,7 +174,7 @@ def test_the_peer_of_a_dead_node_has_its_state(wide: Sandbox) -> None:
 
 def test_when_source_and_peer_are_gone_storage_has_it(wide: Sandbox) -> None:
     expected = undisturbed(wide, 4)
-    options = f"--spares 2 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.3"
+    options = f"--spares 2 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.6"
     job = ProtectedJob(wide, options, nodes=6)
     job.wait(lambda: job.events(ev.StorageWritten), 60, "a checkpoint on storage")
     rank = next(r for r in (3, 2, 1) if peer_holder(job, wide, r) != job.state.slots[0])
@@ -225,7 +225,7 @@ def test_a_flipped_byte_in_memory_is_found_and_another_copy_used(sandbox: Sandbo
 
 def test_flipped_bytes_in_a_peer_copy_lead_to_storage(wide: Sandbox) -> None:
     expected = undisturbed(wide, 3)
-    options = f"{PATIENT} --spares 1 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.3"
+    options = f"{PATIENT} --spares 1 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.6"
     job = ProtectedJob(wide, options, nodes=4)
     job.wait(lambda: job.events(ev.StorageWritten), 60, "a checkpoint on storage")
     holder = peer_holder(job, wide, 2)
