@@ -66,8 +66,11 @@ def sync(path: Path) -> None:
 def read_regular(path: Path, most: int) -> bytes:
     """The content of a regular file of ``most`` bytes at most; of nothing else. Raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)  # before open(), whose error for a folder would name a number
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with open(descriptor, "rb") as file:
         content = file.read(most + 1)
