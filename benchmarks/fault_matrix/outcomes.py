@@ -117,7 +117,7 @@ def ranks_in(words: str) -> tuple[int, ...]:
 
 
 def _ranks(opened: ev.IncidentOpened, last: ev.Decided | None) -> tuple[int, ...]:
-    """Of a hang or slowdown the detail tells who is behind, and what the verdict adds who is at fault."""
+    """The detail of a hang or slowdown names the ranks behind; the verdict adds which of them is at fault."""
     if last is None or last.verdict is None:
         return ()
     return ranks_in(last.verdict.reason.replace(opened.detail, "")) or ranks_in(last.verdict.reason)

@@ -148,10 +148,8 @@ def conclude(core: Core, fault: Fault, now: Now, *, waited: bool = False) -> Tra
 
 def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
     """``fault`` with what the silence of all lost nodes has in common, if that is anything."""
-    silence, unexplained = (
-        unexplained_silence(core, core.started, now),
-        set(fault.lost) - fault.step_ended.keys(),
-    )
+    silence = unexplained_silence(core, core.started, now)
+    unexplained = set(fault.lost) - fault.step_ended.keys()
     if silence is None or not unexplained <= set(silence.nodes):
         return fault
     if unexplained <= fault.ended.keys():
