@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from slurm_robust.analysis.stacks.normal import Reader
-from slurm_robust.analysis.stacks.ranks import RankView, view
+from slurm_robust.analysis.stacks.ranks import RankView, Reader, view
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Collective, Frame, Localisation, ProcessStacks, RankStacks
 from slurm_robust.util.hostlist import fold

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import frames
 from slurm_robust.analysis.logs.match import Sighting, sightings
-from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier
-from slurm_robust.analysis.logs.rulefile import shipped
+from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
 from slurm_robust.analysis.logs.text import lines_of
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Cause, Classification, Remedy

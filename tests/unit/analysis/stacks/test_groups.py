@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.stacks.groups import covering, node_count, nodes_of
+from slurm_robust.analysis.stacks.localise import covering, node_count, nodes_of
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.util.text import fold_ranks
 from tests.unit.analysis.stacks.sample_stacks import PAPER
