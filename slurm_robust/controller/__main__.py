@@ -35,16 +35,15 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
+from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec, make_in_job
 from slurm_robust.model.journal import fold
-from slurm_robust.model.place import make_in_job
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
-from slurm_robust.util import openfiles
 from slurm_robust.util.files import write_atomically
+from slurm_robust.util.process import file_shortage, raise_file_limit
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
@@ -88,7 +87,7 @@ def _explain(error: Exception, supervisor: int | None) -> int:
 
 def control(directory: JobDirectory, plan: Plan) -> int:
     """Take the job's next epoch, replay the journal, and go on from there."""
-    openfiles.raise_limit()
+    raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
     with closing(_listen(directory, plan)) as server:
@@ -110,7 +109,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 node=os.environ.get("SLURMD_NODENAME", ""),
             )
         )
-        if short := openfiles.shortage(len(plan.nodes), "agents"):
+        if short := file_shortage(len(plan.nodes), "agents"):
             say(short)
             journal.append(ev.Noted(t=time.time(), text=short))
         rules = _log_rules(journal, plan)

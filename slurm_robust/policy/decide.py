@@ -23,10 +23,9 @@ from slurm_robust.model.incident import (
     Verdict,
 )
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.ladder import LADDER
+from slurm_robust.policy.ladder import LADDER, place_of
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules, exceeded, in_vain
-from slurm_robust.policy.stacks import place_of
 
 TESTS = 5  # the rung
 

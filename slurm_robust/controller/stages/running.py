@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller.checkpoint_scheduler import CheckpointScheduler
+from slurm_robust.controller.checkpoints import CheckpointScheduler
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.output import Course
-from slurm_robust.controller.stages.standby import watch_spares
-from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave
+from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave, watch_spares
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
     ToEnding,

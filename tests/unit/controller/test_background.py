@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_robust.controller.background import Background
+from slurm_robust.controller.loop import Background
 
 LIMIT_S = 20.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig
-from slurm_robust.controller.checkpoint_scheduler import Tempo
+from slurm_robust.controller.checkpoints import Tempo
 from slurm_robust.controller.effects import Now, Prune
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold

@@ -15,7 +15,7 @@ from slurm_robust.controller.stages.table import begin
 from slurm_robust.controller.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
-from slurm_robust.policy.requeueing import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
+from slurm_robust.policy.patience import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
 from slurm_robust.report.status import status_at
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.requests import SubmitRequest
