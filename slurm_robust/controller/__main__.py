@@ -17,7 +17,6 @@ import msgspec
 from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
-from slurm_robust.config.job import CheckpointConfig, DetectConfig
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
@@ -90,7 +89,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
-    with closing(_listen(directory, plan)) as server:
+    socket = ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
+    with closing(socket) as server:
         epoch = _take(directory, plan, server.port)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
@@ -113,6 +113,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             say(short)
             journal.append(ev.Noted(t=time.time(), text=short))
         rules = _log_rules(journal, plan)
+        allocation = _allocation(slurm, plan)
         first = begin(journal, plan)
         core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
         loop = Loop(
@@ -121,9 +122,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             directory=directory,
             journal=journal,
             socket=server,
-            steps=AgentSteps(
-                slurm, _allocation(slurm, plan), _agent_command(directory, plan), directory.agents
-            ),
+            steps=AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents),
             requeuer=Requeuer(
                 slurm,
                 plan.job_id,
@@ -134,7 +133,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             ),
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
-            tester=_tester(directory, plan, slurm, places[Tier.STORAGE]),
+            tester=_tester(directory, plan, slurm, allocation, places[Tier.STORAGE]),
         )
         for line in introduction(plan, directory, core.state):
             say(line)
@@ -144,10 +143,6 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
-
-
-def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
-    return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
 
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
@@ -182,12 +177,20 @@ def _own_addresses(host: str) -> tuple[str, ...]:
     return tuple(remote or found)
 
 
-def _checkpoints(directory: JobDirectory, plan: Plan) -> Path:
-    given = plan.config.checkpoint.directory
-    return Path(plan.cwd, given) if given else directory.checkpoints
-
-
 def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
+    detect, checkpoint = plan.config.detect, plan.config.checkpoint
+    folder = Path(plan.cwd, checkpoint.directory) if checkpoint.directory else directory.checkpoints
+    inspection = InspectionSpec(
+        kernel_s=detect.kernel_s, gpu_s=detect.gpu_s, network_s=detect.network_s, node_s=detect.node_s
+    )
+    copies = CopySpec(
+        memory=checkpoint.memory,
+        peers=checkpoint.peers,
+        peer_bytes_s=(checkpoint.peer_mb_s or 0.0) * 1e6,
+        network=checkpoint.peer_network or "",
+        places=checkpoint.places,
+        keep=checkpoint.keep,
+    )
     return JobSpec(
         run_id=plan.run_id,
         job_id=plan.job_id,
@@ -198,29 +201,10 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         preload=plan.config.preload,
         heartbeat_s=plan.config.timings.heartbeat_s,
         kill_wait_s=plan.config.timings.kill_wait_s,
-        checkpoint_dir=str(_checkpoints(directory, plan)),
-        copies=_copies(plan.config.checkpoint),
-        inspection=_inspection(plan.config.detect),
+        checkpoint_dir=str(folder),
+        copies=copies,
+        inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
-    )
-
-
-def _copies(config: CheckpointConfig) -> CopySpec:
-    return CopySpec(
-        memory=config.memory,
-        peers=config.peers,
-        peer_bytes_s=(config.peer_mb_s or 0.0) * 1e6,
-        network=config.peer_network or "",
-        places=config.places,
-        keep=config.keep,
-    )
-
-
-def _inspection(config: DetectConfig) -> InspectionSpec | None:
-    if not config.inspect:
-        return None
-    return InspectionSpec(
-        kernel_s=config.kernel_s, gpu_s=config.gpu_s, network_s=config.network_s, node_s=config.node_s
     )
 
 
@@ -250,8 +234,9 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
-def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, checkpoints: str) -> StepTester:
-    allocation = _allocation(slurm, plan)
+def _tester(
+    directory: JobDirectory, plan: Plan, slurm: SlurmClient, allocation: Allocation, checkpoints: str
+) -> StepTester:
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)

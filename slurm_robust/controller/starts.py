@@ -84,11 +84,6 @@ class AgentStarts:
         for start in self._nodes.values():
             start.ended += seconds
 
-    def expect(self, nodes: Iterable[str], now: Now) -> None:
-        """Agents of ``nodes`` may come by themselves, and have the time of a start."""
-        for node in nodes:
-            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
-
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """The agent of ``node`` could not begin (its own message, from the step's output)."""
         self._refused.setdefault(node, text)
@@ -133,7 +128,8 @@ class AgentStarts:
     def check(self, nodes: Iterable[str], now: Now) -> Unstarted:
         """Of ``nodes``, none of which has an agent: ask, start again; those for which waiting is over."""
         context, missing = self._context, tuple(nodes)
-        self.expect(missing, now)
+        for node in missing:  # an agent may come by itself, and has the time of a start
+            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
         starts = {node: self._seen(node, now) for node in missing}
         joined_s = context.fleet.joined_s(now.mono)
         patience = patience_s(context.config.timings.agent_start_s, AGENT_LEAST_S, joined_s)

@@ -24,6 +24,14 @@ class WorkerError(Record):
     full: str = ""
 
 
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class WorkerExit(Record):
     """End of one worker process. Exactly one of ``code`` and ``signal`` is set."""
 
@@ -49,11 +57,7 @@ class WorkerExit(Record):
     def describe(self) -> str:
         """One short line: ``rank 2: SIGKILL``, ``rank 0: ValueError at train.py:12``."""
         if self.signal is not None:
-            try:
-                name = signal.Signals(self.signal).name
-            except ValueError:
-                name = f"signal {self.signal}"
-            return f"rank {self.rank}: {name}" + (f", {self.oom}" if self.oom else "")
+            return f"rank {self.rank}: {signal_name(self.signal)}" + (f", {self.oom}" if self.oom else "")
         if self.error is not None:
             where = f" at {self.error.file}:{self.error.line}" if self.error.file else ""
             return f"rank {self.rank}: {self.error.type}{where}"

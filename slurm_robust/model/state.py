@@ -57,7 +57,6 @@ class JobState(Record, dict=True):
     run_id: str = ""
     job_id: int = 0
     nproc_per_node: int = 1
-    slot_count: int = 0
     restart_count: int = -1
     epoch: int = 0
     own_node: str = ""
@@ -171,7 +170,6 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
         run_id=event.run_id,
         job_id=event.job_id,
         nproc_per_node=event.nproc_per_node,
-        slot_count=event.slots,
     )
 
 

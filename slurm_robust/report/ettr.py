@@ -91,7 +91,8 @@ def young(write_s: float, mtbf_s: float) -> float:
     interval", Communications of the ACM 17(9), 1974. ``write_s``: what writing one costs; ``mtbf_s``: mean
     time between failures of the job, not of a node. Raises ``ValueError`` unless both are above 0.
     """
-    _check(write_s, mtbf_s)
+    if not (write_s > 0 and mtbf_s > 0):
+        raise ValueError(f"write_s={write_s:g} and mtbf_s={mtbf_s:g} must be above 0 seconds")
     return math.sqrt(2 * write_s * mtbf_s)
 
 
@@ -103,11 +104,11 @@ def daly(write_s: float, mtbf_s: float) -> float:
     rework, and ``mtbf_s`` where writing takes more than twice that. Arguments as in
     :func:`young`. Raises ``ValueError``.
     """
-    _check(write_s, mtbf_s)
+    first_order_s = young(write_s, mtbf_s)
     if write_s >= 2 * mtbf_s:
         return mtbf_s
     share = write_s / (2 * mtbf_s)
-    return math.sqrt(2 * write_s * mtbf_s) * (1 + math.sqrt(share) / 3 + share / 9) - write_s
+    return first_order_s * (1 + math.sqrt(share) / 3 + share / 9) - write_s
 
 
 class IntervalAdvice(Record):
@@ -136,8 +137,3 @@ def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
     if mtbf_s <= 0:  # a clock was set back
         return None
     return IntervalAdvice(every_s=daly(median(writes), mtbf_s), write_s=median(writes), mtbf_s=mtbf_s)
-
-
-def _check(write_s: float, mtbf_s: float) -> None:
-    if not (write_s > 0 and mtbf_s > 0):
-        raise ValueError(f"write_s={write_s:g} and mtbf_s={mtbf_s:g} must be above 0 seconds")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -145,9 +145,9 @@ def missing_text(place: Place, ref: CheckpointId, done: Exported) -> str:
 def _export_rank(
     place: Place, ref: CheckpointId, rank: int, world_size: int, target: OneFolder, damaged: list[str]
 ) -> bool:
-    for write in _sources(place, ref, rank, world_size):
+    for write in _sources(place, ref, rank, world_size, target):
         try:
-            write.into(target)
+            write()
         except MissingCheckpoint:
             continue
         except CheckpointError as error:
@@ -157,51 +157,44 @@ def _export_rank(
     return False
 
 
-class _FromStorage:
-    def __init__(self, place: Place, ref: CheckpointId, rank: int, world_size: int) -> None:
-        self._store, self._ref, self._rank, self._size = place.store, ref, rank, world_size
-
-    def into(self, target: OneFolder) -> None:
-        """Copy both files, verified before the sidecar gets its name."""
-        source = self._store.part_path(self._ref, self._rank, self._size)
-        if not source.exists():
-            raise MissingCheckpoint(f"{source} is not there")
-        verify_part(source)
-        with target.publishing_data(self._ref, self._rank) as path:
-            shutil.copyfile(self._store.data_path(self._ref, self._rank), path)
-        with target.publishing(self._ref, self._rank, self._size) as path:
-            shutil.copyfile(source, path)
-
-
-class _FromImages:
-    def __init__(self, ref: CheckpointId, own: Path, shared: Path | None) -> None:
-        self._ref, self._own, self._shared = ref, own, shared
-
-    def into(self, target: OneFolder) -> None:
-        """Write the part that the storage writer would write."""
-        from slurm_robust.checkpoint.disk import write_part
-        from slurm_robust.checkpoint.flush import snapshot_of
-
-        opened: list[Image] = []
-        try:
-            opened += [open_image(path) for path in (self._own, self._shared) if path is not None]
-            header = opened[0].header
-            snapshot = snapshot_of(opened[0], opened[1] if len(opened) > 1 else None)
-            write_part(target, self._ref, header, snapshot)
-        finally:
-            for image in opened:
-                image.close()
-
-
 def _sources(
-    place: Place, ref: CheckpointId, rank: int, world_size: int
-) -> Iterator[_FromImages | _FromStorage]:
-    """Where the part of ``rank`` may be, nearest first."""
+    place: Place, ref: CheckpointId, rank: int, world_size: int, target: OneFolder
+) -> Iterator[Callable[[], None]]:
+    """Functions that write the part of ``rank``, from the nearest copy first. Each raises CheckpointError."""
     for tier in (place.memory, place.local):
         own = tier.find(rank, ref) if tier is not None else None
         if own is not None:
-            yield _FromImages(ref, own, _shared(place, ref) if rank == 0 else None)
-    yield _FromStorage(place, ref, rank, world_size)
+            yield partial(_write_images, ref, own, _shared(place, ref) if rank == 0 else None, target)
+    yield partial(_copy_from_storage, place.store, ref, rank, world_size, target)
+
+
+def _copy_from_storage(
+    store: CheckpointStore, ref: CheckpointId, rank: int, world_size: int, target: OneFolder
+) -> None:
+    """Copy both files, verified before the sidecar gets its name."""
+    source = store.part_path(ref, rank, world_size)
+    if not source.exists():
+        raise MissingCheckpoint(f"{source} is not there")
+    verify_part(source)
+    with target.publishing_data(ref, rank) as path:
+        shutil.copyfile(store.data_path(ref, rank), path)
+    with target.publishing(ref, rank, world_size) as path:
+        shutil.copyfile(source, path)
+
+
+def _write_images(ref: CheckpointId, own: Path, shared: Path | None, target: OneFolder) -> None:
+    """Write the part that the storage writer would write."""
+    from slurm_robust.checkpoint.disk import write_part
+    from slurm_robust.checkpoint.flush import snapshot_of
+
+    opened: list[Image] = []
+    try:
+        opened += [open_image(path) for path in (own, shared) if path is not None]
+        snapshot = snapshot_of(opened[0], opened[1] if len(opened) > 1 else None)
+        write_part(target, ref, opened[0].header, snapshot)
+    finally:
+        for image in opened:
+            image.close()
 
 
 def _shared(place: Place, ref: CheckpointId) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from slurm_robust.analysis.logs import frames
 from slurm_robust.analysis.logs.match import Sighting, sightings
 from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
 from slurm_robust.analysis.logs.text import lines_of
-from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.exits import WorkerExit, signal_name
 from slurm_robust.model.incident import Cause, Classification, Remedy
 from slurm_robust.model.record import Record
 
@@ -116,11 +115,3 @@ def _ending(exit: WorkerExit) -> str:
     if exit.signal is not None:
         return f"exitcode: -{exit.signal} ({signal_name(exit.signal)})"
     return f"exitcode: {exit.code}" if exit.failed else ""
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -98,22 +98,19 @@ class Gathering:
             final=False,
         )
 
-    def _patience(self, core: Core) -> float:
-        timings = core.config.timings
-        return silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
-
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
         timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
         waited = now.mono - self._since
         ready = sum((b := core.fleet.heartbeat(node)) is not None and b.ready for node in slots)
         limit_s = timings.agent_start_s + timings.launch_s
         patience = patience_s(limit_s, IMPORT_S, self._ready.see(ready, now.mono))
+        silent_s = silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
         lost, unable = [], {node: refused[node] for node in slots if node in refused}
         for node in slots:
             heartbeat = core.fleet.heartbeat(node)
             if node in unable or heartbeat is None:
                 continue
-            if core.fleet.silence(node, now.mono, self._since) > self._patience(core):
+            if core.fleet.silence(node, now.mono, self._since) > silent_s:
                 if core.starts.step_ended((node,), now):
                     core.starts.missed(node, now)  # it is started again, and the node is not at fault
                 else:

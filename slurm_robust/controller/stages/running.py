@@ -160,7 +160,9 @@ class Running:
             return ToStopping(reason=core.leaving)
         if all_done(core, now):
             core.watch_progress(now, force=True)
-            return _finished(core, now)
+            reason = "every rank ended with code 0"
+            core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=reason))
+            return ToEnding(code=0, reason=reason)
         fault = find_fault(core, self._agents, self._since, now)
         if fault is not None:
             return leave(core, self._agents, fault, now)
@@ -220,9 +222,3 @@ def _timings(core: Core) -> dict[str, float]:
         for name, seconds in (heartbeat.timings if heartbeat else {}).items():
             worst[name] = max(seconds, worst.get(name, 0.0))
     return worst
-
-
-def _finished(core: Core, now: Now) -> Transition:
-    reason = "every rank ended with code 0"
-    core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=reason))
-    return ToEnding(code=0, reason=reason)

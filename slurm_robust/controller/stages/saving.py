@@ -60,7 +60,9 @@ class Saving:
             )
             core.emit(Say(text=f"{saved} was only in memory; it is on storage now ({waited:.1f} s)"))
             return self._after(core)
-        if core.leaving or waited > self._limit(core) or self._is_lost(core, late, now):
+        limit_s = core.config.timings.checkpoint_s
+        limit_s = min(limit_s, LEAVING_S) if core.ending else limit_s
+        if core.leaving or waited > limit_s or self._is_lost(core, late, now):
             self._say_lost(core, late, now)
             return self._after(core)
         if now.mono - self._sent > RESEND_S:
@@ -72,10 +74,6 @@ class Saving:
         if core.leaving and isinstance(self._then, ToRequeueing):
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         return self._then
-
-    def _limit(self, core: Core) -> float:
-        limit = core.config.timings.checkpoint_s
-        return min(limit, LEAVING_S) if core.ending else limit
 
     def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
         """Whether one that did not write has died: without its parts the checkpoint is incomplete."""

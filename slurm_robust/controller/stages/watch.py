@@ -15,7 +15,6 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.policy.silence import Silence
 from slurm_robust.util.hostlist import fold
@@ -101,14 +100,6 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
     return ToStopping(reason=fault.detail, fault=fault)
 
 
-def has_new_step(core: Core, now: Now) -> bool:
-    """Whether all ranks have completed a step since the incident began."""
-    state = core.state
-    records = core.progress(now)
-    before = state.incident.step if state.incident is not None else -1
-    return len(records) == state.placement.world_size and min(r.step for r in records) > before
-
-
 def ended_with(
     core: Core,
     fault: Fault | None,
@@ -169,12 +160,6 @@ def current_agents(core: Core) -> dict[str, str]:
     """Id of the agent of each slot's node as known now."""
     heartbeats = {node: core.fleet.heartbeat(node) for node in core.state.slots}
     return {node: heartbeat.agent for node, heartbeat in heartbeats.items() if heartbeat is not None}
-
-
-def last_lines(exit: WorkerExit) -> str:
-    """The last lines of a failed rank for the job's own output."""
-    lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
-    return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)
 
 
 # -- standbys, before a slot needs one of them ------------------------------------------------------
