@@ -26,17 +26,18 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest heartbeat of one node, which came at ``received``; ``replaced`` counts agent changes.
-
-    ``heard``: when the newest heartbeat or Pulse came; ``sign``: when the node last gave another sign of
-    life. All are monotonic time.
-    """
+    """What the controller knows of one node's agent. Times are monotonic."""
 
     heartbeat: Heartbeat
+    """The newest one."""
     heard: float
+    """When the newest heartbeat or Pulse came."""
     received: float
+    """When ``heartbeat`` came."""
     replaced: int = 0
+    """How often the node's agent was another one than before."""
     sign: float = -math.inf
+    """When the node last gave another sign of life."""
 
 
 class Fleet:

@@ -53,9 +53,7 @@ class PreflightError(SrobustError):
 class Plan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    ``nodes``: the allocation in Slurm's order. ``config`` is the whole configuration. ``cluster`` and
-    ``submitted``: see :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
-    ``array_task``: as in ``RunStarted``; ``time_limit_s``: as in ``AllocationTaken``.
+    The last four are as in :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
     """
 
     run_id: str
@@ -68,6 +66,7 @@ class Plan(Record):
     nproc_per_node: int
     restart_count: int
     nodes: tuple[str, ...]
+    """The allocation, in Slurm's order."""
     config: JobConfig
     cluster: str = ""
     submitted: float | None = None

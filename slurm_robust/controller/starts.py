@@ -36,14 +36,14 @@ class _NodeStart:
 
 @dataclass
 class Unstarted:
-    """Nodes without an agent for which waiting is over, with the reason.
-
-    ``down``: Slurm says so; ``silent``: nothing says why; ``refused``: Slurm does not start the agent.
-    """
+    """Nodes without an agent for which waiting is over, with the reason."""
 
     down: dict[str, str] = field(default_factory=dict)
+    """Slurm says that the node is not there."""
     silent: dict[str, str] = field(default_factory=dict)
+    """Nothing says why."""
     refused: dict[str, str] = field(default_factory=dict)
+    """Slurm does not start the agent."""
 
 
 class AgentStarts:

@@ -9,19 +9,18 @@ from slurm_robust.model.record import Record
 
 
 class WorkerError(Record):
-    """An exception that ended a worker's script, taken where it was raised.
-
-    ``file`` and ``line`` name the innermost frame in the user's own code (not in site-packages),
-    so that the same bug has the same signature on every rank. ``full``: if a write failed for want of room,
-    the mount point of the node's own file system that had none left.
-    """
+    """An exception that ended a worker's script, taken where it was raised."""
 
     type: str
     message: str
     file: str = ""
+    """Of the innermost frame in the user's own code (not in site-packages): so the same bug has the same
+    signature on every rank."""
     line: int = 0
+    """Of that frame."""
     traceback: str = ""
     full: str = ""
+    """If a write failed for want of room: mount point of the node's own file system that had none left."""
 
 
 def signal_name(number: int) -> str:

@@ -35,44 +35,37 @@ class CommandKind(str, Enum):
 
 
 class CopySpec(Record):
-    """What agents do about copies of checkpoints beyond shared storage.
-
-    ``memory``: snapshots in the node's memory; ``peers``: second copies on other nodes, with at most
-    ``peer_bytes_s`` bytes per second and node (0: a share of what the interface can carry), over ``network``
-    (a subnet or an interface, "" for that of the heartbeats); ``places``: where the tiers are
-    that get a copy of what :class:`~slurm_robust.wire.messages.Flush` asks for, besides ``checkpoint_dir``;
-    the newest ``keep`` stay there.
-    """
+    """What agents do about copies of checkpoints beyond shared storage."""
 
     memory: bool = True
+    """Snapshots in the node's memory."""
     peers: bool = True
+    """Second copies on other nodes."""
     peer_bytes_s: float = 0.0
+    """Most bytes per second and node that go to peers; 0: a share of what the interface can carry."""
     network: str = ""
+    """The subnet or interface by which they go, "" for that of the heartbeats."""
     places: dict[Tier, str] = {}
+    """Tiers beside ``checkpoint_dir`` that get what :class:`~slurm_robust.wire.messages.Flush` asks for."""
     keep: int = 2
+    """So many of the newest stay there."""
 
 
 class InspectionSpec(Record):
-    """How often agents check their nodes while the training runs, in seconds.
-
-    ``kernel_s``: from a line in the kernel's log until it is judged.
-    """
+    """How often agents check their nodes while the training runs, in seconds."""
 
     kernel_s: float = 1.0
+    """From a line in the kernel's log until it is judged."""
     gpu_s: float = 4.0
     network_s: float = 10.0
     node_s: float = 30.0
 
 
 class JobSpec(Record):
-    """What every agent must know of the job; ``job.json`` in the job directory.
-
-    ``run_id`` is made once per job directory and stamped on everything that could be mistaken for
-    another run's. Times are in seconds. ``inspection``: None for none. ``numa_binding``: workers run
-    beside their GPUs.
-    """
+    """What every agent must know of the job; ``job.json`` in the job directory. Times are in seconds."""
 
     run_id: str
+    """Made once per job directory, and stamped on everything that could be mistaken for another run's."""
     job_id: int
     kind: CommandKind
     command: tuple[str, ...]
@@ -84,7 +77,9 @@ class JobSpec(Record):
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
     inspection: InspectionSpec | None = None
+    """None: no inspection."""
     numa_binding: bool = True
+    """Workers run beside their GPUs."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
         """Where the tiers beyond the nodes' memory are."""

@@ -39,16 +39,15 @@ class Attempt(Record):
 
 
 class OpenIncident(Record):
-    """The incident that is open now. ``step`` is the newest completed step when it began.
-
-    ``decided``: when it was first decided what to do, by the wall clock; None as long as it was not.
-    """
+    """The incident that is open now."""
 
     number: int
     symptom: Symptom
     step: int
+    """Newest completed step when it began."""
     generation: int
     decided: float | None = None
+    """When it was first decided what to do, by the wall clock; None as long as it was not."""
 
 
 class JobState(Record, dict=True):

@@ -70,10 +70,11 @@ def is_settled(since_s: float | None, dead_s: float) -> bool:
 
 
 class Silence(Record):
-    """``nodes`` are silent. ``cause``: of all of them together; "" where each speaks for itself."""
+    """``nodes`` are silent."""
 
     nodes: tuple[str, ...]
     cause: str = ""
+    """Of all of them together; "" where each speaks for itself."""
 
 
 def judge(

@@ -61,22 +61,24 @@ class Answer(Enum):
 
 
 class Start(Record):
-    """The newest start of an agent on ``node``, which was the ``times``-th without one that joined.
-
-    Seconds: ``waited_s`` since it, ``tried_s`` since the first; ``end_s`` since its ``end``, if there is one;
-    ``asked_s`` since Slurm was asked about the node (None: not asked), which gave ``witness``. ``unsettled``:
-    a start before failed because slurmctld was away.
-    """
+    """The newest start of an agent on ``node``. Times in seconds."""
 
     node: str
     times: int
+    """It was the so many-th start without an agent that joined."""
     waited_s: float
+    """Since this start."""
     tried_s: float
+    """Since the first one."""
     end: StepEnd | None = None
     end_s: float = 0.0
+    """Since ``end``, if there is one."""
     asked_s: float | None = None
+    """Since Slurm was asked about the node, None where it was not."""
     witness: Witness | None = None
+    """Slurm's answer."""
     unsettled: bool = False
+    """A start before failed because slurmctld was away."""
 
     @property
     def outlook(self) -> Outlook | None:

@@ -180,10 +180,11 @@ class SiteRule(Rule):
 
 
 class Trigger(NamedTuple):
-    """``pattern`` of ``rule`` may match; None: its codes or shapes may."""
+    """What may match."""
 
     rule: Rule
     pattern: str | None
+    """Of the rule; None: its codes or shapes."""
 
 
 class RuleSet:

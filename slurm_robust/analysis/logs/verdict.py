@@ -16,17 +16,15 @@ from slurm_robust.model.record import Record
 
 
 class Reading(Record):
-    """A verdict and what it stands on.
-
-    ``number`` is that of the deciding line (from 1; 0: none decided), ``context`` the lines around it with
-    their numbers; of an unknown log the last lines that look like failures. ``tier`` and ``weight`` are those
-    of the rule, None where none matched.
-    """
+    """A verdict and what it stands on."""
 
     verdict: Classification
     number: int = 0
+    """Of the deciding line, from 1; 0 where none decided."""
     context: tuple[tuple[int, str], ...] = ()
+    """The lines around it with their numbers; of an unknown log the last lines that look like failures."""
     tier: Tier | None = None
+    """Of the rule, as are the next two; None where none matched."""
     weight: int = 0
     advice: str = ""
 

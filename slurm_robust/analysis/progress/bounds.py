@@ -61,10 +61,11 @@ UNLEARNED = (RESTORE, FINISHED)
 
 
 class Bound(Record):
-    """``seconds`` without a step are allowed; ``why``: how that was derived."""
+    """``seconds`` without a step are allowed."""
 
     seconds: float
     why: str
+    """How that was derived."""
 
 
 HUNG_HERE = "detect.phase_s: it seemed to hang after this very step before, maybe in a phase not announced"

@@ -72,19 +72,20 @@ _GRADIENTS_IN_A_ROW = 2
 
 
 class MetricVerdict(Record):
-    """A metric is not finite or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
-
-    ``ranks`` are all that show it. ``text`` says what that means. ``good_step``: the newest step before at
-    which all ranks reported finite numbers, -1 if none was seen in this generation.
-    """
+    """A metric is not finite or has jumped."""
 
     kind: Literal["non_finite", "spike"]
     rank: int
+    """The first that shows it."""
     step: int
     text: str
+    """What it means."""
     age_s: float
+    """Seconds since ``step``."""
     ranks: tuple[int, ...]
+    """All that show it."""
     good_step: int = -1
+    """The newest step before at which all ranks reported finite numbers, -1 if none in this generation."""
 
 
 class MetricWatch:

@@ -29,27 +29,30 @@ _NEWS_FACTOR = 1.25
 
 
 class Sample(Record):
-    """The records at ``now`` (monotonic seconds of the reader).
-
-    ``records`` are those of ranks that show progress: all that report steps or, if none does, those that
-    count optimizer steps, or all if none does that either (``speaks`` is False). ``step`` is the newest,
-    completed by the first rank ``at``. ``still_s``: since any rank completed a step, or began or ended a
-    phase. ``phases`` that ranks are in, each since its first rank entered; ``phase_ended_s``: since the last
-    one ended. ``in_phases`` are the ranks that are in one, ``silent`` those that report nothing while others
-    do.
-    """
+    """The step records of all ranks at one moment, reduced to what shows progress."""
 
     now: float
+    """Monotonic seconds of the reader."""
     records: tuple[Progress, ...]
+    """Of ranks that show progress: all that report steps or, if none does, those that count optimizer steps,
+    or all if none does that either."""
     speaks: bool
+    """False where none does either."""
     reported: bool
     step: int
+    """The newest."""
     at: float
+    """When the first rank completed ``step``."""
     still_s: float
+    """Since any rank completed a step, or began or ended a phase."""
     phases: dict[str, float] = {}
+    """Those that ranks are in, each since its first rank entered."""
     phase_ended_s: float = math.inf
+    """Since the last one ended."""
     in_phases: tuple[int, ...] = ()
+    """Ranks that are in one."""
     silent: tuple[int, ...] = ()
+    """Ranks that report nothing while others do."""
 
     @classmethod
     def of(cls, records: Sequence[Progress], now: float) -> Sample:
@@ -113,20 +116,21 @@ class PaceVerdict(Record):
     """The training hangs or is slow; given once for each time that it does.
 
     Of a slowdown it is given again while it goes on (:class:`.slowdown.Reminder`).
-
-    ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
-    phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
-    per step (slow); ``why``: how that was derived. ``text`` says all of it. ``times``: how often this
-    slowdown has been reported by now.
     """
 
     kind: Literal["hang", "slow"]
     text: str
+    """Says all of it."""
     ranks: tuple[int, ...]
+    """Behind the others; none if all are equal."""
     since_s: float
+    """Since the last step, or since the phase began (hang), or over how long it was measured (slow)."""
     bound_s: float
+    """The seconds that are allowed, per step (slow)."""
     why: str
+    """How ``bound_s`` was derived."""
     times: int = 1
+    """How often this slowdown has been reported by now."""
 
 
 class PaceWatch:

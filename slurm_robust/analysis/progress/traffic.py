@@ -57,7 +57,7 @@ class TrafficMeter:
 
 
 class Silence(Record):
-    """All links of all nodes have been silent for ``since_s`` seconds; ``text`` says so."""
+    """All links of all nodes are silent."""
 
     text: str
     since_s: float

@@ -291,15 +291,16 @@ def _pair(scene: _Scene, ranks: frozenset[int]) -> frozenset[int] | None:
 
 
 class RankGroup(Record):
-    """A parallel group, rounded up to whole nodes.
-
-    ``dimensions`` are those along which its ranks differ, as ``pp`` or ``tp-pp``; ``node`` for one node.
-    """
+    """A parallel group, rounded up to whole nodes."""
 
     dimensions: str
+    """Along which its ranks differ, as ``pp`` or ``tp-pp``; ``node`` for one node."""
     ranks: frozenset[int]
+    """With those that only share a node with the group."""
     nodes: int
+    """How many it is on."""
     size: int
+    """How many ranks it has itself."""
 
     @property
     def name(self) -> str:
@@ -380,12 +381,13 @@ CHANCE = 0.05
 
 
 class _Candidate(Record):
-    """Ranks that may be blamed; ``votes`` are the rounds whose verdict lies within them."""
+    """Ranks that may be blamed."""
 
     ranks: frozenset[int]
     group: str
     nodes: int
     votes: tuple[Localisation, ...]
+    """The rounds whose verdict lies within ``ranks``."""
 
 
 def vote(

@@ -42,25 +42,26 @@ _OVERRIDDEN = (Activity.COMPUTE, Activity.IO, Activity.HELPER)
 
 
 class Call(Record):
-    """One call: normalised, what it says, and whether a process or thread of Python begins with it."""
+    """One call."""
 
     text: str
+    """Normalised."""
     meaning: Meaning
     is_native: bool
     is_beginning: bool
+    """A process or thread of Python begins with it."""
 
 
 class Doing(Record):
-    """What one thread does. ``form`` are its normalised calls, one a line, innermost first.
-
-    It begins with the call that shows what the thread does: below it are locks, sockets and clocks, where the
-    moment of sampling decides what is seen. ``is_pythons``: the thread was begun by Python, not by a library.
-    """
+    """What one thread does."""
 
     activity: Activity
     form: str
+    """Its normalised calls, one a line, innermost first. They begin with the call that shows what the thread
+    does: below it are locks, sockets and clocks, where the moment of sampling decides what is seen."""
     is_idle: bool = False
     is_pythons: bool = True
+    """Python began the thread, not a library."""
 
     @property
     def call(self) -> str:
@@ -150,16 +151,15 @@ def _normal(function: str, file: str, line: int) -> str:
 
 
 class RankView(Record):
-    """One rank. ``form`` is equal for ranks that wait at the same place of the same code.
-
-    ``helper`` says which process the rank waits for and what that one does, "" when there is none.
-    ``sleeps``: at this moment it used no processor; that is shown, and not compared.
-    """
+    """What one rank does."""
 
     activity: Activity
     form: str = ""
+    """Equal for ranks that wait at the same place of the same code."""
     helper: str = ""
+    """Which process the rank waits for and what that one does, "" when there is none."""
     sleeps: bool = False
+    """At this moment it used no processor; that is shown, and not compared."""
 
     @property
     def key(self) -> str:

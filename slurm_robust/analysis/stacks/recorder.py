@@ -28,23 +28,24 @@ _HOSTS_OWN = "gloo:"
 
 
 class Recorded(Record):
-    """``ranks`` at fault; not ``exact`` where all have begun an operation that none of them ends."""
+    """Whom the recorder blames."""
 
     ranks: frozenset[int]
     exact: bool
+    """False where all have begun an operation that none of them ends."""
     reason: str
 
 
 class _Question(Record):
-    """The oldest operation of one process group that somebody has not completed.
-
-    ``waiting`` are in it, ``awaited`` have not come to it, ``odd`` have called another one in its place.
-    """
+    """The oldest operation of one process group that somebody has not completed."""
 
     operation: Collective
     waiting: frozenset[int]
+    """Ranks that are in it."""
     awaited: frozenset[int]
+    """Ranks that have not come to it."""
     odd: frozenset[int]
+    """Ranks that have called another one in its place."""
 
     @property
     def what(self) -> str:
@@ -104,10 +105,11 @@ _Key = tuple[str, int, int]
 
 
 class _Place(Record):
-    """Where a rank stands in a group; ``is_in``: it waits there, and has not only enqueued it for later."""
+    """Where a rank stands in a group."""
 
     record: Collective
     is_in: bool
+    """It waits there, and has not only enqueued the operation for later."""
 
 
 _Members = dict[int, _Place | None]
