@@ -32,7 +32,7 @@ def signal_name(number: int) -> str:
 
 
 class WorkerExit(Record):
-    """End of one worker process. Exactly one of ``code`` and ``signal`` is set."""
+    """End of one worker process, by an exit code or by a signal."""
 
     rank: int
     code: int | None = None

@@ -41,10 +41,12 @@ _BY_STACKS = (Symptom.HANG, Symptom.SLOW)
 
 
 class Unexplained(Record):
-    """A failure by its outward sign: ``signature`` to recognise it, ``reason`` for people."""
+    """A failure by its outward sign."""
 
     signature: Signature
+    """To recognise it."""
     reason: str
+    """For people."""
 
 
 def unexplained(fault: Fault) -> Unexplained:

@@ -150,10 +150,12 @@ IDLE_SHARE = 0.03
 
 
 class SampleRound(Record):
-    """The stacks of all ranks, by rank, taken ``at`` a monotonic time of the controller, in seconds."""
+    """The stacks of all ranks at one moment."""
 
     at: float
+    """Monotonic seconds of the controller."""
     stacks: dict[int, RankStacks]
+    """By rank."""
 
 
 def awaited(round_: SampleRound, layout: ParallelLayout) -> tuple[int, ...]:

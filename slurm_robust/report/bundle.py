@@ -60,11 +60,14 @@ _FILES = (
 
 
 class SavedAlerts(Record):
-    """``alerts.json``. ``t``: what ages count back from, seconds since 1970; ``left_out``: older ones."""
+    """``alerts.json``."""
 
     t: float
+    """What ages count back from, in seconds since 1970."""
     alerts: dict[str, tuple[Alert, ...]]
+    """By node."""
     left_out: int = 0
+    """How many older ones there are."""
 
 
 def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) -> Path:

@@ -93,32 +93,32 @@ class Place:
 
 
 class Stored(Record):
-    """A checkpoint on storage: how many of its ``of`` parts, their bytes, seconds since the newest came."""
+    """A checkpoint on storage."""
 
     parts: int
+    """How many are there,"""
     of: int
+    """of so many."""
     complete: bool
     nbytes: int
     age_s: float
+    """Seconds since the newest part came."""
 
 
 class Row(Record):
-    """One checkpoint. ``here``: ranks whose copies this node has, by tier (SHARED is -1)."""
+    """One checkpoint."""
 
     token: str
     step: int
     generation: int
     stored: Stored | None
     here: dict[str, tuple[int, ...]]
+    """Ranks whose copies this node has, by tier; -1 for the part that is equal on all ranks."""
     notes: tuple[str, ...]
 
 
 class Listing(Record):
-    """What ``srobust checkpoint ls`` shows, newest first.
-
-    ``restored``: token of what would be restored if this node alone answered, "" for none, with where from
-    in ``how``; ``latest``: what the pointer on storage names.
-    """
+    """What ``srobust checkpoint ls`` shows."""
 
     job_id: int
     node: str
@@ -126,9 +126,13 @@ class Listing(Record):
     memory: str
     local: str
     rows: tuple[Row, ...]
+    """Newest first."""
     restored: str
+    """Token of what would be restored if this node alone answered, "" for none."""
     how: str
+    """From where."""
     latest: str
+    """What the pointer on storage names."""
 
 
 def open_place(name: str, job_dir: str | None) -> Place:
@@ -247,11 +251,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 class Verified(Record):
-    """``files`` with ``nbytes`` are whole; ``damaged``: path and what is wrong with it."""
+    """What ``srobust checkpoint verify`` found."""
 
     files: int
+    """Files that are whole."""
     nbytes: int
+    """Of these."""
     damaged: tuple[tuple[str, str], ...]
+    """Path, and what is wrong with it."""
 
 
 def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:

@@ -16,17 +16,17 @@ from slurm_robust.model.record import Record
 
 
 class Productivity(Record):
-    """``ettr`` = ``productive_s`` / ``wall_s``; ``steps`` counts each step once, ``repeated`` the rest.
-
-    A script that does not number its steps begins anew in each generation, as far as is known: ``repeated``
-    is then None after the first restart.
-    """
+    """How productive a job was."""
 
     wall_s: float
     productive_s: float
     ettr: float
+    """``productive_s`` / ``wall_s``."""
     steps: int
+    """Each counted once."""
     repeated: int | None
+    """Steps that were done again. None after the first restart of a script that does not number its steps: as
+    far as is known, it begins anew in each generation."""
 
 
 class _Stretch:
@@ -112,16 +112,17 @@ def daly(write_s: float, mtbf_s: float) -> float:
 
 
 class IntervalAdvice(Record):
-    """``every_s``: advised seconds between checkpoints on storage, by Daly.
+    """How often a checkpoint should go to storage, by Daly.
 
-    From ``write_s``, the median time that one took to get there, and ``mtbf_s``, the time per incident of
-    this job so far. Training goes on while a snapshot is written, and most incidents need nothing from
-    storage, so the true optimum is at most as often as this.
+    Training goes on while a snapshot is written, and most incidents need nothing from storage, so the true
+    optimum is at most as often as this.
     """
 
     every_s: float
     write_s: float
+    """The median time that one took to get there."""
     mtbf_s: float
+    """The time per incident of this job so far."""
 
 
 def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:

@@ -33,26 +33,27 @@ _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in
 
 
 class StackGroup(Record):
-    """Ranks with equal stacks, what they do, and the stacks of one of them.
-
-    ``is_outlier``: most other ranks do something else.
-    """
+    """Ranks with equal stacks."""
 
     ranks: tuple[int, ...]
     nodes: str
     is_outlier: bool
+    """Most other ranks do something else."""
     doing: str
     example: RankStacks
+    """The stacks of one of them."""
 
 
 class SavedStacks(Record):
-    """``stacks.json``. ``ranks``: further members of the groups; ``left_out``: how many did not fit."""
+    """``stacks.json``."""
 
     localisation: Localisation
     groups: tuple[StackGroup, ...]
     flight: tuple[str, ...]
     ranks: tuple[RankStacks, ...] = ()
+    """Further members of the groups."""
     left_out: int = 0
+    """How many did not fit."""
 
 
 def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[StackGroup, ...]:

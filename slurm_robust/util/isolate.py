@@ -34,20 +34,21 @@ _abandoned: set[int] = set()
 
 
 class Answer(NamedTuple):
-    """What became of one call: ``value``, or None and the reason in ``error``.
-
-    ``hung``: it did not end within its own time limit. ``is_cut``: the time for all was over before, so that
-    nothing is known of it. ``died``: its process ended before it answered, or could not be started.
-    ``sent`` is what it had said by :func:`send`. ``took_s`` is wall-clock time, seconds.
-    """
+    """What became of one call."""
 
     value: bytes | None
+    """None where there is none; ``error`` says why."""
     error: str = ""
     hung: bool = False
+    """The call did not end within its own time limit."""
     is_cut: bool = False
+    """The time for all was over before, so that nothing is known of it."""
     died: bool = False
+    """Its process ended before it answered, or could not be started."""
     sent: bytes = b""
+    """What the call had said by :func:`send`."""
     took_s: float = 0.0
+    """Wall-clock time, seconds."""
 
 
 def call(
