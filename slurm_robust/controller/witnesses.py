@@ -73,7 +73,7 @@ class Witnesses:
         return set(nodes) <= self._given_up
 
     def silence(self, now: Now, since: float, explained: Collection[str] = ()) -> Silence | None:
-        """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard.
+        """Silent nodes, and their common cause; ``since``: silence of nodes that were never heard counts from then.
 
         Silence of ``explained`` nodes is known to be another's and is not judged.
         """

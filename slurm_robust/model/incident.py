@@ -195,7 +195,7 @@ class Fault(Record):
 
 
 class Blame(str, Enum):
-    """Who is held responsible."""
+    """What is held responsible."""
 
     NODE = "node"
     CODE = "code"

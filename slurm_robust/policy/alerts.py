@@ -1,4 +1,4 @@
-"""From what agents have seen of their nodes to who is evicted, before the training shows anything. Pure.
+"""From what agents have seen of their nodes to the nodes to evict, before the training shows anything. Pure.
 
 Damping: a link may heal by itself, so alerts of the network are counted; and what many nodes see at once is
 no fault of one of them.

@@ -20,7 +20,7 @@ class Rules(Record):
     diagnose: bool = False
     """Nodes may be tested."""
     slow_samples: int = 0
-    """Also in a slowdown for which so many samples found no culprit; 0: not for that."""
+    """Also in a slowdown, once this many samples found no culprit; 0: not for that."""
     replay: bool = False
     """The script can be replayed in small groups."""
 

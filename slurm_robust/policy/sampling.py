@@ -143,10 +143,10 @@ def reason_to_go_on(fault: Fault, found: Localisation, rules: Rules, state: JobS
 # time, and are found at another place in each round; one that is stuck does neither.
 
 BUSY_SHARE = 0.1
-"""Who uses this share of one processor, or more, between two rounds is busy: machines are crowded."""
+"""A rank that uses this share of one processor, or more, between two rounds is busy: machines are crowded."""
 
 IDLE_SHARE = 0.03
-"""Who uses less does nothing at all; threads that watch (of NCCL, of the agent) need about 0.01."""
+"""A rank that uses less does nothing at all; threads that watch (of NCCL, of the agent) need about 0.01."""
 
 
 class SampleRound(Record):

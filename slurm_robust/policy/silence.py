@@ -1,7 +1,7 @@
 """Is a node silent, or the network between? Pure.
 
 One node that is silent while others speak is lost. Where many fall silent at once there is one cause for all,
-and who hears nobody at all may be cut off himself; then nobody is convicted.
+and a controller that hears nobody at all may be cut off itself; then nobody is convicted.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def judge(
     switches: Mapping[str, str],
     slurm_answers: bool | None,
 ) -> Silence | None:
-    """Who is silent, and whether that has one cause; None while nobody is.
+    """Nodes that are silent, and whether that has one cause; None while no node is.
 
     ``silent_s``: seconds since each node of the job was heard, also of standbys; ``own``: the node on which
     this is judged; ``dead_s``: the silence that counts; ``apart_s``: how far apart nodes that fall silent

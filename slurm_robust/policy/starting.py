@@ -65,7 +65,7 @@ class Start(Record):
 
     node: str
     times: int
-    """It was the so many-th start without an agent that joined."""
+    """How many starts there were, with this one, without an agent that joined."""
     waited_s: float
     """Since this start."""
     tried_s: float

@@ -96,9 +96,9 @@ class Stored(Record):
     """A checkpoint on storage."""
 
     parts: int
-    """How many are there,"""
+    """How many are there."""
     of: int
-    """of so many."""
+    """How many belong to it."""
     complete: bool
     nbytes: int
     age_s: float

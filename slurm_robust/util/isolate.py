@@ -179,7 +179,7 @@ class _Pool:
             del self._running[child.fd]
             self._answers |= child.abandon()
             if child.is_over and not child.begun:
-                # There are no tickets left. Who has drawn one may still answer; else it died before a word.
+                # There are no tickets left. A child with one may still answer; else it died before a word.
                 self._give_up("ended without an answer")
 
 

@@ -109,7 +109,7 @@ def bind(cpus: Collection[int], node: int) -> None:
         return
     mask = (ctypes.c_uint64 * _MASK_WORDS)()
     mask[word] = 1 << bit
-    # The kernel reads one bit less than it is told.
+    # The kernel reads one bit less than the call says.
     ctypes.CDLL(None).syscall(number, _MPOL_PREFERRED, mask, ctypes.c_ulong(64 * _MASK_WORDS + 1))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 from msgspec import structs
 
@@ -12,6 +11,7 @@ from slurm_robust.analysis.progress import bounds
 from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, StepTimes, span
 from slurm_robust.analysis.progress.slowdown import Reminder, Slowdown
 from slurm_robust.config.job import DetectConfig
+from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks
@@ -118,7 +118,8 @@ class PaceVerdict(Record):
     Of a slowdown it is given again while it goes on (:class:`.slowdown.Reminder`).
     """
 
-    kind: Literal["hang", "slow"]
+    symptom: Symptom
+    """A hang, or a slowdown."""
     text: str
     """Says all of it."""
     ranks: tuple[int, ...]
@@ -345,7 +346,7 @@ class PaceWatch:
             return None
         why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
         return PaceVerdict(
-            kind="slow",
+            symptom=Symptom.SLOW,
             text=f"steps take {span(recent)}, the limit is {span(self._slowdown.limit_s)} ({why})",
             ranks=(),
             since_s=self._slowdown.measured_s,
@@ -375,5 +376,5 @@ def _hang(sample: Sample, ranks: tuple[int, ...], since_s: float, bound: Bound) 
     who = f"{named_ranks(ranks)} behind the others; " if ranks else ""
     text = f"{what} for {span(since_s)}{at}: {who}the limit is {span(bound.seconds)} ({bound.why})"
     return PaceVerdict(
-        kind="hang", text=text, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
+        symptom=Symptom.HANG, text=text, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
     )

@@ -55,7 +55,7 @@ def localise(
     most_share: float = MOST_SHARE,
     moving: bool = False,
 ) -> Localisation:
-    """Who is to blame, by the stacks of the ranks of ``layout``; the agents of those ``missing`` were silent.
+    """The ranks to blame, by the stacks of all of ``layout``; the agents of those ``missing`` were silent.
 
     A group is blamed if it has at most ``most_share`` of the nodes; ranks named exactly also if they are on
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
@@ -207,7 +207,7 @@ def _halted(scene: _Scene) -> Localisation | None:
 
 
 def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Of whom neither the agent nor NCCL's RAS hears: two witnesses that have nothing in common."""
+    """Ranks of which neither the agent nor NCCL's RAS hears: two witnesses that have nothing in common."""
     missed = {
         absent.rank
         for stack in stacks
@@ -221,7 +221,7 @@ def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Who has not come to a collective, by the flight recorder."""
+    """Ranks that have not come to a collective, by the flight recorder."""
     waiting = scene.waiting()
     found = recorded(stacks, lambda rank: rank not in waiting and rank not in scene.healthy)
     if found is None or not found.ranks <= scene.views.keys():
@@ -233,7 +233,7 @@ def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _elsewhere(scene: _Scene) -> Localisation | None:
-    """Who does something of its own while at least half of all ranks wait for peers."""
+    """Ranks that do something of their own while at least half of all ranks wait for peers."""
     waiting = scene.waiting()
     ranks = frozenset(scene.views) - waiting
     if not ranks or 2 * len(waiting) < len(scene.views):
@@ -246,7 +246,7 @@ def _elsewhere(scene: _Scene) -> Localisation | None:
 
 
 def _differing(scene: _Scene, moving: bool) -> Localisation:
-    """Who does something else than most."""
+    """Ranks that do something else than most."""
     ranks = scene.outliers
     if not ranks:
         view = scene.views[min(scene.views)]
