@@ -206,12 +206,12 @@ def at_least(blame: float, means: Mapping[int, float]) -> float:
     return max(0.0, 1 - math.exp(scale + math.log(below))) if below > 0 else 1.0
 
 
-def least_ratio(blame: float, means: Mapping[int, float], confidence: float = CONFIDENCE) -> float:
+def least_ratio(blame: float, means: Mapping[int, float]) -> float:
     """By how much all ``means`` must at least be too small for ``blame`` not to be surprising.
 
     With one kind of failure this is the lower end of the exact interval of Garwood (1936).
     """
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
 
     def grown(factor: float) -> float:
         return at_least(blame, {size: mean * factor for size, mean in means.items()})

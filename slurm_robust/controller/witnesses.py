@@ -73,7 +73,7 @@ class Witnesses:
         return set(nodes) <= self._given_up
 
     def silence(self, now: Now, since: float, explained: Collection[str] = ()) -> Silence | None:
-        """Silent nodes, and their common cause; ``since``: silence of nodes that were never heard counts from then.
+        """Silent nodes, and their common cause; ``since``: from when silence counts of nodes never heard.
 
         Silence of ``explained`` nodes is known to be another's and is not judged.
         """

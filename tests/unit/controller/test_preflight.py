@@ -96,9 +96,9 @@ def test_a_module_that_is_there_or_that_nobody_can_know_of(name: str, tmp_path: 
 
 def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "train"
-    for words, text in ((("train",), "in no folder of PATH"), (("./train",), "not found")):
+    for command, text in ((("train",), "in no folder of PATH"), (("./train",), "not found")):
         with pytest.raises(PreflightError) as error:
-            preflight.check_command(CommandKind.EXEC, words, tmp_path)
+            preflight.check_command(CommandKind.EXEC, command, tmp_path)
         check(error, ExitCode.NO_INPUT, text)
     program.touch()
     with pytest.raises(PreflightError) as error:
@@ -402,8 +402,8 @@ def test_srobust_run_refuses_it_before_anything_is_made(
     monkeypatch.chdir(rules.parent)
     for name, value in (("JOB_ID", "7"), ("JOB_NODELIST", "n1"), ("SUBMIT_DIR", str(rules.parent))):
         monkeypatch.setenv(f"SLURM_{name}", value)
-    words = ["run", "--set", "detect.log_rules=gone.yaml", "--", "true"]
-    assert main(words) == ExitCode.CONFIG
+    command = ["run", "--set", "detect.log_rules=gone.yaml", "--", "true"]
+    assert main(command) == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert "detect.log_rules: " in said
     assert "gone.yaml: the rules cannot be read: No such file or directory" in said

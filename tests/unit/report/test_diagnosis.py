@@ -75,15 +75,15 @@ def test_outside_a_job_this_node_is_tested(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--tests", "nonsense"], "there is no test nonsense"),
         (["--budget", "0"], "'0' is not a number above 0"),
         (["--budget", "nan"], "'nan' is not a number above 0"),
     ],
 )
-def test_wrong_arguments(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", *words]) == ExitCode.USAGE
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", *arguments]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 
 

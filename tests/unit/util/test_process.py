@@ -50,8 +50,8 @@ def test_a_hundred_agents_come_where_the_shell_allows_64_files(tmp_path: Path) -
 def test_a_hard_limit_that_is_too_low_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
     assert file_shortage(4096 - OTHER_FILES, "ranks") == ""
-    words = file_shortage(10_000, "ranks at rank 0's store")
-    assert "may open 4096 files and needs about 10256" in words
-    assert "LimitNOFILE of slurmd" in words
+    message = file_shortage(10_000, "ranks at rank 0's store")
+    assert "may open 4096 files and needs about 10256" in message
+    assert "LimitNOFILE of slurmd" in message
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert file_shortage(10**9, "ranks") == ""
