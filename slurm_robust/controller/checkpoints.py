@@ -334,9 +334,7 @@ class CheckpointScheduler:
 
     def _set_stride(self, now: Now) -> None:
         context, state = self._context, self._context.state
-        heartbeats = [
-            heartbeat for node in state.slots if (heartbeat := context.fleet.heartbeat(node)) is not None
-        ]
+        heartbeats = context.fleet.heartbeats(state.slots).values()
         lag = max((b.lag_s for b in heartbeats if b.generation == state.generation), default=0.0)
         speed = self._tempo.seconds_per_step
         stride = next_stride(state.stride, speed, lag)
@@ -379,8 +377,9 @@ class CheckpointScheduler:
         if self._reached is None and min(p.step for p in records) >= step:
             self._reached = self._tempo.completed(step)
         waited_s = now.mono - self._reached if self._reached is not None else None
-        heartbeats = [context.fleet.heartbeat(node) for node in state.slots]
-        if all(b is not None and b.generation == state.generation and b.flushed >= step for b in heartbeats):
+        heartbeats = context.fleet.heartbeats(state.slots)
+        flushed = [b.generation == state.generation and b.flushed >= step for b in heartbeats.values()]
+        if all(flushed) and len(flushed) == len(state.slots):
             context.record(
                 ev.StorageWritten(t=now.wall, generation=state.generation, step=step, seconds=waited_s or 0.0)
             )
@@ -390,7 +389,7 @@ class CheckpointScheduler:
                 self._send_flush(now)
             return
         else:
-            late = [b.node for b in heartbeats if b is not None and b.flushed < step]
+            late = [node for node, heartbeat in heartbeats.items() if heartbeat.flushed < step]
             context.note(f"step {step} did not get onto storage in time: {','.join(late)}", "", now)
         self._flush = -1
         self._checkpoints.on_stored(now)

@@ -106,6 +106,10 @@ class Fleet:
         view = self._views.get(node)
         return view.heartbeat if view else None
 
+    def heartbeats(self, nodes: Iterable[str]) -> dict[str, Heartbeat]:
+        """Newest heartbeat of each of ``nodes`` that has sent one, in their order."""
+        return {node: self._views[node].heartbeat for node in nodes if node in self._views}
+
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
         view = self._views.get(node)

@@ -68,8 +68,7 @@ class Monitor:
     def unfit_spares(self) -> dict[str, str]:
         """Spares that their alerts name, with the reason: a slot would be left for them in vain."""
         spares, fleet = self._context.state.spares, self._context.fleet
-        heartbeats = (fleet.heartbeat(node) for node in spares)
-        if not any(heartbeat is not None and heartbeat.alerts for heartbeat in heartbeats):
+        if not any(heartbeat.alerts for heartbeat in fleet.heartbeats(spares).values()):
             return {}
         faults, _ = self._judge_alerts()
         named = {node: why for fault in faults for node, why in fault.named.items()}
@@ -78,15 +77,9 @@ class Monitor:
     def _judge_alerts(self) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
         """See :func:`slurm_robust.policy.alerts.judge`."""
         context = self._context
-        heartbeats = {
-            node: context.fleet.heartbeat(node) for node in (*context.state.slots, *context.state.spares)
-        }
-        seen = {
-            node: heartbeat.alerts
-            for node, heartbeat in heartbeats.items()
-            if heartbeat is not None and heartbeat.alerts
-        }
-        return alerts.judge(seen, context.switches, context.config.detect, nodes=len(heartbeats))
+        nodes = (*context.state.slots, *context.state.spares)
+        seen = {node: b.alerts for node, b in context.fleet.heartbeats(nodes).items() if b.alerts}
+        return alerts.judge(seen, context.switches, context.config.detect, nodes=len(nodes))
 
     def _inspection(self, now: Now) -> Fault | None:
         faults, waits = self._judge_alerts()

@@ -120,11 +120,9 @@ class RollCall:
             return
         self._next_s = 2 * waited
         nodes = (*context.state.slots, *context.state.spares)
-        heartbeats = {node: context.fleet.heartbeat(node) for node in nodes}
-        away = [node for node, heartbeat in heartbeats.items() if heartbeat is None]
-        importing = [
-            node for node, heartbeat in heartbeats.items() if heartbeat is not None and not heartbeat.ready
-        ]
+        heartbeats = context.fleet.heartbeats(nodes)
+        away = [node for node in nodes if node not in heartbeats]
+        importing = [node for node, heartbeat in heartbeats.items() if not heartbeat.ready]
         who = "agent has" if len(nodes) == 1 else "agents have"
         joined = f"{len(nodes) - len(away):,} of {len(nodes):,} {who} joined after {waited:.0f} s"
         missing = f"; not yet: {fold(away)}" if away else ""

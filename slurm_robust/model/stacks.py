@@ -71,6 +71,11 @@ class Collective(Record):
     """The newest number, -1 for ``sequence``: with NCCL the host runs ahead of its GPU."""
 
     @property
+    def key(self) -> tuple[str, int, int]:
+        """The group by its name, first rank and size: to compare all ranks of large groups takes seconds."""
+        return self.group, self.ranks[0] if self.ranks else -1, len(self.ranks)
+
+    @property
     def newest(self) -> int:
         """The number of the newest operation that the host has enqueued."""
         return max(self.sequence, self.enqueued)

@@ -74,7 +74,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     if len(same) >= verdict.allowed:
         return (
             f"'{verdict.signature}' came {len(same) + 1} times without new progress in between "
-            f"(limit: {verdict.allowed} restart{'s' if verdict.allowed != 1 else ''})"
+            f"(limit: {count(verdict.allowed, 'restart')})"
         )
     if verdict.signature.kind is FaultKind.PORT_TAKEN:
         return None

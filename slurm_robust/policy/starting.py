@@ -10,6 +10,7 @@ from enum import Enum
 
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.model.record import Record
+from slurm_robust.util.text import count
 
 MOST_STARTS = 2  # on one node, unless Slurm itself may be the reason
 PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site
@@ -115,8 +116,8 @@ def judge(start: Start, patience_s: float) -> Answer:
 
 def format_start(start: Start) -> str:
     """Why there is no agent, as far as it is known."""
-    parts = [f"no agent has joined in {start.times} start{'s' if start.times != 1 else ''}"]
-    parts = [f"{parts[0]}, {start.tried_s:.0f} s" if start.tried_s >= 1 else parts[0]]
+    seconds = f", {start.tried_s:.0f} s" if start.tried_s >= 1 else ""
+    parts = [f"no agent has joined in {count(start.times, 'start')}{seconds}"]
     if start.end is not None:
         parts.append(start.end.message or f"srun ended with exit code {start.end.code} without a message")
     if start.witness is not None:

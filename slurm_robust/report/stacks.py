@@ -209,9 +209,7 @@ def flight(stacks: Iterable[RankStacks]) -> list[str]:
     recorded: set[int] = set()
     for stack in stacks:
         for record in stack.collectives:
-            # Its ranks name a group; the first and their number do too, at a fraction of the cost.
-            key = record.group, record.ranks[0] if record.ranks else -1, len(record.ranks)
-            groups.setdefault(key, _Group(record.ranks)).add(stack.rank, record)
+            groups.setdefault(record.key, _Group(record.ranks)).add(stack.rank, record)
             recorded.add(stack.rank)
     waiting = [
         (name, group) for (name, *_), group in sorted(groups.items(), key=lambda item: item[0]) if group.waits

@@ -100,8 +100,8 @@ def _ranks(ranks: frozenset[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
-# A group's name, its first rank and its size: to compare all ranks of large groups would take seconds.
 _Key = tuple[str, int, int]
+"""Of a process group (:attr:`.Collective.key`)."""
 
 
 class _Place(Record):
@@ -150,7 +150,7 @@ def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[i
     is_timed = _is_timed(stacks)
     for rank, collectives in with_records.items():
         for record, is_in in _places(collectives, is_timed):
-            key = record.group, record.ranks[0] if record.ranks else -1, len(record.ranks)
+            key = record.key
             known.setdefault(key, record.ranks)
             if _POINT_TO_POINT.search(record.operation):
                 uncounted.add(key)

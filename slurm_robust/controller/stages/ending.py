@@ -170,10 +170,8 @@ class Reconnecting:
         if core.leaving:
             return ToStopping(reason=core.leaving)
         state = core.state
-        heartbeats = {n: core.fleet.heartbeat(n) for n in state.slots}
-        here = {
-            n: b.agent for n, b in heartbeats.items() if b is not None and b.generation == state.generation
-        }
+        heartbeats = core.fleet.heartbeats(state.slots)
+        here = {n: b.agent for n, b in heartbeats.items() if b.generation == state.generation}
         if len(here) == len(state.slots) or all_done(core, now):
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)

@@ -72,8 +72,8 @@ class Gathering:
         if not (state.sealed or state.unsealed):
             return True
         # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
-        heartbeats = [core.fleet.heartbeat(node) for node in state.slots]
-        busy = any(b is not None and b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
+        heartbeats = core.fleet.heartbeats(state.slots).values()
+        busy = any(b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
         stopping_s = timings.stop_grace_s + timings.kill_wait_s
         if state.unsealed and busy and now.mono - self._since < stopping_s:
             return False

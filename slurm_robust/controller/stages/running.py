@@ -217,8 +217,7 @@ class Running:
 def _timings(core: Core) -> dict[str, float]:
     """Slowest of each phase of the last stop and launch over all nodes, seconds."""
     worst: dict[str, float] = {}
-    for node in core.state.slots:
-        heartbeat = core.fleet.heartbeat(node)
-        for name, seconds in (heartbeat.timings if heartbeat else {}).items():
+    for heartbeat in core.fleet.heartbeats(core.state.slots).values():
+        for name, seconds in heartbeat.timings.items():
             worst[name] = max(seconds, worst.get(name, 0.0))
     return worst

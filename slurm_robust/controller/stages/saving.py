@@ -99,9 +99,7 @@ class Saving:
 
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:
     """Which node writes the parts of which ranks: the one that holds the copy."""
-    heartbeats = [
-        heartbeat for node in core.fleet.views if (heartbeat := core.fleet.heartbeat(node)) is not None
-    ]
+    heartbeats = [view.heartbeat for view in core.fleet.views.values()]
     by_address = {(b.data_address or b.address, b.data_port): b.node for b in heartbeats}
     found: dict[str, list[int]] = defaultdict(list)
     for node, sources in plan.sources.items():

@@ -172,11 +172,8 @@ class Stopping:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (lines := _last_lines(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
-        unable = {}
-        for node in core.state.slots:
-            heartbeat = core.fleet.heartbeat(node)
-            if heartbeat is not None and heartbeat.fatal and node not in self._lost:
-                unable[node] = heartbeat.fatal
+        heartbeats = core.fleet.heartbeats(core.state.slots)
+        unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
         lost, stuck = tuple(self._lost), tuple(self._stuck)
         return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
 

@@ -44,12 +44,11 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
         return Fault(symptom=symptom, detail=detail, detect_s=root.exit.age_s)
     if (fault := _silence(core, since, now)) is not None:
         return fault
-    for node in state.slots:
-        heartbeat = core.fleet.heartbeat(node)
-        if heartbeat is not None and heartbeat.agent != agents.get(node, heartbeat.agent):
+    for node, heartbeat in core.fleet.heartbeats(state.slots).items():
+        if heartbeat.agent != agents.get(node, heartbeat.agent):
             detail = f"{node} has a new agent: the old one and its workers are gone"
             return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=0.0)
-        if heartbeat is not None and heartbeat.fatal:
+        if heartbeat.fatal:
             return Fault(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {heartbeat.fatal}", detect_s=0.0)
     return None
 
@@ -158,8 +157,7 @@ def all_done(core: Core, now: Now) -> bool:
 
 def current_agents(core: Core) -> dict[str, str]:
     """Id of the agent of each slot's node as known now."""
-    heartbeats = {node: core.fleet.heartbeat(node) for node in core.state.slots}
-    return {node: heartbeat.agent for node, heartbeat in heartbeats.items() if heartbeat is not None}
+    return {node: heartbeat.agent for node, heartbeat in core.fleet.heartbeats(core.state.slots).items()}
 
 
 # -- standbys, before a slot needs one of them ------------------------------------------------------
