@@ -246,7 +246,7 @@ class Loop:
         if trouble and not self._trouble:
             self._trouble = trouble
             waits = (
-                "nothing is decided, and news is kept in memory"
+                "the controller decides nothing, and keeps news in memory"
                 if self._hold.holds
                 else "it is in memory only"
             )

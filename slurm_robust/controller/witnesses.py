@@ -103,7 +103,7 @@ class Witnesses:
         silent_s = now.mono - context.fleet.views[node].heard
         if node not in self._noted and silent_s > context.config.timings.node_dead_s:
             self._noted.add(node)
-            text = f"the agent of {node} is silent, but {why}: it is waited for up to {STALLED_S:.0f} s"
+            text = f"the agent of {node} is silent, but {why}: waiting for it, up to {STALLED_S:.0f} s"
             context.note(text, node, now)
             context.emit(Say(text=text))
 

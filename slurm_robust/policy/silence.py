@@ -106,9 +106,9 @@ def judge(
         elif slurm_answers:
             cause = ""
         else:
-            asked = f"Slurm is asked whether {own} itself is cut off"
             doubt = f"Slurm does not answer either: {own} itself may be cut off"
-            cause = f"{own} hears no other node; {doubt if slurm_answers is False else asked}"
+            asking = f"asking Slurm whether {own} itself is cut off"
+            cause = f"{own} hears no other node; {doubt if slurm_answers is False else asking}"
         return Silence(nodes=tuple(sorted(silent)), cause=cause)
     leaf = _common_leaf(silent, others, switches)
     if len(silent) > 1 and (leaf or len(silent) >= _CROWD_SHARE * len(others)):

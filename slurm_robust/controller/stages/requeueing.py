@@ -1,4 +1,4 @@
-"""Giving the allocation back: the requeue is asked for until Slurm answers."""
+"""Giving the allocation back: the controller asks for the requeue until Slurm answers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Requeueing:
                 self._said = now.mono
                 core.record(ev.StageDone(t=now.wall, what="requeue", ok=False, detail=answer.detail))
                 text = f"Slurm has not taken the requeue within {now.mono - self._since:.0f} s"
-                core.emit(Say(text=f"{text} ({answer.detail}); it is asked again until it answers"))
+                core.emit(Say(text=f"{text} ({answer.detail}); asking again until it answers"))
             return
         done = answer.said is not Said.TAKEN
         if not self._taken or done > self._done:

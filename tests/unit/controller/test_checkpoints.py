@@ -98,7 +98,7 @@ def test_while_the_journal_is_behind_nothing_is_decided() -> None:
     job.pass_time(1)
     assert launched(job).generation == 2
     assert where(job) == (3, {"memory": 2})
-    assert any("nothing was decided for 600 s" in text for text in job.said)
+    assert any("decided nothing for 600 s" in text for text in job.said)
 
 
 def test_standing_still_with_the_storage_is_no_hang_but_standing_still_after_it_is() -> None:
