@@ -26,7 +26,7 @@ from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import begin, build
 from slurm_robust.controller.supervisor import report_end, storage_error
-from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.places import SlurmPlace
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
@@ -236,11 +236,11 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
 
 def _tester(
     directory: JobDirectory, plan: Plan, slurm: SlurmClient, allocation: Allocation, checkpoints: str
-) -> StepTester:
+) -> Tester:
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
-    return StepTester(
+    return Tester(
         PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, report=say),
         StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
         command,

@@ -132,12 +132,10 @@ class RollCall:
 
 
 class Course:
-    """Says the first step of a generation and then, every ten minutes, how far training is.
-
-    ``launched``: monotonic time of the launch, None where another controller launched it.
-    """
+    """Says the first step of a generation and then, every ten minutes, how far training is."""
 
     def __init__(self, launched: float | None, now: Now) -> None:
+        """``launched``: monotonic time of the launch, None where another controller launched it."""
         self._launched = launched
         self._said_at = now.mono
         self._said_step: int | None = None

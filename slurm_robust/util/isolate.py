@@ -184,10 +184,7 @@ class _Pool:
 
 
 class _Child:
-    """A process that does tasks. ``fd`` is where its answers come from; ``begun``: what it has drawn so far.
-
-    ``end`` is when it must be given up, ``is_over`` when nothing more comes from it.
-    """
+    """A process that does tasks."""
 
     def __init__(
         self,
@@ -206,9 +203,13 @@ class _Child:
         self._is_cut = False
         self._sent = b""
         self.begun: set[str] = set()
+        """What it has drawn so far."""
         self.end = end
+        """When it must be given up."""
         self.is_over = False
+        """Nothing more comes from it."""
         self.fd, theirs = os.pipe()
+        """Where its answers come from."""
         try:
             self._pid = os.fork()
             if self._pid == 0:

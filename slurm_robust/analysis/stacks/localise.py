@@ -76,10 +76,7 @@ def localise(
 
 
 class _Scene:
-    """All ranks at one moment; ``unclear`` are those whose calls may be a wait for their GPU.
-
-    A host that waits for its GPU inside a call in C, such as ``loss.item()``, looks like one that computes.
-    """
+    """All ranks at one moment."""
 
     def __init__(
         self,
@@ -92,6 +89,8 @@ class _Scene:
         self.layout = layout
         self.most_share = most_share
         self.unclear = frozenset(rank for rank in unclear if views[rank].activity in _LIKE_A_WAIT)
+        """Ranks whose calls may be a wait for their GPU: a host that waits inside a call in C, such as
+        ``loss.item()``, is seen like one that computes."""
         self.keys = {rank: view.key for rank, view in views.items()}
 
     @cached_property
