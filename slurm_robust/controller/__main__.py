@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import socket
 import sys
 import time
@@ -21,7 +22,7 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
-from slurm_robust.controller.output import introduction, say, settle
+from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import begin, build
@@ -34,15 +35,18 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec, make_in_job
+from slurm_robust.model.job import CommandKind, CopySpec, InspectionSpec, JobDirectory, JobSpec, make_in_job
 from slurm_robust.model.journal import fold
+from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.files import write_atomically
+from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.process import file_shortage, raise_file_limit
+from slurm_robust.util.text import count
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
@@ -143,6 +147,26 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
+
+
+def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:
+    """What a controller says first: what runs and where, and where the output of the training is."""
+    task = f" ({plan.array_task})" if plan.array_task else ""
+    command = shlex.join(plan.command)
+    command = f"-m {command}" if plan.kind is CommandKind.MODULE else command
+    where = f"{count(state.placement.world_size, 'rank')} on {fold_nodes(state.slots)}"
+    spares = f", standby {fold_nodes(state.spares)}" if state.spares else ""
+    mode = "; observe mode: nothing is done about faults" if plan.config.mode == "observe" else ""
+    generation = state.generation if state.running else state.generation + 1
+    output = directory.worker_log(generation, 0, "out")
+    # By its id a job is found only where it is in the usual place.
+    usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
+    name = str(plan.job_id) if usual else shlex.quote(str(directory.path))
+    return (
+        f"controller {state.epoch} of job {plan.job_id}{task}: {command}; {where}{spares}; "
+        f"folder {directory.path}{mode}",
+        f"output of the training: {output}; to follow it: srobust logs {name} -f",
+    )
 
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:

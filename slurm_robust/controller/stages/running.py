@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.controller.checkpoints import CheckpointScheduler
+from slurm_robust.controller.context import Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.output import Course
 from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave, watch_spares
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
@@ -18,7 +18,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.model.progress import slowest
+from slurm_robust.model.progress import Progress, slowest
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, format_tiers
 from slurm_robust.util.hostlist import fold
@@ -131,6 +131,53 @@ class Launching:
             heartbeat = core.fleet.heartbeat(node)
             if heartbeat is None or heartbeat.generation < order.generation:
                 core.send(node, order)
+
+
+PROGRESS_S = 600.0
+"""Between two lines that say how far training is."""
+
+
+class Course:
+    """Says the first step of a generation and then, every ten minutes, how far training is."""
+
+    def __init__(self, launched: float | None, now: Now) -> None:
+        """``launched``: monotonic time of the launch, None where another controller launched it."""
+        self._launched = launched
+        self._said_at = now.mono
+        self._said_step: int | None = None
+
+    def first_step(self, context: Context, last: Progress, now: Now) -> None:
+        """``last``, of all ranks, has completed its first step; its age is as of ``now``."""
+        what = f"first step (step {last.step})" if last.reported else "first optimizer step"
+        after = ""
+        if self._launched is not None:
+            after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
+        context.emit(Say(text=f"generation {context.state.generation}: {what} is done{after}{_loss(last)}"))
+        self._said_at, self._said_step = now.mono, last.step
+
+    def step(self, context: Context, now: Now) -> None:
+        """Say how far training is when it is due."""
+        quiet_s = now.mono - self._said_at
+        if quiet_s < PROGRESS_S:
+            return
+        self._said_at = now.mono
+        records = context.progress(now)
+        if not context.is_progress(records):
+            context.emit(Say(text=f"generation {context.state.generation}: no step is done yet", ettr=True))
+            return
+        last = slowest(records)
+        done, before = last.step, self._said_step
+        self._said_step = done
+        if before is not None and done <= before:
+            text = f"no new step for {quiet_s:.0f} s; step {done} is done"
+        else:
+            pace = f", {quiet_s / (done - before):.3g} s a step" if before is not None else ""
+            text = f"step {done} is done{_loss(last)}{pace}"
+        context.emit(Say(text=text, ettr=True))
+
+
+def _loss(record: Progress) -> str:
+    return f", loss {record.loss:.4g}" if record.loss is not None else ""
 
 
 class Running:

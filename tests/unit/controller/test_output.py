@@ -13,7 +13,7 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import output
-from slurm_robust.controller.output import introduction
+from slurm_robust.controller.__main__ import introduction
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
