@@ -93,8 +93,9 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
-    socket = ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
-    with closing(socket) as server:
+    with closing(
+        ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
+    ) as server:
         epoch = _take(directory, plan, server.port)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)

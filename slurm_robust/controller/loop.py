@@ -128,9 +128,8 @@ class Loop:
         self._background = Background()
         self._hold = Hold()
         self._now = self._hold.now
-        self._held: deque[tuple[int, Sequence[fx.Effect]]] = (
-            deque()
-        )  # and how many events must be written first
+        self._held: deque[tuple[int, Sequence[fx.Effect]]] = deque()
+        """What was decided, with how many events must be written before it is done."""
         self._identities: dict[str, bytes] = {}
         self._code: int | None = None
         self._slow_at = 0.0
