@@ -60,9 +60,9 @@ from slurm_robust.nodes.live.service import Inspection
 from slurm_robust.util import openfiles
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.wakeup import WakeUp
-from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Phase, Pong, StacksShown
+from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.

@@ -47,7 +47,7 @@ from slurm_robust.util import openfiles
 from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 
 OUTPUT_S = 2.0  # for the last lines
 

@@ -22,7 +22,7 @@ from slurm_robust.slurm.records import Allocation
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
 from tests.unit.sample_events import run_started
 from tests.users import run_as
