@@ -12,9 +12,8 @@ import msgspec
 from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, FlushRequest
 from slurm_robust.agent.copies.leftovers import remove_leftovers
-from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
-from slurm_robust.agent.copies.server import CopyServer
+from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
 from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.agent.network import bind_free, interface_of, speed_of

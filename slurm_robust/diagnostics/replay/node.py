@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.agent.network import PortHolder, local_address
-from slurm_robust.agent.rankenv import prepare_inherited, torch_release
+from slurm_robust.agent.rankenv import prepare_inherited, torch_release, torchrun
 from slurm_robust.diagnostics.replay.rank import PARENT
 from slurm_robust.diagnostics.replay.traces import leave_failure, output_path, trace_path
 from slurm_robust.model.exits import WorkerExit
@@ -83,41 +83,38 @@ def _announce(folder: Path, name: str, port: int) -> None:
     beside.rename(folder / _RENDEZVOUS)
 
 
-def _await_place(folder: Path, deadline: float) -> tuple[str, str] | None:
+def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
     """Address and port of rank 0; None when they do not come in time."""
     while _RENDEZVOUS not in os.listdir(folder):
         if time.monotonic() > deadline:
             return None
         time.sleep(_POLL_S)
     address, port = (folder / _RENDEZVOUS).read_text().split()
-    return address, port
+    return address, int(port)
 
 
-def _start(task: Task, place: tuple[str, str], rank: int) -> subprocess.Popen[bytes]:
+def _start(task: Task, place: tuple[str, int], rank: int) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RUN}
     prepare_inherited(inherited, torch_release())
-    world, local = len(task.nodes) * task.nproc, rank % task.nproc
-    own = {
-        "RANK": rank,
-        "WORLD_SIZE": world,
-        "LOCAL_RANK": local,
-        "LOCAL_WORLD_SIZE": task.nproc,
-        "GROUP_RANK": rank // task.nproc,
-        "GROUP_WORLD_SIZE": len(task.nodes),
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": world,
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": place[0],
-        "MASTER_PORT": place[1],
-        REPLAY: trace_path(Path(task.folder), rank),
-        REPLAY_STEPS: task.steps,
-        PARENT: os.getpid(),
-    }
+    slot, local = divmod(rank, task.nproc)
+    slots = len(task.nodes)
+    own = torchrun(
+        rank,
+        local,
+        task.nproc,
+        slot=slot,
+        slots=slots,
+        world_size=slots * task.nproc,
+        address=place[0],
+        port=place[1],
+    )
+    own[REPLAY], own[REPLAY_STEPS] = str(trace_path(Path(task.folder), rank)), str(task.steps)
+    own[PARENT] = str(os.getpid())
     command = [sys.executable, "-m", "slurm_robust.diagnostics.replay.rank", task.kind.value, *task.command]
     with output_path(Path(task.folder), rank).open("ab") as output:
         return subprocess.Popen(
             command,
-            env={**ENVIRONMENT, **inherited, **{name: str(value) for name, value in own.items()}},
+            env={**ENVIRONMENT, **inherited, **own},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
