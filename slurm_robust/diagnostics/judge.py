@@ -137,10 +137,10 @@ def far_below(results: Sequence[TestResult]) -> list[TestResult]:
 
 
 class Meetings(Record):
-    """How pairs got on in a test: ``failures`` with their texts, ``good`` nodes that passed with somebody."""
+    """How pairs got on in a test."""
 
-    failures: dict[tuple[str, ...], str]
-    good: frozenset[str]
+    failures: dict[tuple[str, ...], str]  # pairs that failed, with the text
+    good: frozenset[str]  # nodes that passed with another one
 
     @classmethod
     def of(cls, results: Iterable[TestResult], quiet: Iterable[str]) -> Meetings:
