@@ -62,7 +62,7 @@ class Sidecar(Record):
     data_bytes: int
     items: tuple[PartItem, ...]
     own: bytes
-    """The tree to which the tensors belong, in the order of the items (:mod:`slurm_robust.checkpoint.tree`)."""
+    """The tree to which the tensors belong, in the order of items (:mod:`slurm_robust.checkpoint.tree`)."""
     shared: bytes
     """The same of the shared state, in rank 0's part; empty in all others."""
 
