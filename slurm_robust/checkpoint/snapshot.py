@@ -42,7 +42,7 @@ from slurm_robust.checkpoint.buffers import (
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.gpus import CUDA, GpuEvent, Gpus, Pairs
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.state import Snapshot, Training, capture, changed_by_optimizers, gpu_of, key_of
+from slurm_robust.checkpoint.state import Training, capture, changed_by_optimizers, gpu_of, key_of
 from slurm_robust.checkpoint.tree import path_of
 from slurm_robust.model.record import Record
 
@@ -382,7 +382,7 @@ class Snapshotter:
                 wrong, pending = pending, None
                 self._abandon(wrong)
             if pending is None:
-                self._make_room(snapshot)
+                self._tell_limit(self._parts.make_room(snapshot))
                 if not self.active:
                     return
                 self._pinned.device = next((e.device for e in (*early, *late.entries) if e.on_gpu), None)
@@ -482,9 +482,6 @@ class Snapshotter:
             )
         return changed
 
-    def _make_room(self, snapshot: Snapshot) -> None:
-        self._tell_limit(self._parts.make_room(snapshot))
-
     def _tell_limit(self, reason: str) -> None:
         if reason:
             self._warn_once("memory", f"snapshots in memory are limited: {reason}")
@@ -537,9 +534,8 @@ class Snapshotter:
         if pending is None or pending.checked or not pending.late.entries or os.getpid() != self._process:
             return
         if self._captures.seen:
-            pending.captured = pending.checked = (
-                True  # and nothing outside of the graph may be waited for in it
-            )
+            # Nothing outside of the graph may be waited for in it.
+            pending.captured = pending.checked = True
             return
         begun = time.perf_counter()
         if not pending.copying.done():

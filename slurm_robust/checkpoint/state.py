@@ -174,18 +174,13 @@ def _replicated(entries: Mapping[str, Stateful]) -> set[int]:
     """Ids of the parameters that DistributedDataParallel keeps equal on all ranks."""
     found = set()
     for entry in entries.values():
-        for module in _modules(entry):
+        for module in entry.modules() if isinstance(entry, nn.Module) else ():
             if isinstance(module, DistributedDataParallel):
                 ignored = module.parameters_to_ignore
                 for name, parameter in module.module.named_parameters():
                     if name not in ignored:
                         found.add(id(parameter))
     return found
-
-
-def _modules(entry: Stateful) -> Iterator[nn.Module]:
-    if isinstance(entry, nn.Module):
-        yield from entry.modules()
 
 
 def _state_of(

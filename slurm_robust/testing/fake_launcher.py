@@ -125,10 +125,6 @@ class FakeLauncher:
         """Rank to pid of the workers that live."""
         return {worker.rank: pid for pid, worker in self._workers.items() if not worker.ended}
 
-    def end_worker(self, rank: int, code: int) -> None:
-        """The worker ends by itself."""
-        self._end(self.pids[rank], code=code)
-
     def die(self) -> None:
         """The launcher ends, and its workers with it."""
         self._up = False

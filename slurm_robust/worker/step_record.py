@@ -308,7 +308,7 @@ class StepRecord:
             ]
             if whole:
                 return max(whole, key=_count_of)
-            if any(_untouched(content) for content in found):
+            if any(not any(content) for content in found):
                 return None
         raise RecordError(f"{self.path} is damaged: no whole slot after {_READ_TRIES} reads")
 
@@ -316,7 +316,3 @@ class StepRecord:
 def _count_of(content: bytes | None) -> int:
     """The sequence number that every slot begins with; 0 for no content."""
     return int.from_bytes(content[:8], "little") if content else 0
-
-
-def _untouched(content: bytes) -> bool:
-    return not any(content)

@@ -137,7 +137,12 @@ class _Taking:
 
     def read_all(self, samples: Sequence[_Sample]) -> tuple[_Sample, ...]:
         """Read the memory of all processes."""
-        return together(self._read, samples, deadline=self._at(_ALL_READ), otherwise=_too_late)
+        return together(
+            self._read,
+            samples,
+            deadline=self._at(_ALL_READ),
+            otherwise=lambda sample: sample.failed("it was not read in time"),
+        )
 
     def finish_all(self, ranks: Sequence[_Rank]) -> tuple[RankStacks, ...]:
         """Ask the processes that could not be read, and the workers' flight recorders."""
@@ -246,10 +251,6 @@ def _settled(sample: _Sample) -> _Sample:
     process = proc.read_process(sample.stacks.pid)
     stacks = structs.replace(sample.stacks, state=process.state if process else "")
     return structs.replace(sample, stacks=stacks)
-
-
-def _too_late(sample: _Sample) -> _Sample:
-    return sample.failed("it was not read in time")
 
 
 def _urgency(sample: _Sample) -> int:
