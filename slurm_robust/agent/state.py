@@ -377,7 +377,7 @@ class AgentState:
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
         worker.ended = exited.ended
-        # Whom we end ourselves did not end for want of memory or of its port.
+        # A worker that we end ourselves does not end for want of memory or of its port.
         ours = self.phase is Phase.STOPPING
         worker.exit = WorkerExit(
             rank=exited.rank,

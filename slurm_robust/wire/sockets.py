@@ -55,7 +55,7 @@ def _set_common(end: zmq.Socket[bytes]) -> None:
     end.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     end.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
     end.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-    # A thousand agents that connect at once take a second; who does not prove himself is not kept for long.
+    # A thousand agents that connect at once take a second; a peer that proves nothing is not kept longer.
     end.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
 
 

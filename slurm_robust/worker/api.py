@@ -37,8 +37,8 @@ class Checkpointer:
     lets the replicas differ). The global random number generators of Python, NumPy, torch and CUDA are
     always included.
 
-    ``every``: a checkpoint after each so many steps (counted from step 0). Under ``srobust run`` that is a
-    snapshot in the node's memory (after steps that are multiples of it), where there is room; the
+    ``every``: steps from one checkpoint to the next, counted from step 0. Under ``srobust run`` a checkpoint
+    is a snapshot in the node's memory (after steps that are multiples of ``every``), where there is room; the
     controller says which go to storage, which one to restore and which to remove. Elsewhere ``path`` is
     the folder of checkpoints, of which the newest ``keep`` are kept.
 

@@ -149,7 +149,7 @@ class _Taking:
         return together(self._finish, ranks, deadline=self._at(_END), otherwise=self._stacks)
 
     def ask_ras(self) -> SimpleQueue[tuple[Absent, ...]]:
-        """Ask NCCL whom it misses, beside everything else: it waits for those that do not answer."""
+        """Ask NCCL which processes it misses, beside everything else: it waits for the silent ones."""
         answer: SimpleQueue[tuple[Absent, ...]] = SimpleQueue()
         deadline = self._at(_END)
         # A daemon: to look up a name may take longer than any deadline.

@@ -63,7 +63,7 @@ class Replayer(Protocol):
         steps: int,
         budget_s: float,
     ) -> ReplayVerdict:
-        """Who computed what the others did not, in ``steps`` optimizer steps of ``command``.
+        """Which nodes compute what the others do not, in ``steps`` optimizer steps of ``command``.
 
         ``nodes`` are in the order of their slots; ``layout`` is that of the training, of whose sizes all but
         ``dp`` are kept. Blocks for ``budget_s`` seconds at most, and a few more for clearing away; nothing
