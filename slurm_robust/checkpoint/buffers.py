@@ -302,7 +302,7 @@ class Table(NamedTuple):
 
 
 class RankParts:
-    """The parts that one rank writes. ``active`` is False if there is no memory for any.
+    """The parts that one rank writes.
 
     ``gather`` says how much there is; ``on_map`` is called as by :class:`PartBuffers`.
     """
@@ -314,7 +314,7 @@ class RankParts:
         gather: Callable[[Path], tuple[budget.Room, ...]],
         on_map: OnMap,
     ) -> None:
-        self.active = True
+        self.active = True  # False if there is no memory for any
         self._folder = folder
         self._place = place
         self._gather = gather

@@ -230,11 +230,11 @@ def _with_others(
 
 
 class _Judging:
-    """What is found out step by step: ``blamed`` with the reasons, and ``remarks`` that blame nobody."""
+    """What is found out step by step."""
 
     def __init__(self) -> None:
-        self.blamed: dict[str, list[str]] = defaultdict(list)
-        self.remarks: list[str] = []
+        self.blamed: dict[str, list[str]] = defaultdict(list)  # nodes, with the reasons
+        self.remarks: list[str] = []  # that blame nobody
         self.left_out: dict[str, str] = {}
 
     def silent(self, rounds: Sequence[DiagnosticRound], answers: Sequence[PartAnswer]) -> dict[str, str]:

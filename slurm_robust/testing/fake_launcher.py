@@ -15,9 +15,9 @@ from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned, W
 
 
 class Behaviour(Record):
-    """What a fake worker does: end at once with ``exit_code``, or live until a signal ends it."""
+    """What a fake worker does."""
 
-    exit_code: int | None = None
+    exit_code: int | None = None  # with which it ends at once; None: it lives until a signal ends it
     ignores_term: bool = False
 
 

@@ -26,7 +26,7 @@ CONNECTIONS = 128
 
 
 class CopyServer:
-    """Listens on a bound socket until :meth:`close`. ``launch``: the generation whose copies are welcome."""
+    """Listens on a bound socket until :meth:`close`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CopyServer:
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
         self._closed = False
-        self.launch = 0
+        self.launch = 0  # the generation whose copies are welcome, 0 for none
         self._entrance = Entrance(listener, key, self._admit, notes)
 
     def expect(self, addresses: Iterable[str]) -> None:
