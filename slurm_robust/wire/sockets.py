@@ -30,8 +30,6 @@ from slurm_robust.wire.messages import (
 # A heartbeat of 16 ranks with tails and tracebacks has some 100 KiB, their stacks some MiB; more is an error.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 PIECE_BYTES = 64 * 1024
-# Memory for a piece is taken when its length is read, also of a peer that has not proven anything yet.
-_MOST_BYTES = PIECE_BYTES + 1024
 
 
 def pieces(data: bytes) -> list[bytes]:
@@ -49,7 +47,8 @@ def joined(frames: Sequence[bytes]) -> bytes:
 def _set_common(end: zmq.Socket[bytes]) -> None:
     """Bound what a bad peer or a dead network can cost."""
     end.linger = 0
-    end.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+    # Memory for a piece is taken when its length is read, also of a peer that has not proven anything yet.
+    end.setsockopt(zmq.MAXMSGSIZE, PIECE_BYTES + 1024)
     end.setsockopt(zmq.IPV6, 1)
     end.setsockopt(zmq.TCP_KEEPALIVE, 1)
     end.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
@@ -345,9 +344,7 @@ class _Doorkeeper(Attendant):
 
     def attend(self) -> None:
         """One question."""
-        self._answer(self.source.recv_multipart())
-
-    def _answer(self, request: list[bytes]) -> None:
+        request = self.source.recv_multipart()
         # version, request id, domain, address, routing id, mechanism, client key (32 bytes raw)
         known = len(request) == 7 and request[5] == b"CURVE" and request[6] == self._client
         if known:
@@ -370,7 +367,7 @@ def answering(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> 
     with selectors.DefaultSelector() as selector:
         try:
             for name, place in places.items():
-                if (connection := _begin(place)) is not None:
+                if (connection := _connecting(place)) is not None:
                     selector.register(connection, selectors.EVENT_WRITE, (name, connection))
             while selector.get_map() and (left := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(left):
@@ -385,7 +382,7 @@ def answering(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> 
     return frozenset(found)
 
 
-def _begin(place: tuple[str, int]) -> socket.socket | None:
+def _connecting(place: tuple[str, int]) -> socket.socket | None:
     """A connection under way; None where there can be none."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
