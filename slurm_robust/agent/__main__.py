@@ -16,7 +16,7 @@ from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.network import NoAddress, PortHolder, address_in
-from slurm_robust.agent.stacks import StackTaker
+from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY

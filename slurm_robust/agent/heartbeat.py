@@ -66,7 +66,7 @@ class HeartbeatState:
             rendezvous_port=self.port,
             ready=not state.fatal and (state.ready or self._always_ready),
             progress=progress,
-            exits=state.exits(now),
+            exits=state.workers.exits(now),
             timings=dict(state.timings),
             notes=tuple(text for _, text in self._notes),
             data_port=news.port,

@@ -12,20 +12,18 @@ from types import FrameType
 import zmq
 
 from slurm_robust.agent import rankenv
-from slurm_robust.agent.allocation import check_allocation
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.agent.dying import DeathWatch
+from slurm_robust.agent.deaths import DeathWatch, OomKills
 from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch, read_tail
-from slurm_robust.agent.gpuwait import FREE, GpuWait
+from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.network import PortHolder, local_address, taken_by
-from slurm_robust.agent.oomkills import OomKills
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
-from slurm_robust.agent.stacks.orders import StackOrders, StackTaking
+from slurm_robust.agent.stacks.taker import StackOrders, StackTaking
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -60,9 +58,9 @@ from slurm_robust.nodes.live.service import Inspection
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.process import file_shortage
 from slurm_robust.util.wakeup import WakeUp
-from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Phase, Pong, StacksShown
+from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
@@ -74,15 +72,15 @@ _STEP_POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Setup:
-    """What an agent is made of. How others reach this node ("": find out), and for copies ("": the same)."""
+    """Which job and node an agent serves."""
 
     spec: JobSpec
     job: JobDirectory
     keys: ClientKeys
     node: str
-    agent: str
-    address: str = ""
-    data_address: str = ""
+    agent: str  # unique for each start of an agent process
+    address: str = ""  # how other nodes reach this one; "": as this one reaches the controller
+    data_address: str = ""  # the same for copies of checkpoints; "": ``address``
 
 
 class Agent:
@@ -139,7 +137,7 @@ class Agent:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         try:
-            for note in check_allocation():
+            for note in rankenv.find_shortage(os.environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1):
                 self._book.note(note)
             self._carry_out(StartLauncher())
             while not self._ended:

@@ -49,7 +49,7 @@ from slurm_robust.util.process import file_shortage, raise_file_limit
 from slurm_robust.util.text import count
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 
 OUTPUT_S = 2.0  # for the last lines
 

@@ -40,8 +40,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.wakeup import Inbox
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import newest_epoch
-from slurm_robust.wire.knock import answering
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket, answering
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes

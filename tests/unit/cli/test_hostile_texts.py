@@ -41,7 +41,7 @@ from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.contracts.replayer import run as replayed
 from tests.unit.controller.fake_job import Job, doing
 from tests.unit.report import incident_journal, test_live

@@ -44,7 +44,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Heartbeat, Phase
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.waiting import wait_for
 
 COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
