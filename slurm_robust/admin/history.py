@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust.admin.chosen import chosen
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
@@ -226,7 +225,7 @@ def _text(event: dict[str, Any]) -> str:
 
 
 def main(
-    nodes: str,
+    nodes: Sequence[str],
     *,
     lemons: bool,
     days: float,
@@ -239,7 +238,7 @@ def main(
     from slurm_robust.config.nodefile import FILE, load
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
-    names = set(chosen(nodes))
+    names = set(nodes)
     config = load(config_file or FILE)
     files = logs or own_log(Path(config.paths.log))
     slurm = slurm or CliSlurmClient(SLURMDBD_S)

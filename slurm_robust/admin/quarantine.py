@@ -23,7 +23,6 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
@@ -315,14 +314,13 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
     return examine
 
 
-def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int:
+def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | None) -> int:
     """Test and print the report; 0 when every node was returned, 1 when some are kept."""
     from slurm_robust.config.nodefile import FILE, load
     from slurm_robust.nodes.hooks.log import EventLog
     from slurm_robust.nodes.runner import node_name
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
-    names = chosen(nodes)
     # Whatever ends it, it must clean up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -335,7 +333,7 @@ def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int
         Path(config.paths.state) / "quarantine",
         runs=1 if once else config.drain.pass_runs,
     )
-    results = quarantine.run(names)
+    results = quarantine.run(nodes)
     show(results, _text, json=json)
     return 0 if all(result.returned for result in results) else 1
 

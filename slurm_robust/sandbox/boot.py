@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.sandbox import etcfiles, nvml, procs, slurmconf
+from slurm_robust.sandbox import etcfiles, procs
 from slurm_robust.sandbox.config import ACCOUNT, CLUSTER, HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.database import cache_folder, prepare_database
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed
 from slurm_robust.sandbox.folder import MADE, StateFolder
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import STATE_FILE, Gpus, library
 from slurm_robust.sandbox.procs import INIT_MODULE, listens, wait_until
 from slurm_robust.sandbox.services import SYSTEM_PATH, user_path
 from slurm_robust.sandbox.teardown import take_down, undisturbed
@@ -91,15 +91,15 @@ def fill_folder(folder: StateFolder, config: SandboxConfig) -> None:
 
 def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
     texts = {
-        "slurm.conf": slurmconf.slurm_conf(config),
-        "gres.conf": slurmconf.gres_conf(config),
-        "cgroup.conf": slurmconf.cgroup_conf(slurm_version()),
-        "topology.conf": slurmconf.topology_conf(config),
+        "slurm.conf": etcfiles.slurm_conf(config),
+        "gres.conf": etcfiles.gres_conf(config),
+        "cgroup.conf": etcfiles.cgroup_conf(slurm_version()),
+        "topology.conf": etcfiles.topology_conf(config),
     }
     for name, text in texts.items():
         if text:
             (folder.etc / name).write_text(text)
-    _write_secret(folder.etc / "slurmdbd.conf", slurmconf.slurmdbd_conf().encode())
+    _write_secret(folder.etc / "slurmdbd.conf", etcfiles.slurmdbd_conf().encode())
     _write_secret(folder.etc / "munge.key", os.urandom(1024))
 
 
@@ -134,9 +134,9 @@ def _make_gpus(folder: StateFolder, config: SandboxConfig) -> None:
         device.chmod(0o666)
     for node in config.node_names:
         folder.gpus(node).mkdir(mode=0o755, parents=True)
-        Gpus(folder.gpus(node) / nvml.STATE_FILE, node, config.gpus_per_node).reset()
+        Gpus(folder.gpus(node) / STATE_FILE, node, config.gpus_per_node).reset()
     folder.libraries.mkdir(mode=0o755)
-    shutil.copy2(nvml.library(cache_folder()), folder.libraries)
+    shutil.copy2(library(cache_folder()), folder.libraries)
     # -X: no link is changed anywhere; folders named here come before those of the machine.
     command = ["ldconfig", "-X", "-C", str(folder.etc / "ld.so.cache"), str(folder.libraries)]
     subprocess.run(command, check=True, capture_output=True, timeout=LDCONFIG_S, env={"PATH": SYSTEM_PATH})
@@ -207,7 +207,7 @@ def boot(view: View, progress: Progress) -> None:
     if config.accounting:
         database.start()
     try:
-        progress(f"nodes {slurmconf.node_range(config)}")
+        progress(f"nodes {etcfiles.node_range(config)}")
         for node in config.node_names:
             control.boot(node)
         _need_munge(view)
@@ -223,7 +223,7 @@ def boot(view: View, progress: Progress) -> None:
     database.check()
     progress("slurmctld")
     control.start(HEAD, "slurmctld")
-    _need(view, "slurmctld", lambda: listens(head, slurmconf.SLURMCTLD_PORT))
+    _need(view, "slurmctld", lambda: listens(head, etcfiles.SLURMCTLD_PORT))
     progress("slurmd on every node")
     for node in config.node_names:
         control.start(node, "slurmd")
@@ -255,10 +255,10 @@ def _start_database(view: View, head: int, progress: Progress) -> None:
     progress("MariaDB and slurmdbd")
     prepare_database(view.folder.database)
     view.control.start(HEAD, "mariadbd")
-    _need(view, "mariadbd", lambda: _greets(Path(f"/proc/{head}/root{slurmconf.DATABASE_SOCKET}")))
+    _need(view, "mariadbd", lambda: _greets(Path(f"/proc/{head}/root{etcfiles.DATABASE_SOCKET}")))
     _need_munge(view)
     view.control.start(HEAD, "slurmdbd")
-    _need(view, "slurmdbd", lambda: listens(head, slurmconf.SLURMDBD_PORT))
+    _need(view, "slurmdbd", lambda: listens(head, etcfiles.SLURMDBD_PORT))
     dump = view.folder.etc / "accounts.cfg"
     dump.write_text(accounts(view.config))
     view.exec(

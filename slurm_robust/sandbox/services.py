@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from slurm_robust.sandbox.config import HEAD, INSIDE
-from slurm_robust.sandbox.slurmconf import DATABASE_SOCKET, MUNGE_SOCKET
+from slurm_robust.sandbox.etcfiles import DATABASE_SOCKET, MUNGE_SOCKET
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLURM_CONF = f"{INSIDE}/etc/slurm.conf"
