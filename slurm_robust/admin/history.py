@@ -71,21 +71,24 @@ class LogUnreadable(SrobustError):
 
 
 class Entry(Record):
-    """One thing that happened to a node at ``at``, until ``until`` if it lasted; seconds since 1970."""
+    """One thing that happened to a node. Times are seconds since 1970."""
 
     node: str
     at: float
     what: str
     text: str = ""
     until: float | None = None
+    """When it was over, if it lasted."""
 
 
 class History(Record):
-    """All that was gathered. ``logged``: our own events as they are in the logs, with a node and a time."""
+    """All that was gathered."""
 
     events: tuple[NodeEvent, ...]
     runs: tuple[AccountingRow, ...]
     logged: tuple[dict[str, Any], ...]
+    """Our own events as they are in the logs, with a node and a time."""
+
     until: float
 
 

@@ -49,13 +49,16 @@ class GpuError(str, Enum):
 class Gpu(Record):
     """One GPU. Memory in MiB, temperatures in °C, clocks in MHz; error counters as the driver counts them.
 
-    ``index`` is the driver's, ``bus`` the PCI address as in sysfs (``0000:1b:00.0``). ``volatile`` counters
-    start anew with the driver, ``aggregate`` ones are the GPU's whole life.
+    ``volatile`` counters start anew with the driver, ``aggregate`` ones are the GPU's whole life.
     """
 
     index: int
+    """The driver's."""
+
     vendor: str = NVIDIA
     bus: str = ""
+    """PCI address as in sysfs (``0000:1b:00.0``)."""
+
     uuid: str = ""
     name: str = ""
     serial: str = ""
@@ -132,35 +135,38 @@ class Gpu(Record):
 
 
 class GpuFacts(Record):
-    """All GPUs of a node.
-
-    ``on_bus``: PCI addresses of GPUs that the driver should have, whether it lists them or not. ``fault``:
-    why the driver does not work, ``unreadable``: why it cannot be asked.
-    ``stuck_in``: the call that did not come back within ``took_s``.
-    """
+    """All GPUs of a node."""
 
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
     library: str = ""
     on_bus: tuple[str, ...] = ()
+    """PCI addresses of GPUs that the driver should have, whether it lists them or not."""
+
     fault: str = ""
+    """Why the driver does not work."""
+
     unreadable: str = ""
+    """Why it cannot be asked."""
+
     stuck_in: str = ""
+    """The call that did not come back within ``took_s``."""
+
     took_s: float = 0.0
 
 
 class GpuProcess(Record):
-    """A process that holds a GPU. ``ending``: it is gone or a zombie, its memory is being freed.
-
-    ``uid``: whose it is; None where that is not known. A server of MPS runs as the user whom it serves: it
-    belongs to the daemon that has started it.
-    """
+    """A process that holds a GPU."""
 
     pid: int
     name: str = ""
     memory_mb: int | None = None
     ending: bool = False
+    """It is gone or a zombie, and its memory is being freed."""
+
     uid: int | None = None
+    """Its owner; None where that is not known. A server of MPS runs as the user whom it serves: it belongs to
+    the daemon that has started it."""
 
 
 class Use(Record):

@@ -33,10 +33,7 @@ from slurm_robust.model.record import Record
 
 
 class XidRule(Record):
-    """One XID. ``lasting``: it counts until the reset or the reboot that it calls for, else within a window.
-
-    ``application``: a program's own mistake causes it; only many programs in a row speak against the GPU.
-    """
+    """What one XID means."""
 
     code: int
     mnemonic: str
@@ -44,7 +41,10 @@ class XidRule(Record):
     suggestion: Suggestion
     blame: Party = Party.NODE
     lasting: bool = False
+    """It counts until the reset or the reboot that it calls for, else within a window."""
+
     application: bool = False
+    """A program's own mistake causes it; only many programs in a row speak against the GPU."""
 
 
 def _rule(code: int, mnemonic: str, meaning: str, suggestion: Suggestion = Suggestion.MONITOR) -> XidRule:
@@ -138,16 +138,19 @@ class Severity(str, Enum):
 
 
 class Xid(Record):
-    """One line of the driver. ``address`` is the GPU's PCI address as ``0000:9b:00``, without function.
-
-    ``pid`` is 0 where the line names no process. ``cause``: the earlier XID that this one follows, or 0.
-    """
+    """One line of the driver."""
 
     address: str
+    """The GPU's PCI address as ``0000:9b:00``, without function."""
+
     code: int
     severity: Severity = Severity.PLAIN
     pid: int = 0
+    """0 where the line names no process."""
+
     cause: int = 0
+    """The earlier XID that this one follows, or 0."""
+
     instance: str = ""
     detail: str = ""
 

@@ -18,14 +18,15 @@ _WAIT_S = 1.0
 
 
 class XidEvent(Record):
-    """An XID. ``at`` is wall-clock time, seconds since 1970; ``code`` 0: the GPU is lost, and nothing more
-    will come from it.
-    """
+    """An XID."""
 
     at: float
+    """Wall-clock time, seconds since 1970."""
+
     index: int | None
     uuid: str
     code: int
+    """0: the GPU is lost, and nothing more will come from it."""
 
 
 class XidEvents:
