@@ -169,6 +169,8 @@ def slurm_version() -> tuple[int, int]:
 
 def launch_init(folder: StateFolder, view: View) -> None:
     """Start the sandbox's PID 1 and wait until it takes orders. Raises :class:`BootFailed`."""
+    # The package may be run from a source tree that only the caller's sys.path knows.
+    path = str(Path(__file__).resolve().parents[2])
     with folder.log("init").open("ab") as log:
         launcher = subprocess.Popen(
             [sys.executable, "-m", INIT_MODULE, str(folder.path)],
@@ -176,7 +178,7 @@ def launch_init(folder: StateFolder, view: View) -> None:
             stdout=log,
             stderr=log,
             cwd="/",
-            env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "PYTHONPATH": _python_path()},
+            env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "PYTHONPATH": path},
             # Ctrl-C in the terminal is for `up`, which then takes the sandbox down by itself.
             start_new_session=True,
         )
@@ -188,11 +190,6 @@ def launch_init(folder: StateFolder, view: View) -> None:
         code = -1
     if code != 0 or not wait_until(lambda: (folder.path / "control.sock").exists(), INIT_S):
         raise BootFailed(f"the sandbox's PID 1 did not start:\n{view.log_tail('init')}")
-
-
-def _python_path() -> str:
-    # The package may be run from a source tree that only the caller's sys.path knows.
-    return str(Path(__file__).resolve().parents[2])
 
 
 def boot(view: View, progress: Progress) -> None:

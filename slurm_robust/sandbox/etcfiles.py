@@ -165,17 +165,13 @@ def _merge(settings: dict[str, str], lines: tuple[str, ...]) -> list[str]:
             extra.append(line)
             continue
         own = spelled.setdefault(key.lower(), key)
-        if key.lower() in _LISTS and settings.get(own):
-            settings[own] = _join_lists(settings[own], value.strip())
-        else:
-            settings[own] = value.strip()
+        new, old = value.strip(), settings.get(own)
+        if key.lower() in _LISTS and old:
+            # An added item replaces an own one of the same key.
+            items = {item.partition("=")[0]: item for item in (*old.split(","), *new.split(","))}
+            new = ",".join(items.values())
+        settings[own] = new
     return extra
-
-
-def _join_lists(own: str, added: str) -> str:
-    """Comma-separated items; an added one replaces an own one of the same key."""
-    items = {item.partition("=")[0]: item for item in (*own.split(","), *added.split(","))}
-    return ",".join(items.values())
 
 
 # -- the machine's files -----------------------------------------------------------------------------

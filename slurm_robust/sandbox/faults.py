@@ -25,9 +25,11 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done: ``t`` is ``time.time()`` just before the act."""
+    """What was done."""
 
     t: float
+    """``time.time()`` just before the act."""
+
     fault: str
     target: str
 

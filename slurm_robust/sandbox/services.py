@@ -14,10 +14,12 @@ SLURM_CONF = f"{INSIDE}/etc/slurm.conf"
 
 @dataclass(frozen=True)
 class Service:
-    """One daemon in the foreground. ``output`` takes its stdout and stderr; Slurm's also write a log."""
+    """One daemon in the foreground."""
 
     argv: tuple[str, ...]
     output: str
+    """The file that takes its stdout and stderr; Slurm's daemons also write a log."""
+
     env: dict[str, str] = field(default_factory=dict)
 
 
