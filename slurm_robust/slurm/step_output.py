@@ -69,7 +69,12 @@ def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd
         message=_joined(messages),
         outlook=outlook,
         fix=fix,
-        named={node: why for node, why in _named(messages) if node in nodes},
+        named={
+            match["node"]: line
+            for line in messages
+            for pattern in _NAMED
+            if (match := pattern.search(line)) is not None and match["node"] in nodes
+        },
     )
 
 
@@ -101,13 +106,6 @@ def _outlook(text: str) -> tuple[Outlook, str]:
         if part in text:
             return Outlook.STAYS, fix
     return Outlook.UNKNOWN, ""
-
-
-def _named(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        for pattern in _NAMED:
-            if (match := pattern.search(line)) is not None:
-                yield match["node"], line
 
 
 def _of_stepd(node: str, lines: Iterable[str]) -> Iterator[str]:
