@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig
+from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict
 from tests.unit.controller.fake_job import Job
@@ -148,6 +149,25 @@ def test_a_lost_node_beside_the_end_of_a_step_that_nothing_starts_does_not_end_t
     job.power_cut("n4")
     job.until(lambda: job.code is not None or (job.core.state.generation == 2 and job.stage == "Running"), 60)
     assert (job.code, evicted(job)) == (None, {"n4"})
+
+
+def test_a_requeue_beside_the_end_of_a_step_restores_what_its_nodes_keep_in_memory() -> None:
+    job = trained(("n1", "n2", "n3", "n4"))
+    job.step_dies("n2", message=KILLED)
+    job.pass_time(1.0)
+    left = job.copies | {node: heartbeat.copies for node, heartbeat in job.heartbeats.items()}
+    job.power_cut("n4")
+    job.until(lambda: bool(job.requeued), 30)
+    assert job.requeued == [("n4",)]
+    slots = ("n1", "n2", "n3", "n5")
+    taken = ev.AllocationTaken(t=job.wall, restart_count=1, nodes=slots, slots=slots, spares=())
+    history = (*job.journal, taken)
+    later = Job(slots, history=history, first=ToGathering(start=True), copies=left)
+    later.until(lambda: later.core.state.generation == 2, 30)
+    restored = later.core.state.restored
+    assert restored is not None
+    assert restored.step >= 19
+    assert later.core.state.unsealed == ()
 
 
 def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> None:
