@@ -115,6 +115,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             journal.append(ev.Noted(t=time.time(), text=short))
         rules = _log_rules(journal, plan)
         first = begin(journal, plan)
+        steps = AgentSteps(slurm, _allocation(slurm, plan), _agent_command(directory, plan), directory.agents)
+        steps.adopt()
         core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
         loop = Loop(
             core,
@@ -122,9 +124,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             directory=directory,
             journal=journal,
             socket=server,
-            steps=AgentSteps(
-                slurm, _allocation(slurm, plan), _agent_command(directory, plan), directory.agents
-            ),
+            steps=steps,
             requeuer=Requeuer(
                 slurm,
                 plan.job_id,
