@@ -120,6 +120,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
         rules = _log_rules(journal, plan)
         allocation = _allocation(slurm, plan)
         first = begin(journal, plan)
+        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents)
+        steps.adopt()
         core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
         loop = Loop(
             core,
@@ -127,7 +129,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             directory=directory,
             journal=journal,
             socket=server,
-            steps=AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents),
+            steps=steps,
             requeuer=Requeuer(
                 slurm,
                 plan.job_id,

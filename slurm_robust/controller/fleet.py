@@ -80,10 +80,10 @@ class Fleet:
         self._aged = None
         return self._views.pop(node, None)
 
-    def forget_all(self) -> None:
-        """No node has an agent any more."""
-        self._aged = None
-        self._views.clear()
+    def forget_silent(self, now: float, dead_s: float) -> None:
+        """Nodes that are silent for more than ``dead_s`` have no agent any more."""
+        for node in [n for n in self._views if self.silence(n, now, now) > dead_s]:
+            self.forget(node)
 
     def give_sign(self, node: str, at: float) -> None:
         """``node`` gave another sign of life than a heartbeat. Raises ``KeyError``."""

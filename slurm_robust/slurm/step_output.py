@@ -13,6 +13,8 @@ _MOST_TEXT = 600
 _SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
 # Messages of srun that report no error, or follow one.
 _HARMLESS = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
+# srun says so before it, or Slurm at somebody's order (scancel JOB.STEP), ends all tasks of a step.
+_ABORTS = "srun: job step aborted"
 _TASKS = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,\-\[\]]+: (?P<how>.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _NAMED = (
@@ -97,6 +99,12 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
                     named={node: message},
                     is_task=True,
                 )
+
+
+def before_abort(lines: Sequence[str]) -> Sequence[str]:
+    """Of ``lines`` those before srun says that the whole step ends; all if it does not."""
+    at = next((n for n, line in enumerate(lines) if line.lower().startswith(_ABORTS)), len(lines))
+    return lines[:at]
 
 
 def _outlook(text: str) -> tuple[Outlook, str]:

@@ -81,6 +81,8 @@ class Gathering:
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
+            if any(core.starts.may_yet_end(n, now) for n in slots):
+                return self._check_deadlines(core, now)
             if self._can_choose(core, now):
                 return ToLaunching()
             if now.mono - self._since > STORAGE_S:

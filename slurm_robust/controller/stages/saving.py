@@ -31,7 +31,7 @@ class Saving:
         self._since = now.mono
         if not core.config.checkpoint.memory:
             return
-        core.checkpoints.seal_pending(now)
+        core.checkpoints.seal_pending(now, awaited=_may_report(core))
         self._plan = plan = core.checkpoints.only_in_memory(now)
         if plan is None:
             return
@@ -95,6 +95,13 @@ class Saving:
         self._sent = now.mono
         for node, order in self._orders.items():
             core.send(node, order)
+
+
+def _may_report(core: Core) -> bool:
+    """Whether a node without an agent may come back to the job, with what its memory holds."""
+    state = core.state
+    kept = (node for node in (*state.slots, *state.spares) if node not in state.evicted)
+    return any(core.fleet.heartbeat(node) is None for node in kept)
 
 
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:

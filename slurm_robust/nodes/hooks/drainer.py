@@ -278,6 +278,8 @@ class _Drainer:
         """Bring the record up to what Slurm shows: a drain that took effect late, or that somebody undid."""
         record = self._record
         if drain.is_own(node, record):
+            if node.reason != record.reason:  # the newest order has not been taken, or not yet
+                self._put(reason=node.reason, former=record.reason)
             if record.since not in record.drains:
                 self._put(drains=self._recent_drains(record.since))
         elif record.reason and not node.is_drained and not drain.untouchable(node):
@@ -368,7 +370,7 @@ class _Drainer:
         self._keep(conclusion)
         self._put(
             reason=decision.reason,
-            former="" if new else before.reason,
+            former=before.reason,  # also of a new drain: an order without an answer may yet be taken
             since=self._now if new else before.since,
             causes=tuple(dict.fromkeys((*known, *causes_of(conclusion)))),
             unverified=new or before.unverified,

@@ -377,6 +377,7 @@ class Job:
     def until(self, condition: Callable[[], bool], limit: float = 60.0) -> None:
         start = self.mono
         while not condition():
+            assert self.code is None, f"the job ended with {self.code} before; said {self.said}"
             assert self.mono - start < limit, f"not within {limit} s; stage {self.stage}, said {self.said}"
             self.pass_time(0.5)
 
