@@ -55,6 +55,11 @@ class Timings(Section):
     """A node counts as dead after its agent has been silent for this time, unless
     [another witness](detection.md#silence-of-nodes) contradicts. At least two heartbeats."""
 
+    verdict_s: Seconds = 0.8
+    """A node counts as dead earlier, after this time without a beacon of its agent, if its kernel answers no
+    probe either and [another node finds the same](detection.md#a-verdict-within-a-second). With more than
+    1,000 nodes it takes longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
+
     unreachable_s: Seconds = 300.0
     """How long to wait for nodes that fell silent together, because the network between them may recover."""
 

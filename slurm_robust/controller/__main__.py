@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import traceback
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.place import make_in_job
+from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
@@ -45,6 +46,7 @@ from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util import openfiles
 from slurm_robust.util.files import write_atomically
+from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.server import ControllerSocket
@@ -91,7 +93,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     openfiles.raise_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
-    with closing(_listen(directory, plan)) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(_listen(directory, plan)))
         epoch = _take(directory, plan, server.port)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
@@ -113,6 +116,9 @@ def control(directory: JobDirectory, plan: Plan) -> int:
         if short := openfiles.shortage(len(plan.nodes), "agents"):
             say(short)
             journal.append(ev.Noted(t=time.time(), text=short))
+        beacons = _listen_for_beacons(directory, spec, server.port, journal)
+        if beacons is not None:
+            stack.enter_context(closing(beacons))
         rules = _log_rules(journal, plan)
         first = begin(journal, plan)
         core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
@@ -122,6 +128,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             directory=directory,
             journal=journal,
             socket=server,
+            beacons=beacons,
             steps=AgentSteps(
                 slurm, _allocation(slurm, plan), _agent_command(directory, plan), directory.agents
             ),
@@ -149,6 +156,22 @@ def control(directory: JobDirectory, plan: Plan) -> int:
 
 def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
     return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
+
+
+def _listen_for_beacons(
+    directory: JobDirectory, spec: JobSpec, port: int, journal: Journal
+) -> BeaconReceiver | None:
+    """None where none are sent, or where the port is somebody else's."""
+    if not spec.beacon_s:
+        return None
+    key = load_server(directory.keys).client_public
+    try:
+        return BeaconReceiver(key, port, spec.beacon_s, overdue_s(spec.beacon_s))
+    except OSError as error:
+        text = f"no beacons are received: UDP port {port} cannot be used ({error.strerror})"
+        say(text)
+        journal.append(ev.Noted(t=time.time(), text=text))
+        return None
 
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
@@ -198,6 +221,7 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         nproc_per_node=plan.nproc_per_node,
         preload=plan.config.preload,
         heartbeat_s=plan.config.timings.heartbeat_s,
+        beacon_s=beacon_interval(plan.config.timings.verdict_s, len(plan.nodes)),
         kill_wait_s=plan.config.timings.kill_wait_s,
         checkpoint_dir=str(_checkpoints(directory, plan)),
         copies=_copies(plan.config.checkpoint),

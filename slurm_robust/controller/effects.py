@@ -11,6 +11,7 @@ from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.wire.messages import FromController
+from slurm_robust.wire.probes import Place
 
 
 class Now(Record):
@@ -65,6 +66,18 @@ class Knock(Record):
     """See which of ``places`` (address and port by node) take a connection; answered by ``on_knock``."""
 
     places: dict[str, tuple[str, int]]
+
+
+class Probe(Record):
+    """Probe the kernels at ``places`` for ``for_s`` seconds; answered by ``on_answers`` with ``number``.
+
+    ``each_kind``: see which kinds of probes are answered.
+    """
+
+    number: int
+    places: dict[str, Place]
+    for_s: float
+    each_kind: bool = False
 
 
 class AskAboutNodes(Record):
@@ -155,6 +168,7 @@ Effect: TypeAlias = (
     | StartAgents
     | AskAboutNodes
     | Knock
+    | Probe
     | FindCheckpoint
     | Prune
     | BeginRequeue

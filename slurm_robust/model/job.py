@@ -62,8 +62,8 @@ class JobSpec(Record):
     """What every agent must know of the job; ``job.json`` in the job directory.
 
     ``run_id`` is made once per job directory and stamped on everything that could be mistaken for
-    another run's. Times are in seconds. ``inspection``: None for none. ``numa_binding``: workers run
-    beside their GPUs.
+    another run's. Times are in seconds. ``beacon_s``: between two beacons, 0 for none.
+    ``inspection``: None for none. ``numa_binding``: workers run beside their GPUs.
     """
 
     run_id: str
@@ -74,6 +74,7 @@ class JobSpec(Record):
     nproc_per_node: int
     preload: tuple[str, ...] = ()
     heartbeat_s: float = 1.0
+    beacon_s: float = 0.0
     kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()

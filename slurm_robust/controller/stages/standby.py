@@ -14,8 +14,8 @@ def watch_spares(core: Core, now: Now) -> None:
     for node, why in core.monitor.unfit_spares().items():
         _drop(core, node, f"is not fit: {why}", now)
     for node in core.state.spares:
-        silent = core.fleet.silence(node, now.mono, now.mono)
-        if silent > core.config.timings.node_dead_s:
+        if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
+            silent = core.fleet.silence(node, now.mono, now.mono)
             core.starts.missed(node, now)
             _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
     missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
