@@ -231,8 +231,8 @@ class Core(Context):
         """Seconds since the newest beacon of each agent. Nothing is concluded before :meth:`on_tick`."""
         self.liveness.on_beacons(ages)
 
-    def on_answers(self, number: int, answers: Answers, now: Now) -> list[Effect]:
-        """Answer to Probe ``number``."""
+    def on_answers(self, number: int, answers: Answers | None, now: Now) -> list[Effect]:
+        """Answer to Probe ``number``; None: the probes could not be made."""
         self.liveness.on_answers(number, answers, now)
         return self.on_tick(now)
 

@@ -66,8 +66,11 @@ class Liveness:
         """Seconds since the newest beacon of each agent (by its id) that has sent any."""
         self._ages = ages
 
-    def on_answers(self, number: int, answers: Answers, now: Now) -> None:
-        """Answer to Probe ``number``."""
+    def on_answers(self, number: int, answers: Answers | None, now: Now) -> None:
+        """Answer to Probe ``number``; None: the probes could not be made, which says nothing of the nodes."""
+        if answers is None:
+            self._proving = () if number == PROVING else self._proving
+            return
         if number == PROVING:
             self._on_proving(answers, now)
             return
@@ -244,8 +247,8 @@ class Liveness:
             text = f"the kernels of {fold(found)} answer probes by {kinds}"
             if not kinds:
                 text = (
-                    f"no probe of the kernel of {fold(found)} is answered (TCP and ICMP dropped by a firewall?): "
-                    f"that a node died is known after {dead_s:g} s there (timings.node_dead_s)"
+                    f"no probe of the kernel of {fold(found)} is answered (are TCP and ICMP dropped?): that "
+                    f"a node died is known after {dead_s:g} s there (timings.node_dead_s)"
                 )
                 self._context.emit(Say(text=text))
             self._context.note(text, "", now)

@@ -377,7 +377,10 @@ class Loop:
             answers = probe(effect.places, effect.for_s, each_kind=effect.each_kind)
             return lambda: self._do(self._core.on_answers(effect.number, answers, self._now()))
 
-        self._in_background("probe kernels", work, lambda text: None)
+        def failed(text: str) -> None:
+            self._do(self._core.on_answers(effect.number, None, self._now()))
+
+        self._in_background("probe kernels", work, failed)
 
     def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
         world = self._core.state.placement.world_size
