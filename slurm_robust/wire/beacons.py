@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import select
 import socket
 import struct
@@ -131,6 +130,7 @@ class BeaconReceiver:
         self._seen: dict[
             str, tuple[float, int]
         ] = {}  # when the newest beacon of an agent came, and its number
+        self._looked = self._checked = time.monotonic()
         self._lock = threading.Lock()
         self._was_overdue = False
         self._news, self._end = WakeUp(), WakeUp()
@@ -142,11 +142,13 @@ class BeaconReceiver:
         return self._news.fileno()
 
     def ages(self) -> Mapping[str, float]:
-        """Seconds since the newest beacon of each agent of which one has come."""
+        """Seconds without a beacon of each agent of which one has come.
+
+        They end when this object last looked: what came later may wait to be read.
+        """
         self._news.clear()
-        now = time.monotonic()
         with self._lock:
-            return {agent: now - at for agent, (at, _) in self._seen.items()}
+            return {agent: max(0.0, self._looked - at) for agent, (at, _) in self._seen.items()}
 
     def close(self) -> None:
         """Stop listening."""
@@ -160,16 +162,12 @@ class BeaconReceiver:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._end.fileno(), select.POLLIN)
-        checked = time.monotonic()
         while True:
             ready = poll.poll(1000 * self._interval_s / 2)
             if any(descriptor == self._end.fileno() for descriptor, _ in ready):
                 return
             self._drain()
-            now = time.monotonic()
-            if now - checked >= self._interval_s / 2:
-                self._check(now, now - checked - self._interval_s)
-                checked = now
+            self._look(time.monotonic())
 
     def _drain(self) -> None:
         while True:
@@ -186,14 +184,20 @@ class BeaconReceiver:
                 if seq > self._seen.get(agent, (0.0, -1))[1]:
                     self._seen[agent] = time.monotonic(), seq
 
-    def _check(self, now: float, stalled_s: float) -> None:
+    def _look(self, now: float) -> None:
+        """All that had come by ``now`` was read."""
         with self._lock:
-            for agent, (at, seq) in list(self._seen.items()):
-                if stalled_s > self._interval_s:  # we were stopped: what came meanwhile may have been dropped
-                    self._seen[agent] = min(at + stalled_s, now), seq
-                elif now - at > FORGET_S:
-                    del self._seen[agent]
-            oldest = min((at for at, _ in self._seen.values()), default=math.inf)
+            stalled_s = now - self._looked - self._interval_s
+            self._looked = now
+            if stalled_s > self._interval_s:  # we were stopped: what came meanwhile may have been dropped
+                self._seen = {
+                    agent: (min(at + stalled_s, now), seq) for agent, (at, seq) in self._seen.items()
+                }
+            if now - self._checked < self._interval_s / 2:
+                return
+            self._checked = now
+            self._seen = {agent: seen for agent, seen in self._seen.items() if now - seen[0] <= FORGET_S}
+            oldest = min((at for at, _ in self._seen.values()), default=now)
         is_overdue = now - oldest > self._overdue_s
         if is_overdue or self._was_overdue:
             self._news.wake()

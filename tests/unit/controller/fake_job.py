@@ -256,8 +256,8 @@ class Job:
         if node not in self.dead:
             self.heartbeats[node] = Heartbeat(
                 node=node, agent=agent or f"agent of {node}", seq=0, epoch=1, phase=Phase.IDLE,
-                address=f"10.0.0.{node[1:]}", rendezvous_port=4000, ready=True, data_port=5000, probe_port=6000,
-                copies=self.copies.get(node, ()),
+                address=f"10.0.0.{node[1:]}", rendezvous_port=4000, ready=True, data_port=5000,
+                probe_port=6000, copies=self.copies.get(node, ()),
             )  # fmt: skip
             self.change(node, **changes)
 
