@@ -130,7 +130,7 @@ class BeaconReceiver:
         self._seen: dict[
             str, tuple[float, int]
         ] = {}  # when the newest beacon of an agent came, and its number
-        self._looked = self._checked = time.monotonic()
+        self._looked = time.monotonic()
         self._lock = threading.Lock()
         self._was_overdue = False
         self._news, self._end = WakeUp(), WakeUp()
@@ -160,12 +160,9 @@ class BeaconReceiver:
 
     def _run(self) -> None:
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
         poll.register(self._end.fileno(), select.POLLIN)
-        while True:
-            ready = poll.poll(1000 * self._interval_s / 2)
-            if any(descriptor == self._end.fileno() for descriptor, _ in ready):
-                return
+        # Datagrams are read a few at a time: one by one they would cost a wake-up each.
+        while not poll.poll(1000 * self._interval_s / 4):
             self._drain()
             self._look(time.monotonic())
 
@@ -193,9 +190,6 @@ class BeaconReceiver:
                 self._seen = {
                     agent: (min(at + stalled_s, now), seq) for agent, (at, seq) in self._seen.items()
                 }
-            if now - self._checked < self._interval_s / 2:
-                return
-            self._checked = now
             self._seen = {agent: seen for agent, seen in self._seen.items() if now - seen[0] <= FORGET_S}
             oldest = min((at for at, _ in self._seen.values()), default=now)
         is_overdue = now - oldest > self._overdue_s
