@@ -99,23 +99,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
-        if not journal.events:
-            journal.append(_run_started(plan))
-        if journal.torn is not None:
-            journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
-        journal.append(
-            ev.ControllerStarted(
-                t=time.time(),
-                epoch=epoch.epoch,
-                host=epoch.host,
-                pid=epoch.pid,
-                port=epoch.port,
-                node=os.environ.get("SLURMD_NODENAME", ""),
-            )
-        )
-        if short := openfiles.shortage(len(plan.nodes), "agents"):
-            say(short)
-            journal.append(ev.Noted(t=time.time(), text=short))
+        _write_start(journal, plan, epoch)
         beacons = _listen_for_beacons(directory, spec, server.port, journal)
         if beacons is not None:
             stack.enter_context(closing(beacons))
@@ -152,6 +136,26 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
+
+
+def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord) -> None:
+    if not journal.events:
+        journal.append(_run_started(plan))
+    if journal.torn is not None:
+        journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
+    journal.append(
+        ev.ControllerStarted(
+            t=time.time(),
+            epoch=epoch.epoch,
+            host=epoch.host,
+            pid=epoch.pid,
+            port=epoch.port,
+            node=os.environ.get("SLURMD_NODENAME", ""),
+        )
+    )
+    if short := openfiles.shortage(len(plan.nodes), "agents"):
+        say(short)
+        journal.append(ev.Noted(t=time.time(), text=short))
 
 
 def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:

@@ -72,6 +72,9 @@ class Job:
         some, so time should pass in small ticks.
         """
         self.beacons = beacons
+        config = config or JobConfig()
+        if not beacons:
+            config = structs.replace(config, timings=structs.replace(config.timings, verdict_s=0.0))
         self.beacon_at: dict[str, float] = {}  # of each agent
         self.hidden: set[str] = set()  # nodes cut from the controller, whose kernels others reach
         self.deaf: set[str] = set()  # observers that do not answer
@@ -123,7 +126,7 @@ class Job:
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
         self.core = Core(
-            config or JobConfig(),
+            config,
             fold(self.journal),
             build,
             first or ToGathering(start=True),
