@@ -258,8 +258,6 @@ class Core(Context):
     def on_nodes(self, found: tuple[Witness, ...] | None, now: Now) -> list[Effect]:
         """Answer to AskAboutNodes: Slurm's word on them; None when slurmctld does not answer."""
         self.witnesses.on_slurm(found, now)
-        if found is not None:
-            self.liveness.on_slurm(now)
         self.starts.on_witness(found)
         return self.on_tick(now)
 

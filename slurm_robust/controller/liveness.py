@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 from msgspec import structs
 
 from slurm_robust.controller.context import Context
-from slurm_robust.controller.effects import AskAboutNodes, Now, Probe, Say
+from slurm_robust.controller.effects import Now, Probe, Say
+from slurm_robust.controller.fleet import AgentView
 from slurm_robust.policy.liveness import (
     PROVE_EVERY_S,
     PROVEN_S,
@@ -56,7 +56,6 @@ class Liveness:
         self._tried: dict[str, float] = {}  # when a node was last probed for that
         self._are_kinds_said = False
         self._vain: dict[str, int] = {}
-        self._slurm_at = -math.inf
         self._without: dict[str, float] = {}  # nodes whose agents speak but send no beacons, and since when
         self._is_without_said = False
 
@@ -91,10 +90,6 @@ class Liveness:
                 unanswered = (*probing.unanswered, found.node)
                 self._probings[node] = structs.replace(probing, unanswered=unanswered)
 
-    def on_slurm(self, now: Now) -> None:
-        """Slurm has answered: this node is not cut off from everything."""
-        self._slurm_at = now.mono
-
     # -- what follows --------------------------------------------------------------------------------
 
     def step(self, now: Now, explained: Collection[str]) -> None:
@@ -103,9 +98,11 @@ class Liveness:
             return
         self._prove(now)
         self._follow_missing(now)
-        state = self._context.state
+        state, views = self._context.state, self._context.fleet.views
         silent_s = {
-            node: self._silence(node, now) for node in (*state.slots, *state.spares) if node not in explained
+            node: self._silence(views[node], now)
+            for node in (*state.slots, *state.spares)
+            if node not in explained and node in views and views[node].dead is None
         }
         suspects = [
             node
@@ -118,10 +115,9 @@ class Liveness:
         self._probe(suspects, silent_s, now)
         self._judge(silent_s, now)
 
-    def _silence(self, node: str, now: Now) -> float:
-        """Seconds without a beacon or a heartbeat; 0 for what sends no beacons, and for the dead."""
-        view = self._context.fleet.views.get(node)
-        if view is None or view.dead is not None or view.heartbeat.agent not in self._ages:
+    def _silence(self, view: AgentView, now: Now) -> float:
+        """Seconds without a beacon or a heartbeat; 0 for an agent that sends no beacons."""
+        if view.heartbeat.agent not in self._ages:
             return 0.0
         return min(self._ages[view.heartbeat.agent], now.mono - view.heard)
 
@@ -150,23 +146,22 @@ class Liveness:
             if theirs:
                 order = ProbeNodes(epoch=context.state.epoch, number=self._number, places=theirs, for_s=for_s)
                 context.send(observer, order)
-        if len(silent_s) - (own in silent_s) == 1:
-            context.emit(AskAboutNodes(nodes=tuple(places)))
 
     def _judge(self, silent_s: Mapping[str, float], now: Now) -> None:
-        context = self._context
-        began = min((probing.began for probing in self._probings.values()), default=now.mono)
+        context, overdue = self._context, overdue_s(self._interval_s)
         found = judge(
             silent_s,
             context.state.own_node,
             dead_s=verdict_s(self._interval_s),
-            apart_s=overdue_s(self._interval_s),
+            apart_s=overdue,
             switches=context.switches,
-            slurm_answers=True if self._slurm_at >= began else None,
+            slurm_answers=None,
         )
         if found is None or found.cause or context.state.own_node in found.nodes:
             return
         for node in found.nodes:
+            if node in context.state.slots and not self._can_replace(found.nodes, silent_s):
+                continue
             probing = self._probings.get(node)
             if probing is not None and probing.is_unanimous:
                 kinds = self._proved[node][2]
@@ -175,11 +170,18 @@ class Liveness:
                 context.note(text, node, now)
                 del self._probings[node]
 
+    def _can_replace(self, nodes: Collection[str], silent_s: Mapping[str, float]) -> bool:
+        """Whether there are standbys for all that die now; a requeue takes longer than to wait for a return."""
+        state, fleet = self._context.state, self._context.fleet
+        dying = {node for node in state.slots if node in nodes or node in fleet.deaths(state.slots)}
+        heard = [n for n in state.spares if n in silent_s and silent_s[n] < overdue_s(self._interval_s)]
+        return len(dying) <= len(heard)
+
     def _lives(self, node: str, why: str, now: Now) -> None:
         probing = self._probings[node]
         if not probing.answered:
             self._probings[node] = structs.replace(probing, answered=True)
-            silent_s = self._silence(node, now)
+            silent_s = self._silence(self._context.fleet.views[node], now)
             text = f"no beacon of the agent of {node} comes, but {why}: the node is not dead"
             if silent_s > verdict_s(self._interval_s):
                 self._context.note(text, node, now)

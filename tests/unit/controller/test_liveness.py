@@ -126,14 +126,23 @@ def test_half_the_nodes_are_waited_for() -> None:
     assert opened(job) == []
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_of_two_nodes_slurm_says_that_the_controllers_own_is_not_cut_off(answers: bool) -> None:
-    job = trained(("n1", "n2"), ())
-    job.slurm_answers = answers
-    job.power_cut("n2")
-    seconds = seconds_until_opened(job, 10.0)
-    assert seconds <= 1.0 if answers else seconds >= 4.0
-    assert opened(job)[0].symptom is (Symptom.NODE_LOST if answers else Symptom.UNREACHABLE)
+@pytest.mark.parametrize("spares", [(), ("n7",)])
+def test_without_standbys_enough_a_return_is_waited_for(spares: tuple[str, ...]) -> None:
+    """A requeue costs far more than the seconds that a flapping link needs."""
+    job = trained(spares=spares)
+    for node in ("n3", "n4")[: 1 + len(spares)]:
+        job.power_cut(node)
+    job.pass_time(4.0)
+    assert opened(job) == []
+
+
+def test_a_short_cut_of_a_job_without_standbys_costs_nothing() -> None:
+    job = trained(spares=())
+    job.cut.add("n3")
+    job.pass_time(3.0)
+    job.cut.clear()
+    job.pass_time(10.0)
+    assert (opened(job), job.stage) == ([], "Running")
 
 
 def test_a_site_that_drops_probes_is_told_and_keeps_the_long_silence() -> None:
