@@ -150,8 +150,8 @@ class Checkpoints:
         found = []
         for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
             heartbeat = fleet.heartbeat(node)
-            silence = fleet.silence(node, now.mono, now.mono)
-            if heartbeat is None or silence > self._context.config.timings.node_dead_s:
+            dead_s = self._context.config.timings.node_dead_s
+            if heartbeat is None or fleet.is_silent(node, dead_s, now.mono, now.mono):
                 continue
             copies = tuple(c for c in heartbeat.copies if c.generation not in foreign)
             found.append(

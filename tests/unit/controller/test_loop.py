@@ -72,6 +72,7 @@ class Hands:
             directory=directory,
             journal=self.journal,
             socket=server,
+            beacons=None,
             steps=AgentSteps(slurm, ALLOCATION, ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
             store=SharedTiers({Tier.STORAGE: self.store}),
