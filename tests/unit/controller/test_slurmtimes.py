@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import pytest
 
 from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.controller.main import slurm_times
-from slurm_robust.controller.preflight import too_short
+from slurm_robust.doctor.facts import Facts
+from slurm_robust.doctor.rule import Level, apply
+from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
 DEFAULTS = {"KillWait": "30 sec", "UnkillableStepTimeout": "60 sec"}
 
 
+def too_short(slurm_conf: Mapping[str, str], timings: Timings, *, gpus: bool) -> Iterator[str]:
+    facts = Facts(config=JobConfig(timings=timings), slurm=dict(slurm_conf), gpus=gpus)
+    found = [apply(rule, facts) for rule in TIMES]
+    return (hazard.line() for hazard in found if hazard.level is Level.BAD)
+
+
 def test_slurms_defaults_are_too_short_for_gpus_only() -> None:
     assert list(too_short(DEFAULTS, Timings(), gpus=False)) == []
     (text,) = too_short(DEFAULTS, Timings(), gpus=True)
     assert text.startswith("UnkillableStepTimeout is 60 s")
-    assert text.endswith("fix: the administrator sets UnkillableStepTimeout=180 in slurm.conf")
+    assert "180 s to die" in text
+    assert text.endswith("fix: the administrator sets UnkillableStepTimeout to that in slurm.conf")
 
 
 @pytest.mark.parametrize("timeout", ["180 sec", "600 sec"])
