@@ -6,7 +6,7 @@ import re
 import resource
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -69,11 +69,13 @@ def gather(
     own = environ.get("SLURM_JOB_ID", "")
     inside = int(own) if own.isdecimal() and wanted.script is None else None
     job_id = wanted.job_id or inside
-    site, unseen = _site(slurm, job_id, environ if job_id == inside else {}, named=bool(wanted.job_id))
+    ours = job_id in (None, inside)
+    site, unseen = _site(slurm, job_id, environ if ours else {}, named=wanted.job_id is not None)
     submitted = site.options
     if wanted.script is not None:
         submitted = _script(wanted.script, environ)
-    ours = job_id in (None, inside)
+    elif job_id is None:
+        unseen += ("the job: give a batch script or --jobid, or run it inside of the job",)
     node = None
     if ours and inside and environ.get("SLURMD_NODENAME"):
         node = node_of(host)
@@ -110,9 +112,7 @@ def _site(
     try:
         conf = slurm.config()
         ahead = clock_offset(slurm)
-        if job_id is None:
-            unseen = ("the job: give a batch script or --jobid, or run it inside of the job",)
-        else:
+        if job_id is not None:
             job = slurm.job(job_id)
             submitted = options.of_submission(slurm.submission(job_id), environ)
             gpus = min(slurm.allocation(job_id).gpus_per_node.values(), default=None)
@@ -123,11 +123,11 @@ def _site(
     return _Site(slurm=conf, clock_s=ahead, job=job, options=submitted, gpus_per_node=gpus), unseen
 
 
-def clock_offset(slurm: SlurmClient) -> float | None:
+def clock_offset(slurm: SlurmClient, clock: Callable[[], float] = time.time) -> float | None:
     """How far this host's clock is ahead of slurmctld's; None where the answer took too long to tell."""
-    before = time.time()
+    before = clock()
     then = slurm.now() + 0.5  # whole seconds, cut off
-    after = time.time()
+    after = clock()
     return (before + after) / 2 - then if after - before < _ROUND_TRIP_S else None
 
 
@@ -139,24 +139,29 @@ def _script(path: Path, environ: Mapping[str, str]) -> options.Options:
     return options.of_script(text, environ)
 
 
-def software(host: Host) -> Software:
-    """Of the environment that this program runs in, without importing it, and of the machine's driver."""
-    torch = _installed("torch")
-    tag = re.search(r"\+cu(\d+)(\d)$", torch)
-    driver = re.search(r"Kernel Module\D*?\s(\d+(?:\.\d+)+)", host.read_or(DRIVER))
-    return Software(
-        torch=_numbers(torch),
-        nccl=_numbers(next(filter(None, map(_installed, _NCCL)), "")),
-        cuda=(int(tag[1]), int(tag[2])) if tag else _numbers(next(filter(None, map(_installed, _CUDA)), "")),
-        driver=_numbers(driver[1]) if driver else (),
-    )
-
-
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
+    """The release of a package of this Python, "" if it is not installed; nothing is imported."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def software(host: Host, release: Callable[[str], str] = installed) -> Software:
+    """Of the environment that this program runs in, and of the machine's driver."""
+
+    def first(names: Iterable[str]) -> Version:
+        return _numbers(next(filter(None, map(release, names)), ""))
+
+    torch = release("torch")
+    tag = re.search(r"\+cu(\d+)(\d)$", torch)
+    driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", host.read_or(DRIVER))
+    return Software(
+        torch=_numbers(torch),
+        nccl=first(_NCCL),
+        cuda=(int(tag[1]), int(tag[2])) if tag else first(_CUDA),
+        driver=_numbers(driver[1]) if driver else (),
+    )
 
 
 def _numbers(version: str) -> Version:
