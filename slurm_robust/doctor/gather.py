@@ -110,8 +110,11 @@ def _site(
     conf, ahead, job, submitted, gpus = None, None, None, None, None
     unseen: tuple[str, ...] = ()
     try:
-        conf = slurm.config()
         ahead = clock_offset(slurm)
+        if environ.get("SLURM_PROCID", "0") != "0":
+            # Of a thousand tasks slurmctld would be asked a thousand times, for the same answers.
+            return _Site(clock_s=ahead), ("Slurm but for its clock: task 0 of this step asks it",)
+        conf = slurm.config()
         if job_id is not None:
             job = slurm.job(job_id)
             submitted = options.of_submission(slurm.submission(job_id), environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from functools import partial
 
@@ -23,6 +24,7 @@ FOUND = 1
 class Report(Record):
     """All rules applied, the worst first; ``unseen``: what no rule could look at."""
 
+    host: str
     hazards: tuple[Hazard, ...]
     unseen: tuple[str, ...] = ()
 
@@ -35,7 +37,7 @@ def main(wanted: Wanted, config: JobConfig, *, json: bool, verbose: bool) -> int
     """Print what was found; 0 or :data:`FOUND`. Raises what ``gather`` does."""
     slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
     facts, unseen = gather(wanted, config, os.environ, slurm, Host())
-    report = Report(hazards=apply_all(RULES, facts), unseen=unseen)
+    report = Report(host=socket.gethostname(), hazards=apply_all(RULES, facts), unseen=unseen)
     show(report, partial(render, verbose=verbose), json=json)
     return FOUND if report.of(Level.BAD) else 0
 
@@ -52,7 +54,7 @@ def _lines(report: Report, *, verbose: bool) -> Iterator[str]:
     for part in report.unseen:
         yield f"not seen: {one_line(part, None)}"
     counts = (f"{len(report.of(level))} {level.value}" for level in Level)
-    yield f"{len(report.hazards)} rules: {', '.join(counts)}"
+    yield f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}"
 
 
 def _hazard(hazard: Hazard, *, verbose: bool) -> Iterator[str]:

@@ -27,6 +27,14 @@ def _requeue(facts: Facts) -> str:
     return "the job does not ask for --requeue, and JobRequeue is 0" if off else ""
 
 
+def _expedite(facts: Facts) -> str:
+    allowed = "enable_expedited_requeue" in facts.words("SlurmctldParameters")
+    given = facts.option("requeue") or ""
+    if not allowed or given.startswith("expedite") or given == OFF:
+        return ""
+    return "the site allows --requeue=expedite, and the job does not ask for it"
+
+
 def _signal(facts: Facts) -> Signal:
     return known(parse_signal(known(facts.option("signal"), "--signal")), "a readable --signal")
 
@@ -101,6 +109,15 @@ RULES = (
         fix="submit with --requeue",
         source="sbatch(1) --requeue; slurm.conf(5) JobRequeue",
         judge=_requeue,
+    ),
+    Rule(
+        name="job.expedite",
+        level=Level.NOTE,
+        needs=("options", "slurm"),
+        why="a requeue takes seconds longer, and minutes after the loss of a node",
+        fix="submit with --requeue=expedite",
+        source="sbatch(1) --requeue; measured on Slurm 26.05: 0.2 to 0.7 s instead of 6, or 121",
+        judge=_expedite,
     ),
     Rule(
         name="job.signal",

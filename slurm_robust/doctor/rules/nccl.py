@@ -48,7 +48,7 @@ def _port_failover(facts: Facts) -> str:
         return ""
     if facts.variable("NCCL_IB_RESILIENCY_PORT_FAILOVER") == "1":
         return ""
-    return f"NCCL does not use the other {len(ports) - 1} adapters when the port of one fails"
+    return f"NCCL_IB_RESILIENCY_PORT_FAILOVER is not 1, and the node has {len(ports)} adapters"
 
 
 def _shrink(facts: Facts) -> str:
@@ -199,7 +199,8 @@ RULES = (
         name="nccl.port_failover",
         level=Level.NOTE,
         needs=("software", "node", "environ"),
-        why="one failed port ends the generation",
+        why="where NCCL merges ports into one device, one that fails ends the generation, instead of leaving "
+        "its traffic to the others",
         fix="export NCCL_IB_RESILIENCY_PORT_FAILOVER=1, after a test on this network",
         source="NCCL 2.29.7, src/transport/net_ib/p2p_resiliency.cc (default 0)",
         judge=_port_failover,

@@ -82,8 +82,8 @@ RULES = (
         level=Level.BAD,
         needs=("environ",),
         why="torch kills a rank whose watchdog stands before the stacks of the hang are taken",
-        fix="unset it (480 s, in torch 2.4 600 s)",
-        source="torch, ProcessGroupNCCL environment variables",
+        fix="unset it (480 s or more)",
+        source="torch, ProcessGroupNCCL environment variables, and their defaults in ProcessGroupNCCL.cpp",
         judge=_heartbeat,
     ),
     Rule(

@@ -63,13 +63,6 @@ def _slurmd_late(facts: Facts) -> str:
     return f"SlurmdTimeout is {have} s" if have > _LONG_S else ""
 
 
-def _slurmd_first(facts: Facts) -> str:
-    have, ours = facts.number("SlurmdTimeout"), facts.config.timings.unreachable_s
-    if have == 0 or have >= ours:
-        return ""
-    return f"SlurmdTimeout is {have} s, timings.unreachable_s is {ours:g} s"
-
-
 def _requeue_delay(facts: Facts) -> str:
     delay = facts.requeue_delay_s
     return f"Slurm lets a requeued job wait for {delay + 1} s" if delay > _DELAY_S else ""
@@ -88,6 +81,9 @@ def _batch_requeues(facts: Facts) -> str:
 
 
 def _job_requeue(facts: Facts) -> str:
+    """Of a site; a job that is known has a rule of its own."""
+    if facts.job is not None or facts.options is not None:
+        return ""
     return "JobRequeue is 0" if facts.number("JobRequeue") == 0 else ""
 
 
@@ -137,7 +133,7 @@ def _private_memory(facts: Facts) -> str:
     plugin = facts.setting("JobContainerType") or facts.setting("NamespaceType")
     if not facts.config.checkpoint.memory or plugin.rpartition("/")[2] in ("", "none"):
         return ""
-    return f"{plugin} gives each run of a job a /dev/shm of its own"
+    return f"{plugin} gives each run of a job a /dev/shm of its own, unless its Dirs leave that out"
 
 
 def _memory_polled(facts: Facts) -> str:
@@ -260,15 +256,6 @@ RULES = (
         fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, only the batch host waits",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=_slurmd_late,
-    ),
-    Rule(
-        name="slurm.slurmd_first",
-        level=Level.NOTE,
-        needs=("slurm",),
-        why="Slurm takes nodes that fell silent together before the job stops waiting for their network",
-        fix="set timings.unreachable_s to at most SlurmdTimeout",
-        source=f"{_MANUAL} SlurmdTimeout; docs/configuration.md, timings.unreachable_s",
-        judge=_slurmd_first,
     ),
     Rule(
         name="slurm.requeue_delay",

@@ -43,7 +43,7 @@ SLURM = {
     "SuspendTime": "INFINITE",
     "UnkillableStepTimeout": "180 sec",
 }
-OPTIONS = {"no-kill": "", "requeue": "", "signal": "B:USR1@120", "open-mode": "append", "mem": "0"}
+OPTIONS = {"no-kill": "", "requeue": "expedite", "signal": "B:USR1@120", "open-mode": "append", "mem": "0"}
 JOB = Job(
     job_id=7,
     name="train",
@@ -54,10 +54,7 @@ JOB = Job(
     num_nodes=4,
     time_limit_s=86400.0,
 )
-CONFIG = JobConfig(
-    spares=1,
-    timings=msgspec.structs.replace(JobConfig().timings, unreachable_s=60.0),
-)
+CONFIG = JobConfig(spares=1)
 GOOD = Facts(
     config=CONFIG,
     configured=CONFIG,
@@ -139,7 +136,6 @@ BAD: dict[str, tuple[Change, ...]] = {
     "slurm.unkillable_messages": (slurm(MessageTimeout="60 sec"),),
     "slurm.slurmd_never_down": (slurm(SlurmdTimeout="0 sec"),),
     "slurm.slurmd_timeout": (slurm(SlurmdTimeout="300 sec"),),
-    "slurm.slurmd_first": (config("timings", unreachable_s=300.0),),
     "slurm.requeue_delay": (
         slurm(SchedulerParameters="", AuthInfo=""),
         slurm(SchedulerParameters="requeue_delay=60"),
@@ -147,7 +143,7 @@ BAD: dict[str, tuple[Change, ...]] = {
     ),
     "slurm.expedited_requeue": (slurm(SlurmctldParameters=""),),
     "slurm.max_batch_requeue": (slurm(MaxBatchRequeue="1"),),
-    "slurm.job_requeue": (slurm(JobRequeue="0"),),
+    "slurm.job_requeue": (lambda facts: slurm(JobRequeue="0")(fact(job=None, options=None)(facts)),),
     "slurm.nohold_on_prolog_fail": (slurm(SchedulerParameters="bf_interval=5"),),
     "slurm.prolog_flags": (slurm(PrologFlags="Serial"),),
     "slurm.prolog_beside": (slurm(PrologFlags="NoHold"),),
@@ -176,6 +172,7 @@ BAD: dict[str, tuple[Change, ...]] = {
         lambda facts: options(requeue=OFF)(fact(job=None)(facts)),
         lambda facts: slurm(JobRequeue="0")(options(requeue=None)(fact(job=None)(facts))),
     ),
+    "job.expedite": (options(requeue=""), options(requeue=None)),
     "job.signal": (options(signal=None),),
     "job.signal_target": (options(signal="USR1@120"), options(signal="B:TERM@120")),
     "job.signal_time": (options(signal="B:USR1@30"), config("timings", checkpoint_s=120.0)),

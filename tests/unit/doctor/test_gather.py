@@ -70,6 +70,16 @@ def test_inside_of_a_job(slurm: FakeSlurm) -> None:
     assert "lo" in facts.node.interfaces
 
 
+def test_one_task_of_a_step_asks_slurm(slurm: FakeSlurm) -> None:
+    job_id = job_of(slurm)
+    environ = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": "n2", "SLURM_PROCID": "1"}
+    facts, unseen = gather(Wanted(), JobConfig(), environ, slurm, HERE)
+    assert (facts.slurm, facts.job, facts.options) == (None, None, None)
+    assert facts.clock_s is not None
+    assert facts.node is not None
+    assert len(unseen) == 1
+
+
 def test_another_job(slurm: FakeSlurm) -> None:
     """Its environment and its node are not those here."""
     job_id = job_of(slurm)
@@ -96,7 +106,7 @@ def test_without_slurms_commands(tmp_path: Path) -> None:
     slurm = CliSlurmClient(environ={"PATH": str(tmp_path)})
     facts, unseen = gather(Wanted(), JobConfig(), {}, slurm, HERE)
     assert (facts.slurm, facts.clock_s, facts.gpus) == (None, None, None)
-    assert unseen[0].startswith("Slurm: cannot start scontrol")
+    assert unseen[0].startswith("Slurm: cannot start ")
     assert len(apply_all(RULES, facts)) == len(RULES)
 
 

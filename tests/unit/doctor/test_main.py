@@ -19,7 +19,7 @@ EVIL = "ib0\x1b[2J\nBAD  nothing"
 
 def report(*, clean: bool = False) -> Report:
     facts = GOOD if clean else environ(NCCL_SOCKET_IFNAME=EVIL)(slurm(SlurmdTimeout="300 sec")(GOOD))
-    return Report(hazards=apply_all(RULES, facts), unseen=("the job: give one",))
+    return Report(host="n1", hazards=apply_all(RULES, facts), unseen=("the job: give one",))
 
 
 def test_a_person_sees_what_is_wrong_and_why() -> None:
@@ -31,7 +31,7 @@ def test_a_person_sees_what_is_wrong_and_why() -> None:
     assert lines[1].startswith("           why: ")
     assert lines[2].startswith("           fix: ")
     assert lines[-2] == "not seen: the job: give one"
-    assert lines[-1].startswith(f"{len(RULES)} rules: 1 bad, 2 note")
+    assert lines[-1].startswith(f"n1: {len(RULES)} rules, 1 bad, 2 note")
     assert not any("good  " in line or "source:" in line for line in lines)
 
 
