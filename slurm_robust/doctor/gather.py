@@ -136,6 +136,8 @@ def clock_offset(slurm: SlurmClient, clock: Callable[[], float] = time.time) -> 
 
 def _script(path: Path, environ: Mapping[str, str]) -> options.Options:
     try:
+        if not path.is_file():
+            raise CannotRead(f"{path}: no such file")
         text = path.read_text(errors="replace")
     except OSError as error:
         raise CannotRead(f"{path}: {error.strerror}") from error

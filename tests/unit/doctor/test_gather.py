@@ -52,7 +52,7 @@ def test_a_batch_script_before_it_is_submitted(slurm: FakeSlurm, tmp_path: Path)
     assert facts.options.given["signal"] == "B:USR1@60"
     assert (facts.nodes, facts.ranks, facts.gpus, facts.job) == (4, 32, True, None)
     assert [text.partition(":")[0] for text in unseen] == ["the job's node"]
-    with pytest.raises(CannotRead, match="No such file"):
+    with pytest.raises(CannotRead, match="no such file"):
         gather(Wanted(script=tmp_path / "no"), JobConfig(), {}, slurm, HERE)
 
 
