@@ -25,7 +25,7 @@ from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
-from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
@@ -117,7 +117,7 @@ def main(folder: Path, nodes: int, spares: int) -> int:
             requeuer=Requeuer(slurm, 7, 0, folder / "requeue.jsonl", start_now=False),
             store=SharedTiers(shared_tiers({Tier.STORAGE: str(directory.checkpoints)})),
             slurm=slurm,
-            tester=StepTester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), ""),
+            tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), ""),
         )
         (folder / ".port").write_text(str(server.port))
         (folder / ".port").rename(folder / "port")

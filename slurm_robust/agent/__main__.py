@@ -23,8 +23,8 @@ from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import decoded
 from slurm_robust.nodes.live.inspector import Inspector
 from slurm_robust.nodes.live.service import Inspection
-from slurm_robust.util import openfiles
 from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.keys import load_client
 from slurm_robust.worker.lookup import missing
 from slurm_robust.worker.spawning import Prepare
@@ -46,7 +46,7 @@ class CannotBegin(SrobustError):
 
 def main() -> int:
     """Run the agent; exit code 0 after an order to end, 3 when it cannot begin."""
-    openfiles.raise_limit()
+    raise_file_limit()
     arguments = _arguments()
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     job = JobDirectory(Path(arguments.job_dir).absolute())

@@ -57,8 +57,8 @@ from slurm_robust.agent.stimuli import (
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.nodes.live.service import Inspection
-from slurm_robust.util import openfiles
 from slurm_robust.util.executor import SerialExecutor
+from slurm_robust.util.process import file_shortage
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import ClientKeys
@@ -370,7 +370,7 @@ class Agent:
                 failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason)
                 self._take(LauncherReported(message=failed))
             return
-        if launch.slot == 0 and (short := openfiles.shortage(launch.world_size, "ranks at rank 0's store")):
+        if launch.slot == 0 and (short := file_shortage(launch.world_size, "ranks at rank 0's store")):
             self._book.note(short)
         self._flush = -1
         self._gpus.end()

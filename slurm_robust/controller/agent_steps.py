@@ -99,14 +99,9 @@ class AgentSteps:
             handle = self._slurm.launch_step(request, path)
             self._outputs.append(_Output(path, handle, request.nodes))
 
-    @property
-    def started(self) -> bool:
-        """Whether any step was started by this controller."""
-        return bool(self._outputs)
-
     def ended(self) -> bool:
-        """Whether every srun that was started has ended."""
-        return self.started and all(o.handle.poll() is not None for o in self._outputs)
+        """Whether this controller has started any srun, and all have ended."""
+        return bool(self._outputs) and all(o.handle.poll() is not None for o in self._outputs)
 
     def news(self) -> News:
         """What has come since the last call. Touches shared storage."""

@@ -141,7 +141,7 @@ class Core(Context):
         if seconds >= TOLD_STALL_S:
             text = (
                 f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
-                "or this node or the storage of the job's folder hung; nobody is called silent for it, and "
+                "or this node or the storage of the job's folder hung; no node counts as silent for it, and "
                 "ETTR counts it as training"
             )
             self.record(ev.Noted(t=now.wall, text=text, node=self.state.own_node))
@@ -173,8 +173,8 @@ class Core(Context):
         if self.state.running:
             self.monitor.excuse(seconds, now)
         text = (
-            f"nothing was decided for {seconds:.0f} s, since the storage of the job's folder did not take "
-            "the journal; nobody is blamed for it, and ETTR counts it as training"
+            f"the controller decided nothing for {seconds:.0f} s, since the storage of the job's folder "
+            "did not take the journal; it blames nobody for that, and ETTR counts it as training"
         )
         self.record(ev.Noted(t=now.wall, text=text))
         self.emit(Say(text=text))

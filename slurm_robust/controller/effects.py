@@ -14,10 +14,12 @@ from slurm_robust.wire.messages import FromController
 
 
 class Now(Record):
-    """One reading of both clocks, in seconds: ``mono`` for durations, ``wall`` for people."""
+    """One reading of both clocks, in seconds."""
 
     mono: float
+    """For durations."""
     wall: float
+    """For people."""
 
 
 class Said(str, Enum):
@@ -30,10 +32,11 @@ class Said(str, Enum):
 
 
 class RequeueAnswer(Record):
-    """What Slurm says to :class:`BeginRequeue`. ``detail``: its message, or who has to release the job."""
+    """What Slurm says to :class:`BeginRequeue`."""
 
     said: Said
     detail: str = ""
+    """Its message, or who has to release the job."""
 
 
 # -- core to loop ----------------------------------------------------------------------------------
@@ -46,12 +49,10 @@ class Write(Record):
 
 
 class Send(Record):
-    """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached.
-
-    ``node`` may be the id of one agent, where several speak for a node.
-    """
+    """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached."""
 
     node: str
+    """Or the id of one agent, where several speak for a node."""
     message: FromController
 
 
@@ -62,9 +63,10 @@ class StartAgents(Record):
 
 
 class Knock(Record):
-    """See which of ``places`` (address and port by node) take a connection; answered by ``on_knock``."""
+    """See which of ``places`` take a connection; answered by ``on_knock``."""
 
     places: dict[str, tuple[str, int]]
+    """Address and port by node."""
 
 
 class AskAboutNodes(Record):
@@ -80,9 +82,10 @@ class FindCheckpoint(Record):
 
 
 class Prune(Record):
-    """Remove old checkpoints; ``sealed``: newest step that counts of each ended generation."""
+    """Remove old checkpoints."""
 
     sealed: dict[int, int]
+    """The newest step that counts of each ended generation."""
 
 
 class BeginRequeue(Record):
@@ -137,10 +140,11 @@ class SaveSuspect(Record):
 
 
 class Say(Record):
-    """A line for the job's own output. ``ettr``: with the job's ETTR, which takes the whole journal."""
+    """A line for the job's own output."""
 
     text: str
     ettr: bool = False
+    """With the job's ETTR, which takes the whole journal."""
 
 
 class Exit(Record):

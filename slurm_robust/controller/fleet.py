@@ -26,17 +26,18 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest heartbeat of one node, which came at ``received``; ``replaced`` counts agent changes.
-
-    ``heard``: when the newest heartbeat or Pulse came; ``sign``: when the node last gave another sign of
-    life. All are monotonic time.
-    """
+    """What the controller knows of one node's agent. Times are monotonic."""
 
     heartbeat: Heartbeat
+    """The newest one."""
     heard: float
+    """When the newest heartbeat or Pulse came."""
     received: float
+    """When ``heartbeat`` came."""
     replaced: int = 0
+    """How often the node's agent was another one than before."""
     sign: float = -math.inf
+    """When the node last gave another sign of life."""
 
 
 class Fleet:
@@ -104,6 +105,10 @@ class Fleet:
         """Newest heartbeat of ``node``."""
         view = self._views.get(node)
         return view.heartbeat if view else None
+
+    def heartbeats(self, nodes: Iterable[str]) -> dict[str, Heartbeat]:
+        """Newest heartbeat of each of ``nodes`` that has sent one, in their order."""
+        return {node: self._views[node].heartbeat for node in nodes if node in self._views}
 
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""

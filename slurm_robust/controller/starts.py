@@ -36,14 +36,14 @@ class _NodeStart:
 
 @dataclass
 class Unstarted:
-    """Nodes without an agent for which waiting is over, with the reason.
-
-    ``down``: Slurm says so; ``silent``: nothing says why; ``refused``: Slurm does not start the agent.
-    """
+    """Nodes without an agent for which waiting is over, with the reason."""
 
     down: dict[str, str] = field(default_factory=dict)
+    """Slurm says that the node is not there."""
     silent: dict[str, str] = field(default_factory=dict)
+    """Nothing says why."""
     refused: dict[str, str] = field(default_factory=dict)
+    """Slurm does not start the agent."""
 
 
 class AgentStarts:
@@ -83,11 +83,6 @@ class AgentStarts:
         """Do not count the last ``seconds``: agents that ended before them were not heard after them."""
         for start in self._nodes.values():
             start.ended += seconds
-
-    def expect(self, nodes: Iterable[str], now: Now) -> None:
-        """Agents of ``nodes`` may come by themselves, and have the time of a start."""
-        for node in nodes:
-            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """The agent of ``node`` could not begin (its own message, from the step's output)."""
@@ -133,7 +128,8 @@ class AgentStarts:
     def check(self, nodes: Iterable[str], now: Now) -> Unstarted:
         """Of ``nodes``, none of which has an agent: ask, start again; those for which waiting is over."""
         context, missing = self._context, tuple(nodes)
-        self.expect(missing, now)
+        for node in missing:  # an agent may come by itself, and has the time of a start
+            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
         starts = {node: self._seen(node, now) for node in missing}
         joined_s = context.fleet.joined_s(now.mono)
         patience = patience_s(context.config.timings.agent_start_s, AGENT_LEAST_S, joined_s)

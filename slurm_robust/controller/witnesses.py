@@ -73,7 +73,7 @@ class Witnesses:
         return set(nodes) <= self._given_up
 
     def silence(self, now: Now, since: float, explained: Collection[str] = ()) -> Silence | None:
-        """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard.
+        """Silent nodes, and their common cause; ``since``: from when silence counts of nodes never heard.
 
         Silence of ``explained`` nodes is known to be another's and is not judged.
         """
@@ -103,7 +103,7 @@ class Witnesses:
         silent_s = now.mono - context.fleet.views[node].heard
         if node not in self._noted and silent_s > context.config.timings.node_dead_s:
             self._noted.add(node)
-            text = f"the agent of {node} is silent, but {why}: it is waited for up to {STALLED_S:.0f} s"
+            text = f"the agent of {node} is silent, but {why}: waiting for it, up to {STALLED_S:.0f} s"
             context.note(text, node, now)
             context.emit(Say(text=text))
 

@@ -118,32 +118,33 @@ def drill(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
 
 
 class Taken(Record):
-    """The stacks of ``generation`` at one moment. ``silent`` nodes did not answer within ``limit_s``."""
+    """The stacks of ``generation`` at one moment."""
 
     generation: int
     nodes: tuple[str, ...]
     stacks: tuple[RankStacks, ...]
     silent: tuple[str, ...]
+    """Nodes that did not answer within ``limit_s``."""
     limit_s: float
 
 
 class StackSample(Record):
-    """All that ``srobust stacks --json`` prints. ``groups``: that of most ranks first, then outliers.
-
-    ``incident``: the open one, 0 for none; ``ranks``: the whole stacks of those that were asked for.
-    """
+    """All that ``srobust stacks --json`` prints."""
 
     job_id: int
     t: float
     incident: int
+    """The open one, 0 for none."""
     generation: int
     nodes: tuple[str, ...]
     silent: tuple[str, ...]
     limit_s: float
     localisation: Localisation
     groups: tuple[StackGroup, ...]
+    """That of most ranks first, then outliers."""
     flight: tuple[str, ...]
     ranks: tuple[RankStacks, ...] = ()
+    """The whole stacks of those that were asked for."""
 
 
 def stacks(

@@ -53,9 +53,8 @@ def without_source(lines: Sequence[Line]) -> list[Line]:
     Source is no evidence: it may be a comment, or a message that is never raised. Lines of others may stand
     between a frame and its source; the exception's own line ends a traceback.
     """
-    opened: dict[
-        str, tuple[int, int]
-    ] = {}  # by label: the frame's indentation, and the last line that counts
+    # By label: the frame's indentation, and the last line that counts.
+    opened: dict[str, tuple[int, int]] = {}
     kept = list(lines)
     for at, line in enumerate(lines):
         if frame := _QUOTING.match(line.text) if 'File "' in line.text else None:

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveEvidence, Say
-from slurm_robust.controller.stages.standby import watch_spares
+from slurm_robust.controller.stages.watch import watch_spares
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToEnding,

@@ -33,7 +33,7 @@ from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.nodes.hooks.log import EventLog
 from slurm_robust.report import console as report_console
-from slurm_robust.report import diagnosis, replay
+from slurm_robust.report import diagnosis
 from slurm_robust.report.console import Screen
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
@@ -330,7 +330,7 @@ def test_diagnoses_and_replays(slurm: Answers, text: str) -> None:
     hostile = poisoned(found, text)
     printed(lambda: Screen().print(diagnosis.render(hostile, [hostile.results[0].node])))
     verdict = poisoned(replayed(FakeReplayer({"n5": Fault.CORRUPTS})), text)
-    printed(lambda: Screen().print(replay.render(verdict)))
+    printed(lambda: Screen().print(diagnosis.render_replay(verdict)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")

@@ -123,6 +123,12 @@ def test_an_end_reported_just_before_death_counts(world: World) -> None:
     assert world.run('printf 3 > "/proc/self/fd/$2"; kill -9 $$')[0] == 3
 
 
+def test_a_controller_killed_by_a_signal_without_a_name_is_started_again(world: World) -> None:
+    code, said = world.run(f"[ $(wc -l < starts) = 2 ] || kill -40 $$; {over(5)}")
+    assert (code, world.starts) == (5, 2)
+    assert "was killed by signal 40" in said
+
+
 @pytest.mark.parametrize("hangs", ["kill -STOP $$", "trap '' TERM; while :; do sleep 0.1; done"])
 def test_a_controller_that_runs_on_after_its_report_is_killed(world: World, hangs: str) -> None:
     """As one that hangs in the kernel, on a dead mount."""

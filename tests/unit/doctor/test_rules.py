@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.checkpoint.budget import Room
-from slurm_robust.config.job import JobConfig
+from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.doctor.facts import Facts, Node, Software
 from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
 from slurm_robust.doctor.rules import RULES
+from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.slurm.options import Options
 from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, fact, software
 
@@ -144,3 +146,42 @@ def test_the_page_has_every_rule() -> None:
     if os.environ.get("SROBUST_WRITE_GOLDEN"):
         PAGE.write_text(expected)
     assert PAGE.read_text() == expected, "SROBUST_WRITE_GOLDEN=1 writes docs/doctor.md"
+
+
+# -- The times in slurm.conf, of which srobust run warns -------------------------------------------
+
+DEFAULTS = {"KillWait": "30 sec", "UnkillableStepTimeout": "60 sec"}
+
+
+def too_short(slurm_conf: Mapping[str, str], timings: Timings, *, gpus: bool) -> Iterator[str]:
+    facts = Facts(config=JobConfig(timings=timings), slurm=dict(slurm_conf), gpus=gpus)
+    found = [apply(rule, facts) for rule in TIMES]
+    return (hazard.line() for hazard in found if hazard.level is Level.BAD)
+
+
+def test_slurms_defaults_are_too_short_for_gpus_only() -> None:
+    assert list(too_short(DEFAULTS, Timings(), gpus=False)) == []
+    (text,) = too_short(DEFAULTS, Timings(), gpus=True)
+    assert text.startswith("UnkillableStepTimeout is 60 s")
+    assert "180 s to die" in text
+    assert text.endswith("fix: the administrator sets UnkillableStepTimeout to that in slurm.conf")
+
+
+@pytest.mark.parametrize("timeout", ["180 sec", "600 sec"])
+def test_a_slurm_that_waits_long_enough_is_well(timeout: str) -> None:
+    assert list(too_short(DEFAULTS | {"UnkillableStepTimeout": timeout}, Timings(), gpus=True)) == []
+
+
+def test_a_kill_wait_that_is_shorter_than_leaving_is_reported() -> None:
+    (text,) = too_short(DEFAULTS | {"KillWait": "15 sec"}, Timings(), gpus=False)
+    assert "KillWait is 15 s" in text
+    assert "may need 22 s" in text
+    assert "KillWait=30" in text
+    assert list(too_short({"KillWait": "15 sec"}, Timings(stop_grace_s=2.0, shutdown_s=7.0), gpus=False)) == [
+        text.replace("22 s", "16 s")
+    ]
+
+
+def test_what_slurm_does_not_say_is_not_judged() -> None:
+    assert list(too_short({}, Timings(), gpus=True)) == []
+    assert list(too_short({"KillWait": "(null)"}, Timings(), gpus=True)) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.util.openfiles import OTHERS, shortage
+from slurm_robust.util.process import OTHER_FILES, file_shortage
 from slurm_robust.wire.keys import create_keys
 
 HUNDRED_AGENTS = """
@@ -17,10 +17,10 @@ import zmq
 from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client, load_server
 from slurm_robust.wire.messages import Heartbeat, Phase
-from slurm_robust.util.openfiles import raise_limit
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.server import ControllerSocket
 
-raise_limit()
+raise_file_limit()
 folder = Path(sys.argv[1])
 controller = ControllerSocket(load_server(folder))
 context, keys = zmq.Context(), load_client(folder)
@@ -49,9 +49,9 @@ def test_a_hundred_agents_come_where_the_shell_allows_64_files(tmp_path: Path) -
 
 def test_a_hard_limit_that_is_too_low_is_reported_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
-    assert shortage(4096 - OTHERS, "ranks") == ""
-    words = shortage(10_000, "ranks at rank 0's store")
-    assert "may open 4096 files and needs about 10256" in words
-    assert "LimitNOFILE of slurmd" in words
+    assert file_shortage(4096 - OTHER_FILES, "ranks") == ""
+    message = file_shortage(10_000, "ranks at rank 0's store")
+    assert "may open 4096 files and needs about 10256" in message
+    assert "LimitNOFILE of slurmd" in message
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
-    assert shortage(10**9, "ranks") == ""
+    assert file_shortage(10**9, "ranks") == ""

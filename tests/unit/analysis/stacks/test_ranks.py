@@ -6,7 +6,7 @@ import pytest
 
 from slurm_robust.analysis.stacks import fingerprint
 from slurm_robust.analysis.stacks.activity import Activity
-from slurm_robust.analysis.stacks.normal import doing, read_call
+from slurm_robust.analysis.stacks.ranks import doing, read_call
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from tests.unit.analysis.stacks.sample_stacks import (
     ALL_REDUCE,
