@@ -30,10 +30,9 @@ from rich.table import Table
 
 from benchmarks import common
 from slurm_robust.util.process import raise_file_limit
-from slurm_robust.wire.client import Client
 from slurm_robust.wire.keys import create_keys, load_client, load_server
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import Client, ControllerSocket
 
 KINDS = ("idle", "pouring", "churn")
 RATES = (300, 1000, 3000)

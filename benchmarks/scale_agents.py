@@ -42,7 +42,6 @@ from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.progress import Traffic
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.util.process import raise_file_limit
-from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import (
     Ack,
@@ -57,6 +56,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
+from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, Ready, Spawned
 
 NPROC = 8

@@ -40,7 +40,7 @@ from slurm_robust.testing.fake_replayer import FakeReplayer
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 
 
 class TimedCore(Core):
@@ -123,15 +123,14 @@ def main(folder: Path, nodes: int, spares: int) -> int:
         (folder / ".port").rename(folder / "port")
         loop.run()
         (folder / "port").unlink()
-        statistics = server.statistics()
     found = {
         "marks": marks.found,
         "samples": core.samples,
         "ticks": core.ticks,
         "tick_s": core.tick_s,
         "longest_tick_s": core.longest_s,
-        "received": statistics.received,
-        "sent": statistics.sent,
+        "received": server.received,
+        "sent": server.sent,
         "choose_s": timed(lambda: core.checkpoints.choose(read_clocks())),
         "seal_s": timed(lambda: core.checkpoints.seal(core.state.generation, (), read_clocks(), None)),
         "journal_events": len(journal.events),

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import traceback
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind, CopySpec, InspectionSpec, JobDirectory, JobSpec, make_in_job
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
@@ -47,9 +48,10 @@ from slurm_robust.util.files import write_atomically
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.process import file_shortage, raise_file_limit
 from slurm_robust.util.text import count
+from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 
 OUTPUT_S = 2.0  # for the last lines
 
@@ -93,33 +95,21 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
-    with closing(
-        ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
-    ) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(_listen(directory, plan)))
         epoch = _take(directory, plan, server.port)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
-        if not journal.events:
-            journal.append(_run_started(plan))
-        if journal.torn is not None:
-            journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
-        journal.append(
-            ev.ControllerStarted(
-                t=time.time(),
-                epoch=epoch.epoch,
-                host=epoch.host,
-                pid=epoch.pid,
-                port=epoch.port,
-                node=os.environ.get("SLURMD_NODENAME", ""),
-            )
-        )
-        if short := file_shortage(len(plan.nodes), "agents"):
-            say(short)
-            journal.append(ev.Noted(t=time.time(), text=short))
+        _write_start(journal, plan, epoch)
+        beacons = _listen_for_beacons(directory, spec, server.port, journal)
+        if beacons is not None:
+            stack.enter_context(closing(beacons))
         rules = _log_rules(journal, plan)
         allocation = _allocation(slurm, plan)
         first = begin(journal, plan)
+        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents)
+        steps.adopt()
         core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
         loop = Loop(
             core,
@@ -127,7 +117,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             directory=directory,
             journal=journal,
             socket=server,
-            steps=AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents),
+            beacons=beacons,
+            steps=steps,
             requeuer=Requeuer(
                 slurm,
                 plan.job_id,
@@ -168,6 +159,46 @@ def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[
         f"folder {directory.path}{mode}",
         f"output of the training: {output}; to follow it: srobust logs {name} -f",
     )
+
+
+def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord) -> None:
+    if not journal.events:
+        journal.append(_run_started(plan))
+    if journal.torn is not None:
+        journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
+    journal.append(
+        ev.ControllerStarted(
+            t=time.time(),
+            epoch=epoch.epoch,
+            host=epoch.host,
+            pid=epoch.pid,
+            port=epoch.port,
+            node=os.environ.get("SLURMD_NODENAME", ""),
+        )
+    )
+    if short := file_shortage(len(plan.nodes), "agents"):
+        say(short)
+        journal.append(ev.Noted(t=time.time(), text=short))
+
+
+def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
+    return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
+
+
+def _listen_for_beacons(
+    directory: JobDirectory, spec: JobSpec, port: int, journal: Journal
+) -> BeaconReceiver | None:
+    """None where none are sent, or where the port is somebody else's."""
+    if not spec.beacon_s:
+        return None
+    key = load_server(directory.keys).client_public
+    try:
+        return BeaconReceiver(key, port, spec.beacon_s, overdue_s(spec.beacon_s))
+    except OSError as error:
+        text = f"no beacons are received: UDP port {port} cannot be used ({error.strerror})"
+        say(text)
+        journal.append(ev.Noted(t=time.time(), text=text))
+        return None
 
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
@@ -225,6 +256,7 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         nproc_per_node=plan.nproc_per_node,
         preload=plan.config.preload,
         heartbeat_s=plan.config.timings.heartbeat_s,
+        beacon_s=beacon_interval(plan.config.timings.verdict_s, len(plan.nodes)),
         kill_wait_s=plan.config.timings.kill_wait_s,
         checkpoint_dir=str(folder),
         copies=copies,

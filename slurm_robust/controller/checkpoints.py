@@ -150,8 +150,8 @@ class Checkpoints:
         found = []
         for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
             heartbeat = fleet.heartbeat(node)
-            silence = fleet.silence(node, now.mono, now.mono)
-            if heartbeat is None or silence > self._context.config.timings.node_dead_s:
+            dead_s = self._context.config.timings.node_dead_s
+            if heartbeat is None or fleet.is_silent(node, dead_s, now.mono, now.mono):
                 continue
             copies = tuple(c for c in heartbeat.copies if c.generation not in foreign)
             found.append(
@@ -230,9 +230,12 @@ class Checkpoints:
         step = restore.seal(generation, reach, self._listed or (), world, shared=shared, newest=good_step)
         return step, shared
 
-    def seal_pending(self, now: Now) -> None:
-        """Seal what could not be sealed when it ended; for good once storage has listed what it has."""
-        state, pending = self._context.state, self._listed is None
+    def seal_pending(self, now: Now, *, awaited: bool = False) -> None:
+        """Seal what could not be sealed when it ended; for good once storage has listed what it has.
+
+        ``awaited``: not for good, since nodes have not reported what their memory holds.
+        """
+        state, pending = self._context.state, awaited or self._listed is None
         for generation in state.unsealed:
             step, shared = self.seal(generation, (), now, state.good_steps.get(generation))
             known = state.sealed.get(generation, -1)

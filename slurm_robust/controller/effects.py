@@ -11,6 +11,7 @@ from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.wire.messages import FromController
+from slurm_robust.wire.probes import Place
 
 
 class Now(Record):
@@ -67,6 +68,18 @@ class Knock(Record):
 
     places: dict[str, tuple[str, int]]
     """Address and port by node."""
+
+
+class Probe(Record):
+    """Probe the kernels at ``places`` for ``for_s`` seconds; answered by ``on_answers`` with ``number``.
+
+    ``each_kind``: see which kinds of probes are answered.
+    """
+
+    number: int
+    places: dict[str, Place]
+    for_s: float
+    each_kind: bool = False
 
 
 class AskAboutNodes(Record):
@@ -159,6 +172,7 @@ Effect: TypeAlias = (
     | StartAgents
     | AskAboutNodes
     | Knock
+    | Probe
     | FindCheckpoint
     | Prune
     | BeginRequeue

@@ -39,9 +39,10 @@ from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.wakeup import Inbox
 from slurm_robust.wire import messages as msg
+from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import newest_epoch
-from slurm_robust.wire.knock import answering
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.probes import probe
+from slurm_robust.wire.sockets import ControllerSocket, answering
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
@@ -109,6 +110,7 @@ class Loop:
         directory: JobDirectory,
         journal: Journal,
         socket: ControllerSocket,
+        beacons: BeaconReceiver | None,
         steps: AgentSteps,
         requeuer: Requeuer,
         store: SharedTiers,
@@ -120,6 +122,7 @@ class Loop:
         self._directory = directory
         self._journal = journal
         self._socket = socket
+        self._beacons = beacons
         self._steps = steps
         self._requeuer = requeuer
         self._store = store
@@ -144,6 +147,7 @@ class Loop:
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,
             fx.Knock: self._knock,
+            fx.Probe: self._probe,
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
@@ -161,7 +165,8 @@ class Loop:
         """Run until the core ends; returns the exit code of the job."""
         self._journal.wake = partial(self._background.post, lambda: None)
         with Signals() as signals:
-            turns = Turns((self._socket.socket, self._background.fileno()), signals.fileno())
+            beacons = (self._beacons.fileno(),) if self._beacons is not None else ()
+            turns = Turns((self._socket.socket, self._background.fileno(), *beacons), signals.fileno())
             self._in_background("learn switches", self._learn_switches, lambda text: None)
             self._do(self._core.on_tick(self._now()))
             turned, behind = time.monotonic(), False
@@ -174,6 +179,8 @@ class Loop:
                     self._on_signal(number)
                 self._background.drain()
                 behind = not self._take_messages(turned + STALL_S)
+                if self._beacons is not None:
+                    self._core.on_beacons(self._beacons.ages())
                 self._follow_journal()
                 self._slow_tick()
                 with turns.tick():
@@ -200,6 +207,8 @@ class Loop:
                 self._core.on_heartbeat(message, now)
             case msg.Pulse():
                 self._core.on_pulse(message, now)
+            case msg.NodesProbed():
+                self._core.on_observed(message, now)
             case msg.StacksTaken():
                 self._core.on_stacks(message)
             case msg.Ping():
@@ -414,6 +423,16 @@ class Loop:
             return lambda: self._core.on_knock(found, self._now())
 
         self._in_background("knock", work, lambda text: None)
+
+    def _probe(self, effect: fx.Probe) -> None:
+        def work() -> Callable[[], None]:
+            answers = probe(effect.places, effect.for_s, each_kind=effect.each_kind)
+            return lambda: self._do(self._core.on_answers(effect.number, answers, self._now()))
+
+        def failed(text: str) -> None:
+            self._do(self._core.on_answers(effect.number, None, self._now()))
+
+        self._in_background("probe kernels", work, failed)
 
     def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
         world = self._core.state.placement.world_size

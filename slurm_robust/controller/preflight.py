@@ -30,10 +30,10 @@ from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import check_own_folder, read_ours
-from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
+from slurm_robust.wire.sockets import ask
 from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0

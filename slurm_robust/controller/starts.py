@@ -14,7 +14,15 @@ from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
-from slurm_robust.policy.starting import GRACE_S, Answer, Start, format_start, judge, went_with_step
+from slurm_robust.policy.starting import (
+    GRACE_S,
+    Answer,
+    Start,
+    format_start,
+    judge,
+    may_yet_end,
+    went_with_step,
+)
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Shutdown
 
@@ -101,8 +109,8 @@ class AgentStarts:
         for node in end.nodes:
             if not context.state.running:
                 context.fleet.forget(node)
-            start = self._nodes.get(node)
-            if start is not None and not (start.end is not None and node in start.end.named):
+            start = self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
+            if start.end is None or node not in start.end.named:
                 start.end, start.ended = end, now.mono
 
     def on_witness(self, found: Iterable[Witness] | None) -> None:
@@ -165,9 +173,9 @@ class AgentStarts:
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
-            if start is None or start.end is None or not start.end.is_task or view is None:
+            if start is None or start.end is None or not start.end.is_task:
                 continue
-            if view.heard <= start.ended:
+            if view is None or view.heard <= start.ended:
                 found[node] = start.end.message
         return found
 
@@ -183,6 +191,13 @@ class AgentStarts:
             if went and now.mono - heard > GRACE_S:
                 found[node] = start.end.message or f"srun ended with exit code {start.end.code}"
         return found
+
+    def may_yet_end(self, node: str, now: Now) -> bool:
+        """Whether the agent of ``node``, which is heard, may end soon, since its step has."""
+        start, view = self._nodes.get(node), self._context.fleet.views.get(node)
+        if start is None or start.end is None or view is None:
+            return False
+        return may_yet_end(start.end, node, view.heard - start.ended)
 
     def failed(self, node: str) -> str:
         """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""

@@ -86,7 +86,11 @@ class Witnesses:
         longest_s = max((timings.node_dead_s, *silent_s.values())) + apart_s
         heard = [node for node in state.spares if node in fleet.views and node not in explained]
         standbys = {node: fleet.silence(node, now.mono, since) for node in heard}
-        return judge(
+        dead = fleet.deaths(silent_s.keys() | standbys.keys())
+        for node in dead:
+            silent_s.pop(node, None)
+            standbys.pop(node, None)
+        found = judge(
             silent_s | {node: silence for node, silence in standbys.items() if silence < longest_s},
             state.own_node,
             dead_s=timings.node_dead_s,
@@ -94,6 +98,11 @@ class Witnesses:
             switches=self._context.switches,
             slurm_answers=self._slurm_answers if now.mono - self._slurm_at < FRESH_S else None,
         )
+        if not dead:
+            return found
+        # Of each of them it is known; what the others' silence means is seen without them.
+        others = found.nodes if found is not None and not found.cause else ()
+        return Silence(nodes=tuple(sorted({*dead, *others})))
 
     def _sign(self, node: str, at: float, why: str, now: Now) -> None:
         context = self._context

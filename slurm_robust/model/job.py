@@ -73,6 +73,8 @@ class JobSpec(Record):
     nproc_per_node: int
     preload: tuple[str, ...] = ()
     heartbeat_s: float = 1.0
+    beacon_s: float = 0.0
+    """Between two beacons; 0 for none."""
     kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()

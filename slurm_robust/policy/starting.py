@@ -50,6 +50,14 @@ def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
     return end is not None and not end.is_task and node not in end.named and heard_s <= LAST_S
 
 
+def may_yet_end(end: StepEnd, node: str, heard_s: float) -> bool:
+    """Whether the agent of ``node`` may follow the ``end`` of its srun: they end one after the other.
+
+    ``heard_s``: as in :func:`went_with_step`. Where srun names a node as the reason, others live on.
+    """
+    return went_with_step(end, node, heard_s) and not end.named
+
+
 class Answer(Enum):
     """What to do about the node."""
 

@@ -30,10 +30,10 @@ from slurm_robust.report.stacks import StackGroup, flight
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
-from slurm_robust.wire.client import Client, ask
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys, load_client
 from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown, StacksTaken
+from slurm_robust.wire.sockets import Client, ask
 
 ANSWER_S = 5.0
 """For one answer of the controller, which never waits for nodes."""

@@ -208,10 +208,10 @@ class Zygote:
 
 @dataclass
 class Prepared:
-    """What came of the imports: notes for the journal, and whether a fork may run the script."""
+    """What came of the imports."""
 
-    notes: list[str]
-    is_fit: bool = True
+    notes: list[str]  # for the journal
+    is_fit: bool = True  # a fork may run the script
 
 
 def prepare(order: Prepare) -> Prepared:

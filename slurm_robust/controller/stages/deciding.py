@@ -72,7 +72,7 @@ class Deciding:
                 core.evict(node, decided.verdict.reason, now, decided.incident, evidence)
             case inc.StartAgents(nodes=nodes):
                 if not self._fault.alive:
-                    core.fleet.forget_all()
+                    core.fleet.forget_silent(now.mono, core.config.timings.node_dead_s)
                 core.starts.begin(nodes, now)
             case inc.Restart():
                 return ToGathering()

@@ -81,6 +81,8 @@ class Gathering:
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
+            if any(core.starts.may_yet_end(n, now) for n in slots):
+                return self._check_deadlines(core, now)
             if self._can_choose(core, now):
                 return ToLaunching()
             if now.mono - self._since > STORAGE_S:
@@ -139,7 +141,7 @@ class Gathering:
             heartbeat = core.fleet.heartbeat(node)
             if node in unable or heartbeat is None:
                 continue
-            if core.fleet.silence(node, now.mono, self._since) > silent_s:
+            if core.fleet.is_silent(node, silent_s, now.mono, self._since):
                 if core.starts.step_ended((node,), now):
                     core.starts.missed(node, now)  # it is started again, and the node is not at fault
                 else:

@@ -31,7 +31,7 @@ class Saving:
         self._since = now.mono
         if not core.config.checkpoint.memory:
             return
-        core.checkpoints.seal_pending(now)
+        core.checkpoints.seal_pending(now, awaited=_may_report(core))
         self._plan = plan = core.checkpoints.only_in_memory(now)
         if plan is None:
             return
@@ -78,7 +78,7 @@ class Saving:
     def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
         """Whether one that did not write has died: without its parts the checkpoint is incomplete."""
         limit = core.config.timings.node_dead_s
-        return any(core.fleet.silence(node, now.mono, self._since) > limit for node in late)
+        return any(core.fleet.is_silent(node, limit, now.mono, self._since) for node in late)
 
     def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
         assert self._plan is not None
@@ -95,6 +95,13 @@ class Saving:
         self._sent = now.mono
         for node, order in self._orders.items():
             core.send(node, order)
+
+
+def _may_report(core: Core) -> bool:
+    """Whether a node without an agent may come back to the job, with what its memory holds."""
+    state = core.state
+    kept = (node for node in (*state.slots, *state.spares) if node not in state.evicted)
+    return any(core.fleet.heartbeat(node) is None for node in kept)
 
 
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:

@@ -95,7 +95,7 @@ class Stopping:
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
-            elif core.fleet.silence(node, now.mono, self._since) > timings.node_dead_s:
+            elif core.fleet.is_silent(node, timings.node_dead_s, now.mono, self._since):
                 self._lost.append(node)
             elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)

@@ -64,6 +64,10 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
     silent = [node for node in core.state.slots if found is not None and node in found.nodes]
     if found is None or not silent:
         return None
+    if deaths := core.fleet.deaths(silent):
+        longest = max(now.mono - dead_since for _, dead_since in deaths.values())
+        detail = "; ".join(why for why, _ in deaths.values())
+        return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=longest)
     longest = max(core.fleet.silence(node, now.mono, since) for node in silent)
     if found.cause:
         return Fault(symptom=Symptom.UNREACHABLE, detail=found.cause, detect_s=longest)
@@ -80,7 +84,11 @@ def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
 def standbys_heard(core: Core, now: Now) -> list[str]:
     """Standbys that were heard a moment ago."""
     limit, views = core.config.timings.node_dead_s, core.fleet.views
-    return [n for n in core.state.spares if n in views and now.mono - views[n].heard <= limit]
+    return [
+        n
+        for n in core.state.spares
+        if n in views and views[n].dead is None and now.mono - views[n].heard <= limit
+    ]
 
 
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
@@ -172,8 +180,8 @@ def watch_spares(core: Core, now: Now) -> None:
         core.evict(node, reason, now)
         core.emit(Say(text=f"{reason}: it is not used any more"))
     for node in core.state.spares:
-        silent = core.fleet.silence(node, now.mono, now.mono)
-        if silent > core.config.timings.node_dead_s:
+        if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
+            silent = core.fleet.silence(node, now.mono, now.mono)
             core.starts.missed(node, now)
             _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
     missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)

@@ -23,7 +23,7 @@ from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
 from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, Stop
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.users import run_as
 
 

@@ -18,8 +18,8 @@ import pytest
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
-from slurm_robust.wire.knock import answering
 from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
+from slurm_robust.wire.sockets import answering
 from tests.unit.agent.copy_nodes import MIB, fill
 from tests.unit.agent.local_job import LocalJob, ScriptedController, is_alive, pause, rival
 from tests.waiting import wait_for

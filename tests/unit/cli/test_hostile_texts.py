@@ -18,11 +18,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.admin import install, quarantine, uninstall, verify
+from slurm_robust.admin import install, quarantine, verify
 from slurm_robust.admin.files import Tree
 from slurm_robust.admin.site import Site
-from slurm_robust.cli.main import main, make_parser
-from slurm_robust.cli.terminal import visible_only
+from slurm_robust.cli.main import main, make_parser, visible_only
 from slurm_robust.config.node import Paths
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import open_directory
@@ -41,7 +40,7 @@ from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.contracts.replayer import run as replayed
 from tests.unit.controller.fake_job import Job, doing
 from tests.unit.report import incident_journal, test_live
@@ -354,7 +353,7 @@ def test_messages_for_administrators_are_cleaned(tmp_path: Path, text: str) -> N
     printed(lambda: install.main(site=site(), dry_run=True))
     printed(lambda: install.main(site=site()))
     printed(lambda: verify.main(site=site()))
-    printed(lambda: uninstall.main(site=site(), dry_run=True))
+    printed(lambda: install.uninstall(site=site(), dry_run=True))
     finding = Finding(check="site.odd", outcome=Outcome.FAIL, subject="gpu0", text="x", value="1", limit="2")
     result = quarantine.Result(
         node="n1", returned=False, why="x", reason="srobust: x", tests=1, evidence=(finding,),

@@ -44,7 +44,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Heartbeat, Phase
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.waiting import wait_for
 
 COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
@@ -72,6 +72,7 @@ class Hands:
             directory=directory,
             journal=self.journal,
             socket=server,
+            beacons=None,
             steps=AgentSteps(slurm, ALLOCATION, ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
             store=SharedTiers({Tier.STORAGE: self.store}),

@@ -19,7 +19,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.keys import KeysError
-from slurm_robust.wire.server import PortTaken
+from slurm_robust.wire.sockets import PortTaken
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow  # each starts some interpreters

@@ -25,7 +25,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import ShowStacks, StacksShown
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.unit.controller.fake_job import Job, doing
 from tests.unit.report.test_logs import ENDED, STARTED
 

@@ -14,11 +14,11 @@ HUNDRED_AGENTS = """
 import sys, time
 from pathlib import Path
 import zmq
-from slurm_robust.wire.client import AgentSocket
+from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.wire.keys import load_client, load_server
 from slurm_robust.wire.messages import Heartbeat, Phase
 from slurm_robust.util.process import raise_file_limit
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 
 raise_file_limit()
 folder = Path(sys.argv[1])

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.analysis.replay import GroupRun, judge
-from slurm_robust.diagnostics.replay.node import Task
-from slurm_robust.diagnostics.replay.traces import group_run, has_failed, trace_path
+from slurm_robust.diagnostics.replay.node import Task, group_run, has_failed, trace_path
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.replay import Loss, ReplayEnd, read_lines

@@ -6,25 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.sandbox import nvml
 from slurm_robust.sandbox.errors import RequirementMissing
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import LIBRARY, Gpus, library
 
 
 @pytest.mark.slow
 def test_it_is_compiled_once(tmp_path: Path) -> None:
-    first = nvml.library(tmp_path)
+    first = library(tmp_path)
     made = first.stat().st_mtime_ns
-    assert first.name == nvml.LIBRARY
-    assert nvml.library(tmp_path) == first
+    assert first.name == LIBRARY
+    assert library(tmp_path) == first
     assert first.stat().st_mtime_ns == made
-    assert [path.name for path in first.parent.iterdir()] == [nvml.LIBRARY]
+    assert [path.name for path in first.parent.iterdir()] == [LIBRARY]
 
 
 def test_without_a_compiler_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RequirementMissing, match="no cc") as caught:
-        nvml.library(tmp_path)
+        library(tmp_path)
     assert "apt-get install gcc libc6-dev" in str(caught.value)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.gpumemory import STILL_S, Leftovers
-from slurm_robust.agent.gpuwait import FREE, GpuWait
+from slurm_robust.agent.gpumemory import FREE, STILL_S, GpuWait, Leftovers
 from slurm_robust.nodes.gpus.facts import GpuProcess, Use
 from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.wire.messages import Phase

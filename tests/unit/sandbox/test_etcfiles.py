@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from slurm_robust.sandbox import SandboxConfig
-from slurm_robust.sandbox import slurmconf as conf
+from slurm_robust.sandbox import etcfiles as conf
 
 
 def settings(config: SandboxConfig) -> dict[str, str]:
@@ -87,3 +87,26 @@ def test_newer_releases_do_without_a_cgroup_plugin() -> None:
     assert conf.cgroup_conf((24, 5)) == "CgroupPlugin=cgroup/v1\n"
     assert conf.cgroup_conf((24, 11)) == "CgroupPlugin=disabled\n"
     assert conf.cgroup_conf((25, 5)) == "CgroupPlugin=disabled\n"
+
+
+def test_users_of_the_machine_give_way() -> None:
+    machine = "root:x:0:0::/root:/bin/sh\nalice:x:5:5::/x:/bin/sh\ncarol:x:10002:1::/y:/bin/sh\n"
+    assert conf.passwd(SandboxConfig(nodes=2), machine) == (
+        "root:x:0:0::/root:/bin/sh\n"
+        "alice:*:10001:10001::/home/alice:/bin/bash\n"
+        "bob:*:10002:10002::/home/bob:/bin/bash\n"
+    )
+    assert (
+        conf.group(SandboxConfig(nodes=2), "root:x:0:\nbob:x:9:\n")
+        == "root:x:0:\nalice:x:10001:\nbob:x:10002:\n"
+    )
+
+
+def test_only_the_sandbox_has_names() -> None:
+    assert conf.hosts(SandboxConfig(nodes=2)).splitlines() == [
+        "127.0.0.1 localhost",
+        "10.77.0.1 head",
+        "10.77.0.11 n1",
+        "10.77.0.12 n2",
+    ]
+    assert "hosts: files\n" in conf.nsswitch()

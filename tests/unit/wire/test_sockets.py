@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import zmq
 
-from slurm_robust.wire.client import AgentSocket, ask
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
 from slurm_robust.wire.messages import Ack, Heartbeat, Phase, Ping, Pong, ToController
-from slurm_robust.wire.server import ControllerSocket, PortTaken
+from slurm_robust.wire.sockets import AgentSocket, ControllerSocket, PortTaken, answering, ask
 from tests.waiting import wait_for
 
 BEAT = Heartbeat(node="n1", agent="a1", seq=1, epoch=1, phase=Phase.IDLE)
@@ -60,7 +60,7 @@ def test_a_heartbeat_and_its_answer(controller: ControllerSocket, keys: ClientKe
         answers = []
         wait_for(lambda: (m := agent.recv()) is not None and (answers.append(m) or True), 5)
         assert answers == [Ack(epoch=1, seq=1)]
-    assert controller.statistics().received == 1
+    assert controller.received == 1
 
 
 def test_the_first_address_that_answers_is_used(controller: ControllerSocket, keys: ClientKeys) -> None:
@@ -85,7 +85,7 @@ def test_another_jobs_key_gets_nothing(
     create_keys(tmp_path / "other")
     stranger = ClientKeys(client=load_client(tmp_path / "other").client, server_public=keys.server_public)
     assert ask([endpoint(controller)], stranger, Ping(), 0.3) is None
-    wait_for(lambda: controller.statistics().refused > 0, 5)
+    wait_for(lambda: controller.refused > 0, 5)
     assert controller.recv() is None
 
 
@@ -121,12 +121,12 @@ def test_malformed_messages_are_counted_and_passed_over(
         raw.send_multipart([b"two", b"frames"])
         assert agent.send(BEAT)
         assert receive(controller)[1] == BEAT
-    assert controller.statistics().malformed == 2
+    assert controller.malformed == 2
 
 
 def test_sending_to_a_peer_that_is_gone_does_not_wait(controller: ControllerSocket) -> None:
     assert not controller.send(b"nobody", Ack(epoch=1, seq=1))
-    assert controller.statistics().unreachable == 1
+    assert controller.unreachable == 1
 
 
 def test_sending_to_a_peer_that_does_not_read_does_not_wait(
@@ -202,3 +202,39 @@ def test_1250_agents(controller: ControllerSocket, keys: ClientKeys) -> None:
         for agent in agents:
             agent.close()
         context.term()
+
+
+NOWHERE = "192.0.2.1"  # RFC 5737: no packet to it is answered
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def place(of: socket.socket) -> tuple[str, int]:
+    return of.getsockname()[0], of.getsockname()[1]
+
+
+def test_who_listens_answers_although_nobody_accepts(listener: socket.socket) -> None:
+    assert answering({"n1": place(listener)}) == {"n1"}
+
+
+def test_who_does_not_listen_any_more_does_not_answer(listener: socket.socket) -> None:
+    with ExitStack() as stack:
+        gone = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        where = place(gone)
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    assert answering({"n1": place(listener), "n2": where, "n3": place(bound)}) == {"n1"}
+    bound.close()
+
+
+def test_silence_ends_at_the_limit(listener: socket.socket) -> None:
+    found = answering({"n1": place(listener), "n2": (NOWHERE, 9), "n3": ("no such host.invalid", 9)}, 0.2)
+    assert found == {"n1"}
+
+
+def test_nobody_is_asked() -> None:
+    assert answering({}) == frozenset()
