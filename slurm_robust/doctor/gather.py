@@ -22,7 +22,14 @@ from slurm_robust.nodes.checks.infiniband import SYSFS as HCAS
 from slurm_robust.nodes.host import Host
 from slurm_robust.slurm import options
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError, SlurmError
+from slurm_robust.slurm.errors import (
+    CommandFailed,
+    JobNotFound,
+    PermissionDenied,
+    SlurmCommandError,
+    SlurmError,
+    UnparsableOutput,
+)
 from slurm_robust.slurm.records import Job
 
 DRIVER = "/proc/driver/nvidia/version"
@@ -127,9 +134,15 @@ def _site(
 
 
 def clock_offset(slurm: SlurmClient, clock: Callable[[], float] = time.time) -> float | None:
-    """How far this host's clock is ahead of slurmctld's; None where the answer took too long to tell."""
+    """How far this host's clock is ahead of slurmctld's; None where the answer took too long to tell.
+
+    Raises what says that nothing else would be answered either.
+    """
     before = clock()
-    then = slurm.now() + 0.5  # whole seconds, cut off
+    try:
+        then = slurm.now() + 0.5  # whole seconds, cut off
+    except (CommandFailed, PermissionDenied, UnparsableOutput):
+        return None
     after = clock()
     return (before + after) / 2 - then if after - before < _ROUND_TRIP_S else None
 

@@ -117,6 +117,16 @@ def test_a_slurmctld_that_is_away_is_asked_once(slurm: FakeSlurm) -> None:
     assert sum(text.startswith("Slurm: ") for text in unseen) == 1
 
 
+def test_a_slurmctld_that_does_not_tell_its_time_tells_the_rest() -> None:
+    class Closed(FakeSlurm):
+        def now(self) -> float:
+            raise errors.PermissionDenied("Access/permission denied")
+
+    facts, _ = gather(Wanted(), JobConfig(), {}, Closed(), HERE)
+    assert facts.clock_s is None
+    assert facts.slurm is not None
+
+
 def test_the_clock_against_slurmctlds(slurm: FakeSlurm) -> None:
     then = slurm.now()
     assert clock_offset(slurm, lambda: then + 10.0) == pytest.approx(9.5)
