@@ -265,12 +265,18 @@ class Job:
             self.change(node, **changes)
 
     def change(self, node: str, **changes: object) -> None:
-        """The agent of ``node`` has something new to tell."""
-        old = self.heartbeats[node]
-        self.heartbeats[node] = structs.replace(old, seq=old.seq + 1, **changes)
-        if node not in self.dead and node not in self.cut:
-            self.core.on_heartbeat(self.heartbeats[node], self.now())
+        """The agent of ``node`` has something new to tell, and the core concludes from it alone."""
+        if self.tell(node, **changes):
             self.tick()
+
+    def tell(self, node: str, **changes: object) -> bool:
+        """A heartbeat of ``node``; False if nobody hears it. Nothing is concluded before :meth:`tick`."""
+        old = self.heartbeats[node]
+        self.heartbeats[node] = heartbeat = structs.replace(old, seq=old.seq + 1, **changes)
+        if node in self.dead or node in self.cut:
+            return False
+        self.core.on_heartbeat(heartbeat, self.now())
+        return True
 
     def tick(self) -> None:
         """The core takes in what has changed."""
@@ -333,7 +339,7 @@ class Job:
     # -- what happens in the world -----------------------------------------------------------------------
 
     def pass_time(self, seconds: float, *, tick: float = 0.0, wall_jump: float = 0.0) -> None:
-        """Time passes; living agents heartbeat every ``tick`` seconds, by default often enough."""
+        """Time passes; living agents heartbeat every ``tick``, which one turn of the loop takes in."""
         tick = tick or (0.1 if self.beacons else 0.5)
         self.wall += wall_jump
         end = self.mono + seconds
@@ -347,8 +353,8 @@ class Job:
                 if node in self.heartbeats and node in self._dying:
                     self.die(node)
                 if node in self.heartbeats:  # else it was told to end meanwhile
-                    self.change(node, progress=self.older(node, step))
-            self.act(self.core.on_tick(self.now()))
+                    self.tell(node, progress=self.older(node, step))
+            self.tick()
 
     def die(self, node: str) -> None:
         """Killed workers of ``node`` are still there, or end now."""
@@ -378,7 +384,8 @@ class Job:
                 structs.replace(p, step=step, reported=self.reported, age_s=0.0)
                 for p in self.heartbeats[node].progress
             )
-            self.change(node, progress=progress)
+            self.tell(node, progress=progress)
+        self.tick()
         if self.memory:
             self.snapshot(step)
 
